@@ -1,0 +1,120 @@
+"""The page allocator: which pages of the KV pool are free.
+
+Slot s lies in page s // page_size. Page 0 is never handed out: padding writes there. A page is handed
+out whole and comes back whole; who owns it meanwhile is not kept here (schedule/ownership.py).
+
+Free pages lie on a stack with the lowest on top, so that a small tree stays in one corner of the pool
+and its picture can be read. (Rejected: a sorted free list, which costs time in proportion to the pool.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minirad.cache.radix_cache import Slots, as_int64
+from minirad.errors import InvariantError, require
+
+
+class PageAllocator:
+    """num_tokens slots (page 0 not counted) in pages of page_size."""
+
+    def __init__(self, num_tokens: int, page_size: int = 1) -> None:
+        if page_size < 1 or num_tokens < page_size:
+            raise ValueError(f"{num_tokens} tokens in pages of {page_size}: not one page")
+        if num_tokens % page_size:
+            raise ValueError(f"page_size {page_size} does not divide {num_tokens} tokens")
+        self.page_size = page_size
+        self.num_pages = num_tokens // page_size
+        self._stack = np.arange(self.num_pages, 0, -1, dtype=np.int64)
+        self._top = self.num_pages
+        self._is_free = np.ones(self.num_pages + 1, dtype=bool)
+        self._is_free[0] = False
+
+    @property
+    def num_tokens(self) -> int:
+        """All slots that can be handed out."""
+        return self.num_pages * self.page_size
+
+    @property
+    def available(self) -> int:
+        """Free slots, always whole pages."""
+        return self._top * self.page_size
+
+    def alloc(self, num_tokens: int) -> Slots | None:
+        """Slots of whole new pages, or None (and nothing changed) when there are too few."""
+        if num_tokens < 0 or num_tokens % self.page_size:
+            raise ValueError(f"{num_tokens} tokens are not whole pages of {self.page_size}")
+        pages = self._take(num_tokens // self.page_size)
+        if pages is None:
+            return None
+        offsets = np.arange(self.page_size, dtype=np.int64)
+        slots: Slots = (pages[:, None] * self.page_size + offsets).reshape(-1)
+        return slots
+
+    def pages_needed(self, start: int, stop: int) -> int:
+        """New pages for positions [start, stop) of a row whose positions before `start` have slots."""
+        return -(-stop // self.page_size) - -(-start // self.page_size)
+
+    def alloc_extend(self, start: int, stop: int, last_slot: int) -> Slots | None:
+        """Slots for positions [start, stop) of one row, in three parts; None when there are too few.
+
+        First the rest of the page that holds position start-1 (at `last_slot`; not looked at when
+        `start` begins a page), then whole new pages, then the beginning of one more.
+        """
+        if stop < start:
+            raise ValueError(f"cannot extend from {start} back to {stop}")
+        page = self.page_size
+        pages = self._take(self.pages_needed(start, stop))
+        if pages is None:
+            return None
+        first_boundary = min(-(-start // page) * page, stop)
+        fill = last_slot + 1 + np.arange(first_boundary - start, dtype=np.int64)
+        whole_and_last = (pages[:, None] * page + np.arange(page, dtype=np.int64)).reshape(-1)
+        return np.concatenate((fill, whole_and_last[: stop - first_boundary]))
+
+    def free(self, slots: Any) -> Slots:
+        """Takes the pages of these slots back; returns them. One slot of a page stands for all of it.
+
+        InvariantError, with nothing changed, for a slot given twice or a page that is free already
+        (also when its other tokens were freed before), or that was never handed out.
+        """
+        slots = as_int64(slots, "slots")
+        if len(slots) == 0:
+            return slots
+        ordered = np.sort(slots)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        require(len(twice) == 0, f"slot {twice[:1]} is freed twice in one call")
+        low, high = int(ordered[0]), int(ordered[-1])
+        if low < self.page_size or high >= self.num_tokens + self.page_size:
+            raise InvariantError(
+                f"slot {low if low < self.page_size else high} was never handed out "
+                f"(slots are {self.page_size} to {self.num_tokens + self.page_size - 1})"
+            )
+        pages = ordered // self.page_size
+        pages = pages[np.concatenate(([True], pages[1:] != pages[:-1]))]
+        already = pages[self._is_free[pages]]
+        require(len(already) == 0, f"page {already[:1]} is freed but is free already")
+        self._is_free[pages] = True
+        self._stack[self._top : self._top + len(pages)] = pages[::-1]
+        self._top += len(pages)
+        return pages
+
+    def free_pages(self) -> Slots:
+        """The free pages, lowest first."""
+        return np.flatnonzero(self._is_free).astype(np.int64)
+
+    def check(self) -> None:
+        """The stack and the marks tell the same story."""
+        stack = np.sort(self._stack[: self._top])
+        same = len(stack) == self._is_free.sum() and bool(np.array_equal(stack, self.free_pages()))
+        require(same, f"{self._top} pages on the free stack, {self._is_free.sum()} marked free")
+
+    def _take(self, count: int) -> Slots | None:
+        if count > self._top:
+            return None
+        pages: Slots = self._stack[self._top - count : self._top][::-1].copy()
+        self._top -= count
+        self._is_free[pages] = False
+        return pages

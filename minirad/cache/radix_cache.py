@@ -1,0 +1,582 @@
+"""The radix tree: which prefixes have their KV in the pool, and in which slots.
+
+An edge carries a run of tokens (as bytes) and the slots that hold their keys and values; a path from
+the root spells a prefix. This is an index only: it knows no model, no tensors and no allocator. Slots
+come in through `insert` and go out through `match_prefix` and `evict`; whoever calls owns the rest.
+
+Three choices make plain Python fast here:
+
+* **Tokens are compared as bytes.** `data.startswith(edge, pos)` compares a whole edge at an offset at
+  memory speed, without slicing the rest of the key at every node, and where an edge is left in the
+  middle, bisection finds the place. A loop over tokens costs a thousand times more.
+* **One clock tick per operation.** All nodes that a match or insert touched share it, so "least
+  recently used" needs no time stamps that must be compared node by node. (Rejected: `time.monotonic`
+  per node: slower, and two runs of one program would differ.)
+* **Eviction keeps its heap** between calls (eviction.py).
+
+Does not do: locking against threads. `lock_ref` is no mutex: it counts the running requests whose
+rows point into a node's slots, so that eviction leaves them alone. One thread drives the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from minirad import events as ev
+from minirad.cache.eviction import EvictionQueue, eviction_policy
+from minirad.errors import require
+
+Slots = npt.NDArray[np.int64]
+IntSequence = Sequence[int] | npt.NDArray[Any]  # torch tensors work too: anything numpy can read
+
+MAX_TOKEN = 2**31 - 1
+NO_PRIORITY = -(2**63)  # what a look-up adds to a node's priority: nothing
+
+
+def as_int64(values: Any, what: str) -> Slots:
+    """Any one-dimensional integer sequence as a numpy int64 array; ValueError names what is off."""
+    array = np.asarray(values)
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"{what} must be one row of integers, got {array.dtype} of shape {array.shape}")
+    return array.astype(np.int64, copy=False)
+
+
+class RadixKey:
+    """What is looked up: tokens, and the namespace they belong to.
+
+    `extra_key` (any hashable, compared as a value) keeps apart what must not share KV although the
+    tokens are equal: two LoRA adapters, two tenants. With `is_bigram` the units are the pairs
+    (t0,t1), (t1,t2), ...: n tokens give n-1 units, as draft models that see the next token need it.
+    """
+
+    __slots__ = ("data", "is_bigram", "namespace", "width")
+
+    def __init__(self, token_ids: Any, extra_key: Hashable = None, is_bigram: bool = False) -> None:
+        tokens = as_int64(token_ids, "token ids")
+        if tokens.size and (tokens.min() < 0 or tokens.max() > MAX_TOKEN):
+            bad = int(tokens[(tokens < 0) | (tokens > MAX_TOKEN)][0])
+            raise ValueError(f"token id {bad} is out of range 0 to {MAX_TOKEN}")
+        hash(extra_key)  # a TypeError here names the type; later it would be far from its cause
+        units = tokens.astype(np.int32)
+        if is_bigram:
+            units = np.stack((units[:-1], units[1:]), axis=1)
+        self.data: bytes = units.tobytes()
+        self.width = 8 if is_bigram else 4  # bytes per unit
+        self.is_bigram = is_bigram
+        self.namespace: tuple[Hashable, bool] = (extra_key, is_bigram)
+
+    @classmethod
+    def _from_bytes(cls, data: bytes, namespace: tuple[Hashable, bool], width: int) -> RadixKey:
+        key = object.__new__(cls)
+        key.data, key.namespace, key.width, key.is_bigram = data, namespace, width, width == 8
+        return key
+
+    @property
+    def extra_key(self) -> Hashable:
+        return self.namespace[0]
+
+    @property
+    def tokens(self) -> Slots:
+        """The units as int64: shape [n], or [n, 2] for bigrams."""
+        flat = np.frombuffer(self.data, dtype=np.int32).astype(np.int64)
+        return flat.reshape(-1, 2) if self.is_bigram else flat
+
+    def __len__(self) -> int:
+        return len(self.data) // self.width
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RadixKey):
+            return NotImplemented
+        return self.data == other.data and self.namespace == other.namespace
+
+    def __hash__(self) -> int:
+        return hash((self.data, self.namespace))
+
+    def __repr__(self) -> str:
+        extra = f", extra_key={self.extra_key!r}" if self.extra_key is not None else ""
+        return f"RadixKey({self.tokens.tolist()}{extra}{', is_bigram=True' * self.is_bigram})"
+
+
+class MatchResult(NamedTuple):
+    """`length` matched units in `slots` (a copy), ending at `last_node` (the root for none)."""
+
+    slots: Slots
+    length: int
+    last_node: Node
+    host_length: int = 0
+
+
+class InsertResult(NamedTuple):
+    """`prefix_len` units were in the tree before, with slots of their own; the path ends at `last_node`."""
+
+    prefix_len: int
+    last_node: Node
+
+
+class EvictResult(NamedTuple):
+    """`slots` of whole leaves, `num_tokens` of them, no longer in the tree."""
+
+    num_tokens: int
+    slots: Slots
+
+
+class Node:
+    """One edge and what hangs below it. `edge` is the key's bytes; `slots[i]` holds its i-th unit.
+
+    `children` are found by the bytes of their first page (below the root: with their namespace).
+    """
+
+    __slots__ = (
+        "children", "created", "edge", "first", "hits", "id", "last_access", "lock_ref",
+        "namespace", "parent", "priority", "queued", "slots", "width",
+    )  # fmt: skip
+
+    def __init__(
+        self, id: int, parent: Node | None, first: Any, edge: bytes, slots: Slots, key: RadixKey
+    ) -> None:
+        self.id = id
+        self.parent = parent
+        self.first = first
+        self.edge = edge
+        self.slots = slots
+        self.namespace = key.namespace
+        self.width = key.width
+        self.children: dict[Any, Node] = {}
+        self.lock_ref = 0
+        self.hits = 0
+        self.priority = 0
+        self.created = self.last_access = 0
+        self.queued: Any = None  # the key under which the eviction queue knows this node
+
+    @property
+    def key(self) -> RadixKey:
+        return RadixKey._from_bytes(self.edge, self.namespace, self.width)
+
+    @property
+    def evictable(self) -> bool:
+        """An unlocked leaf that is still in the tree; never the root."""
+        return self.lock_ref == 0 and not self.children and self.parent is not None
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __repr__(self) -> str:
+        return f"Node(n{self.id}, {len(self)} tokens, lock_ref={self.lock_ref})"
+
+
+class RadixCache:
+    """A radix tree over KV slots with locks and eviction.
+
+    page_size: units per page; only whole pages are matched, split off, stored.
+    eviction_policy: lru, lfu, fifo, mru, filo, priority or slru.
+    bus: where events go; a cache of its own gets a bus of its own.
+    """
+
+    def __init__(
+        self, page_size: int = 1, eviction_policy: str = "lru", bus: ev.EventBus | None = None
+    ) -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {page_size}")
+        self.page_size = page_size
+        self.bus = bus if bus is not None else ev.EventBus()
+        self._queue = EvictionQueue(_policy(eviction_policy))
+        self._next_id = 1  # ids are never used again, also not after a reset
+        self._tick = 0
+        self._namespaces: dict[Hashable, int] = {(None, False): 0}
+        self._plant()
+
+    def _plant(self) -> None:
+        self.root = Node(0, None, None, b"", np.empty(0, dtype=np.int64), RadixKey(()))
+        self._evictable = 0
+        self._protected = 0
+
+    # -------------------------------------------------------------- looking up
+
+    def _walk(self, key: RadixKey) -> tuple[list[Node], int, Node | None, int]:
+        """Follows the key as far as the tree goes, changing nothing.
+
+        Returns the nodes that match whole, the bytes they hold, and, if the walk ended inside a
+        further node, that node with the bytes of whole pages that match in it (else None, 0).
+        """
+        data, page = key.data, key.width * self.page_size
+        path: list[Node] = []
+        pos = 0
+        child = self.root.children.get((key.namespace, data[:page]))
+        while child is not None:
+            edge = child.edge
+            if not data.startswith(edge, pos):
+                return path, pos, child, _shared_bytes(edge, data, pos) // page * page
+            path.append(child)
+            pos += len(edge)
+            # What is left over after the last whole page is shorter than a page: it finds no child.
+            child = child.children.get(data[pos : pos + page])
+        return path, pos, None, 0
+
+    def peek(self, key: RadixKey) -> int:
+        """How many units would match, rounded down to whole pages. Changes nothing, says nothing."""
+        _, pos, _, shared = self._walk(key)
+        return (pos + shared) // key.width
+
+    def lock_cost(self, key: RadixKey) -> int:
+        """How many evictable tokens would become protected if this key's match were locked."""
+        path, _, child, shared = self._walk(key)
+        cost = sum(len(node) for node in path if node.lock_ref == 0)
+        return cost + (shared // key.width if child is not None and child.lock_ref == 0 else 0)
+
+    def match_prefix(self, key: RadixKey, *, count_hit: bool = True) -> MatchResult:
+        """The longest prefix of `key` that is in the tree, in whole pages.
+
+        A match that ends inside a node splits it, so that the end of the match is the end of a node
+        and can be locked. Touches the path; counts a hit on it unless told not to.
+        """
+        path, end = self._touch(key, count_hit, NO_PRIORITY)
+        if not path:
+            return MatchResult(np.empty(0, dtype=np.int64), 0, self.root)
+        slots = np.concatenate([node.slots for node in path])
+        return MatchResult(slots, end // key.width, path[-1])
+
+    def path_slots(self, node: Node) -> Slots:
+        """All slots from the root down to the end of `node` (a copy)."""
+        return np.concatenate([step.slots for step in reversed(self.path_up(node))] or [_EMPTY])
+
+    def _touch(self, key: RadixKey, hit: bool, priority: int) -> tuple[list[Node], int]:
+        """Walks, splits where the walk ends inside a node, and marks the path as just used."""
+        path, pos, child, shared = self._walk(key)
+        self._tick = tick = self._tick + 1
+        if shared and child is not None:
+            path.append(self._split(child, shared, tick))
+            pos += shared
+        if hit:
+            for node in path:
+                node.last_access = tick
+                node.hits += 1
+        else:
+            for node in path:
+                node.last_access = tick
+                if node.priority < priority:
+                    node.priority = priority
+        # Only the end can be a leaf. Policies like mru put it nearer to eviction by this touch.
+        if path and not path[-1].children:
+            self._queue.offer(path[-1])
+        if self.bus.wants(ev.PrefixTouched):
+            least = None if priority == NO_PRIORITY else priority
+            self.bus.emit(ev.PrefixTouched(tuple(node.id for node in path), tick, hit, least))
+        return path, pos
+
+    def _split(self, lower: Node, at: int, tick: int) -> Node:
+        """Cuts a node after `at` bytes and returns the new upper half.
+
+        The lower half keeps its id, so whoever holds the node (a lock, a row) still holds the END of
+        its path. Both halves count as just used. Slots are copied: views would keep the large array
+        alive for as long as any small piece of it.
+        """
+        edge, units, parent = lower.edge, at // lower.width, lower.parent
+        assert parent is not None
+        upper = Node(self._new_id(), parent, lower.first, edge[:at], lower.slots[:units].copy(), lower.key)
+        upper.lock_ref, upper.hits, upper.priority = lower.lock_ref, lower.hits, lower.priority
+        upper.created = lower.created
+        parent.children[lower.first] = upper
+        lower.first = edge[at : at + self.page_size * lower.width]
+        lower.edge, lower.slots, lower.parent = edge[at:], lower.slots[units:].copy(), upper
+        upper.children[lower.first] = lower
+        upper.last_access = lower.last_access = tick
+        self._queue.offer(lower)
+        if self.bus.wants(ev.NodeSplit):
+            self.bus.emit(ev.NodeSplit(upper.id, lower.id, units, tick))
+        return upper
+
+    # -------------------------------------------------------------- putting in
+
+    def insert(self, key: RadixKey, slots: Any, priority: int = 0, grow: Node | None = None) -> InsertResult:
+        """Puts a key into the tree; units past the last whole page are ignored.
+
+        slots: one per unit of the key; copied. For the first `prefix_len` units the tree keeps the
+        slots that it had: the caller's are duplicates, his to free. Above that the tree owns them.
+        grow: the leaf that this request inserted earlier. It is made longer instead of getting a
+        child iff the walk ends exactly there, nothing hangs below it and nobody else locks it.
+        """
+        slots = as_int64(slots, "slots")
+        if len(slots) != len(key):
+            raise ValueError(f"{len(slots)} slots for a key of {len(key)} units")
+        path, pos = self._touch(key, False, priority)
+        node = path[-1] if path else self.root
+        page = key.width * self.page_size
+        end = len(key.data) // page * page
+        prefix_len = pos // key.width
+        if pos < end:
+            rest, fresh = key.data[pos:end], slots[prefix_len : end // key.width].copy()
+            if grow is node and node.lock_ref <= 1 and not node.children and path:
+                self._grow(node, rest, fresh, priority)
+            else:
+                node = self._add_leaf(node, key, rest, fresh, priority)
+        return InsertResult(prefix_len, node)
+
+    def _add_leaf(self, parent: Node, key: RadixKey, edge: bytes, slots: Slots, priority: int) -> Node:
+        first: Any = edge[: key.width * self.page_size]
+        if parent is self.root:
+            first = (key.namespace, first)
+        leaf = Node(self._new_id(), parent, first, edge, slots, key)
+        leaf.created = leaf.last_access = self._tick
+        leaf.priority = priority
+        parent.children[first] = leaf
+        self._evictable += len(slots)
+        self._queue.offer(leaf)
+        if self.bus.wants(ev.NodeInserted):
+            space = self.namespace_number(key.namespace)
+            tokens = tuple(np.frombuffer(edge, dtype=np.int32).tolist())
+            self.bus.emit(
+                ev.NodeInserted(
+                    leaf.id, parent.id, tokens, tuple(slots.tolist()), self._tick, priority, space
+                )
+            )
+        return leaf
+
+    def _grow(self, leaf: Node, edge: bytes, slots: Slots, priority: int) -> None:
+        leaf.edge += edge
+        leaf.slots = np.concatenate((leaf.slots, slots))
+        if leaf.lock_ref:
+            self._protected += len(slots)
+        else:
+            self._evictable += len(slots)
+        if self.bus.wants(ev.NodeGrown):
+            tokens = tuple(np.frombuffer(edge, dtype=np.int32).tolist())
+            self.bus.emit(ev.NodeGrown(leaf.id, tokens, tuple(slots.tolist()), self._tick, leaf.priority))
+
+    # -------------------------------------------------------------- holding on
+
+    def _require_alive(self, node: Node) -> None:
+        if node.parent is None and node is not self.root:
+            raise ValueError(f"n{node.id} is no longer in this tree")
+
+    def path_up(self, node: Node) -> list[Node]:
+        """The node and all above it, nearest first, the root left out."""
+        self._require_alive(node)
+        path = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        return path
+
+    def inc_lock_ref(self, node: Node) -> int:
+        """Protects a node and all above it; returns how many tokens that took from the evictable.
+
+        Locking the root does nothing. Every call needs its own `dec_lock_ref`.
+        """
+        self._require_alive(node)
+        moved, step = 0, node
+        while (parent := step.parent) is not None:
+            if step.lock_ref == 0:
+                moved += len(step.edge)  # bytes: quicker to ask than the length of an array
+            step.lock_ref += 1
+            step = parent
+        moved //= node.width
+        self._evictable -= moved
+        self._protected += moved
+        if step is not node and self.bus.wants(ev.NodeLocked):
+            path = tuple(step.id for step in self.path_up(node))
+            self.bus.emit(ev.NodeLocked(node.id, path, moved))
+        return moved
+
+    def dec_lock_ref(self, node: Node) -> int:
+        """Takes one lock back; returns how many tokens became evictable by it."""
+        self._require_alive(node)
+        moved, step = 0, node
+        while (parent := step.parent) is not None:
+            left = step.lock_ref - 1
+            step.lock_ref = left
+            if left <= 0:
+                require(left == 0, f"n{step.id} is unlocked more often than it was locked")
+                moved += len(step.edge)
+            step = parent
+        moved //= node.width
+        self._evictable += moved
+        self._protected -= moved
+        self._queue.offer(node)
+        if step is not node and self.bus.wants(ev.NodeUnlocked):
+            path = tuple(step.id for step in self.path_up(node))
+            self.bus.emit(ev.NodeUnlocked(node.id, path, moved))
+        return moved
+
+    # -------------------------------------------------------------- letting go
+
+    def evict(self, num_tokens: int) -> EvictResult:
+        """Takes whole unlocked leaves out, by policy, until at least `num_tokens` are free.
+
+        A parent becomes a leaf, and a candidate, when its last child has gone. Stops early when
+        nothing evictable is left.
+        """
+        if num_tokens < 0:
+            raise ValueError(f"cannot evict {num_tokens} tokens")
+        freed: list[Slots] = []
+        total = 0
+        while total < num_tokens:
+            victim = self._queue.pop()
+            if victim is None:
+                break
+            assert isinstance(victim, Node)
+            self._remove(victim)
+            freed.append(victim.slots)
+            total += len(victim)
+        self._evictable -= total
+        return EvictResult(total, np.concatenate(freed) if freed else _EMPTY.copy())
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.first]
+        leaf.parent = None
+        if not parent.children:
+            self._queue.offer(parent)
+        if self.bus.wants(ev.NodeEvicted):
+            policy, following = self._queue.policy, self._queue.peek()
+            self.bus.emit(
+                ev.NodeEvicted(
+                    leaf.id, parent.id, tuple(leaf.slots.tolist()), policy.name,
+                    policy.reason(leaf), following.id if following else None,
+                )
+            )  # fmt: skip
+
+    def reset(self) -> None:
+        """Forgets everything. The caller frees the slots (see `walk`); locks are forgotten too."""
+        total = self.total_size
+        for node in self.walk():
+            node.parent = None
+        self._plant()
+        self._queue.rebuild(self._queue.policy, ())
+        if self.bus.wants(ev.CacheFlushed):
+            self.bus.emit(ev.CacheFlushed(total))
+
+    @property
+    def eviction_policy(self) -> str:
+        """The policy's name; assigning another changes who is evicted from now on."""
+        return self._queue.policy.name
+
+    @eviction_policy.setter
+    def eviction_policy(self, name: str) -> None:
+        old, policy = self.eviction_policy, _policy(name)
+        self._queue.rebuild(policy, self.walk())
+        if self.bus.wants(ev.PolicyChanged):
+            self.bus.emit(ev.PolicyChanged(old, name))
+
+    # -------------------------------------------------------------- looking at it
+
+    @property
+    def evictable_size(self) -> int:
+        """Tokens in unlocked nodes."""
+        return self._evictable
+
+    @property
+    def protected_size(self) -> int:
+        """Tokens in locked nodes."""
+        return self._protected
+
+    @property
+    def total_size(self) -> int:
+        """Tokens in the tree."""
+        return self._evictable + self._protected
+
+    def namespace_number(self, namespace: Hashable) -> int:
+        """A small number for a namespace (any hashable does not fit into events and files)."""
+        return self._namespaces.setdefault(namespace, len(self._namespaces))
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes, the root first, parents before children, siblings in order of creation."""
+        todo = [self.root]
+        while todo:
+            node = todo.pop()
+            yield node
+            todo.extend(reversed(node.children.values()))
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole tree as plain data, nodes by id, the root left out."""
+        nodes = sorted((n for n in self.walk() if n is not self.root), key=lambda n: n.id)
+        return {
+            "page_size": self.page_size,
+            "eviction_policy": self.eviction_policy,
+            "tick": self._tick,
+            "nodes": [self._describe(node) for node in nodes],
+        }
+
+    def _describe(self, node: Node) -> dict[str, Any]:
+        assert node.parent is not None
+        return {
+            "id": node.id,
+            "parent": node.parent.id,
+            "tokens": np.frombuffer(node.edge, dtype=np.int32).tolist(),
+            "slots": node.slots.tolist(),
+            "namespace": self.namespace_number(node.namespace),
+            "lock_ref": node.lock_ref,
+            "last_access": node.last_access,
+            "created": node.created,
+            "hits": node.hits,
+            "priority": node.priority,
+        }
+
+    def check(self) -> None:
+        """Recomputes what must hold (DESIGN's invariants 2, 3, 4, 5, 7); InvariantError names the node."""
+        evictable = protected = 0
+        seen: dict[int, int] = {}
+        leaves = []
+        for node in self.walk():
+            for first, child in node.children.items():
+                self._check_link(node, first, child)
+            if node is self.root:
+                continue
+            self._check_node(node)
+            for page in (node.slots[:: self.page_size] // self.page_size).tolist():
+                require(page not in seen, f"page {page} is in n{seen.get(page)} and in n{node.id}")
+                seen[page] = node.id
+            if node.lock_ref:
+                protected += len(node)
+            else:
+                evictable += len(node)
+            if node.evictable:
+                leaves.append(node)
+        require(evictable == self._evictable, f"evictable is {self._evictable}, counted {evictable}")
+        require(protected == self._protected, f"protected is {self._protected}, counted {protected}")
+        for leaf in leaves:
+            known = leaf.queued is not None and leaf.queued <= self._queue.policy.key(leaf)
+            require(known, f"evictable leaf n{leaf.id} would be overlooked by the eviction queue")
+
+    def _check_link(self, node: Node, first: Any, child: Node) -> None:
+        page = child.edge[: self.page_size * child.width]
+        expected = (child.namespace, page) if node is self.root else page
+        require(first == expected == child.first, f"n{child.id} is filed under a wrong first page")
+        require(child.parent is node, f"n{child.id} does not know its parent n{node.id}")
+        same = node is self.root or child.namespace == node.namespace
+        require(same, f"n{child.id} left the namespace of its parent n{node.id}")
+
+    def _check_node(self, node: Node) -> None:
+        name, units = f"n{node.id}", len(node.edge) // node.width
+        require(units == len(node.slots), f"{name}: {units} units but {len(node.slots)} slots")
+        whole = units > 0 and units % self.page_size == 0
+        require(whole, f"{name} holds {units} units, not whole pages of {self.page_size}")
+        below = sum(child.lock_ref for child in node.children.values())
+        require(node.lock_ref >= below, f"{name}: lock_ref {node.lock_ref}, children's sum {below}")
+        require(node.slots.base is None, f"{name}: its slots are a view of a larger array")
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+
+_EMPTY = np.empty(0, dtype=np.int64)
+_policy = eviction_policy  # the property of the same name hides the function inside the class
+
+
+def _shared_bytes(edge: bytes, data: bytes, pos: int) -> int:
+    """How many bytes of `edge` equal those of `data` from `pos` on, found by bisection."""
+    low, high = 0, min(len(edge), len(data) - pos)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if data.startswith(edge[low:middle], pos + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low

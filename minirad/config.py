@@ -1,0 +1,128 @@
+"""Every size of an engine in one frozen place, checked before anything is built.
+
+Does not look at the model or the machine: what depends on them (`None` and "auto") is filled in by
+the engine, which then shows the result as `engine.config`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTION = ("auto", "torch", "flashinfer")
+HOST_WRITE = ("write_through", "write_through_selective", "write_back")
+DEFAULT_KV_TOKENS = 4096  # on a CPU
+
+
+def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    """ValueError naming the value and the known ones, unless it is one of them."""
+    if value not in known and not (name == "device" and str(value).startswith("cuda:")):
+        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """ValueError naming the value and its limit; also for what is no whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is made of. Token counts are KV slots; one token's keys and values fill one slot.
+
+    model: None (the classroom Llama), a Hugging Face directory, a hub id, or "smollm2-135m".
+    dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
+    kv_tokens: size of the KV pool; None is 4096 on a CPU and taken from free memory on a GPU.
+    page_size: tokens per page; sharing and eviction go by whole pages.
+    max_running: requests (samples) that may hold a row at a time.
+    max_context: longest prompt plus reply; None is the model's own limit.
+    chunk_tokens: prompt tokens computed per step at most; longer prompts are prefilled in chunks.
+    radix_cache: False forgets every request's KV when it finishes (for comparison).
+    poison_freed: a debugging aid: freed slots are filled with NaN, so that any read of them shows.
+    """
+
+    model: str | Path | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    attention: str = "auto"
+    kv_tokens: int | None = None
+    page_size: int = 1
+    max_running: int = 32
+    max_context: int | None = None
+    chunk_tokens: int = 512
+    schedule_policy: str = "lpm"
+    eviction_policy: str = "lru"
+    radix_cache: bool = True
+    host_kv_tokens: int = 0
+    host_write: str = "write_through"
+    seed: int = 0
+    poison_freed: bool = False
+
+    def __post_init__(self) -> None:
+        # Imported here: the tables of names belong to the packages below, which import nothing of us.
+        from minirad.cache.eviction import POLICIES as EVICTION
+        from minirad.schedule.policies import POLICIES as SCHEDULE
+
+        one_of("device", self.device, DEVICES)
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("attention", self.attention, ATTENTION)
+        one_of("eviction policy", self.eviction_policy, tuple(EVICTION))
+        one_of("schedule policy", self.schedule_policy, tuple(SCHEDULE))
+        one_of("host_write", self.host_write, HOST_WRITE)
+        at_least("page_size", self.page_size, 1)
+        at_least("max_running", self.max_running, 1)
+        at_least("chunk_tokens", self.chunk_tokens, 1)
+        at_least("host_kv_tokens", self.host_kv_tokens, 0)
+        at_least("seed", self.seed, 0)
+        if self.max_context is not None:
+            at_least("max_context", self.max_context, 2)
+        if self.host_kv_tokens:
+            raise ValueError(f"host_kv_tokens={self.host_kv_tokens}: there is no host tier yet; use 0")
+        if self.kv_tokens is not None:
+            at_least("kv_tokens", self.kv_tokens, self.page_size)
+            if self.kv_tokens % self.page_size:
+                raise ValueError(f"page_size {self.page_size} does not divide kv_tokens {self.kv_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to continue one prompt.
+
+    max_new_tokens: 0 computes the prompt only (a prefix hint).
+    temperature: 0 takes the likeliest token; top_k 0 and top_p 1.0 leave the distribution whole.
+    stop: texts that end the reply (they are cut off); ignore_eos: go on past the end token.
+    n: samples, sharing one prefill. seed: None draws one from the engine's own.
+    logprob_start: position of the first prompt token whose log-probability is wanted.
+    """
+
+    max_new_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] | str = ()
+    ignore_eos: bool = False
+    n: int = 1
+    seed: int | None = None
+    logprob_start: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least("max_new_tokens", self.max_new_tokens, 0)
+        at_least("top_k", self.top_k, 0)
+        at_least("n", self.n, 1)
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.seed is not None:
+            at_least("seed", self.seed, 0)
+        if self.logprob_start is not None:
+            at_least("logprob_start", self.logprob_start, 0)
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if any(not isinstance(text, str) or not text for text in stops):
+            raise ValueError(f"stop must be non-empty texts, got {self.stop!r}")
+        object.__setattr__(self, "stop", stops)

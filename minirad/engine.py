@@ -1,0 +1,737 @@
+"""The engine: requests in, one visible step at a time, tokens out.
+
+    step() = schedule -> forward -> commit
+
+Everything that happens in a step is done, checkable and told (events) when `step` returns. Sizes come
+from EngineConfig; which tokens run from schedule/; where KV lies from cache/ and kv/; what is computed
+from model/ and attention/. This file joins them and holds no policy of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from minirad import events as ev
+from minirad.attention.metadata import BatchEntry, build_metadata
+from minirad.attention.radix_attention import AttentionBackend
+from minirad.attention.torch_paged import TorchPagedAttention
+from minirad.cache.allocator import PageAllocator
+from minirad.cache.radix_cache import MAX_TOKEN, RadixCache, RadixKey, Slots, as_int64
+from minirad.config import DEFAULT_KV_TOKENS, EngineConfig, SamplingParams
+from minirad.model.llama import LlamaModel
+from minirad.model.load import load_model, load_tokenizer, resolve_model
+from minirad.model.sampler import position_uniform, prompt_logprobs, sample
+from minirad.schedule.ownership import PrefixCache, SlotOwnership
+from minirad.schedule.req_to_token import ReqToTokenPool
+from minirad.schedule.request import Request, TokenMask
+from minirad.schedule.scheduler import Batch, Scheduler
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """One finished sample.
+
+    cached_tokens: prompt tokens whose KV came from the tree (with n > 1 they count once per request,
+    like prompt_tokens). ttft, seconds: wall-clock from add_request to the first token, to the end.
+    logprobs: one per generated token; prompt_logprobs: from `logprob_start` on (None for token 0).
+    finish_reason: "stop", "length", "abort" or "error" (then `error` says what).
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    finish_reason: str
+    ttft: float
+    seconds: float
+    logprobs: list[float]
+    prompt_logprobs: list[float | None]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did. Request ids; tokens are counted over the whole batch.
+
+    kind: "prefill", "decode", "mixed" or "idle". hit_tokens of prompt_tokens came from the cache,
+    for the requests admitted in this step for the first time.
+    """
+
+    index: int
+    kind: str
+    admitted: list[str]
+    batch: list[str]
+    finished: list[GenerationOutput]
+    retracted: list[str]
+    evicted_tokens: int
+    hit_tokens: int
+    prompt_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamToken:
+    """One new token of a streamed request. Texts joined together are the output's text.
+
+    `text` may be empty while a character or a stop text is not complete.
+    """
+
+    request_id: str
+    index: int
+    token_id: int
+    text: str
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A held prefix: `length` tokens of it are in the tree and stay there until `unpin`."""
+
+    id: int
+    length: int
+
+
+class Engine:
+    """Serves one Llama through one radix cache.
+
+    cache: any object with RadixCache's methods (a student's tree, say); None makes a RadixCache.
+    model, tokenizer: ready-made ones instead of those that `config.model` names.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        cache: PrefixCache | None = None,
+        *,
+        model: LlamaModel | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        config = config or EngineConfig()
+        self.model_path = None if model is not None else resolve_model(config.model)
+        self.device = _device(config.device)
+        if model is None:
+            assert self.model_path is not None
+            model = load_model(self.model_path, _dtype(config.dtype, self.device), self.device)
+        self.model = model
+        self._tokenizer = tokenizer
+        self.attention: AttentionBackend = _attention(config.attention)
+        self.config = config = _filled_in(config, model, self.device)
+        assert config.kv_tokens is not None and config.max_context is not None
+
+        self.cache: PrefixCache = _checked_cache(cache, config)
+        self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
+        self.pool = model.new_pool(config.kv_tokens + config.page_size)
+        self.rows = ReqToTokenPool(config.max_running, config.max_context)
+        self.allocator = PageAllocator(config.kv_tokens, config.page_size)
+        self.ownership = SlotOwnership(
+            self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache,
+            on_free=self._poison if config.poison_freed else None,
+        )  # fmt: skip
+        self.scheduler = Scheduler(self.ownership, config.schedule_policy, config.chunk_tokens, self.bus)
+        self._steps = 0
+        self._arrivals = 0
+        self._pins: dict[int, Any] = {}
+        self._next_pin = 1
+        self._namespaces: dict[Hashable, int] = {(None, False): 0}
+        self._held: list[GenerationOutput] = []  # finished while somebody else was driving
+
+    # ------------------------------------------------------------ the loop
+
+    def step(self) -> StepReport:
+        """Schedules, computes and commits one batch; "idle" when there is nothing to do."""
+        started = time.perf_counter()
+        self._steps += 1
+        evicted = self.ownership.evicted_tokens
+        batch = self.scheduler.next_batch()
+        if batch is None:
+            finished = self._give_up(self.scheduler.stuck)
+        else:
+            finished = self._commit(batch, self._forward(batch))
+        finished, self._held = self._held + finished, []
+        first = [r for r in batch.admitted if r.attempts == 1] if batch else []
+        report = StepReport(
+            index=self._steps,
+            kind=batch.kind if batch else "idle",
+            admitted=[r.id for r in batch.admitted] if batch else [],
+            batch=[r.id for r in batch.requests] if batch else [],
+            finished=finished,
+            retracted=[r.id for r in self.scheduler.retracted],
+            evicted_tokens=self.ownership.evicted_tokens - evicted,
+            hit_tokens=sum(r.cached_tokens for r in first),
+            prompt_tokens=sum(len(r.prompt) for r in first),
+            seconds=time.perf_counter() - started,
+        )
+        if self.bus.wants(ev.StepEnded):
+            self.bus.emit(self._step_ended(report))
+        return report
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Logits [N, vocab] of the positions that `_wanted_logits` lists, request by request."""
+        entries, tokens, wanted, offset = [], [], [], 0
+        for request, start in zip(batch.requests, batch.starts, strict=True):
+            stop = request.kv_len
+            entries.append(BatchEntry(request.row, start, stop))
+            tokens.append(request.tokens[start:stop])
+            wanted += [offset + position - start for position in self._wanted_logits(request, start)]
+            offset += stop - start
+        metadata = build_metadata(self.rows.rows, entries, self.config.page_size, self.device)
+        return self.model.forward(
+            torch.from_numpy(np.concatenate(tokens)).to(self.device), metadata, self.pool,
+            self.attention, torch.tensor(wanted, dtype=torch.int64, device=self.device),
+        )  # fmt: skip
+
+    def _wanted_logits(self, request: Request, start: int) -> list[int]:
+        """Positions of the request whose logits are needed: for prompt log-probabilities, and the
+        last one when the next token can be sampled."""
+        positions: list[int] = []
+        if _wants_prompt_logprobs(request):
+            assert request.params.logprob_start is not None
+            first = max(start, request.params.logprob_start - 1)
+            positions += range(first, min(request.kv_len, len(request.prompt) - 1))
+        if request.computed and request.params.max_new_tokens > 0:
+            positions.append(request.kv_len - 1)
+        return positions
+
+    def _commit(self, batch: Batch, logits: torch.Tensor) -> list[GenerationOutput]:
+        """Gives computed KV to the tree, samples, branches n > 1, and finishes who is done."""
+        ready: list[Request] = []
+        rows: list[int] = []
+        offset = 0
+        for request, start in zip(batch.requests, batch.starts, strict=True):
+            offset += self._take_prompt_logprobs(request, start, logits, offset)
+            if batch.kind == "prefill":
+                self.ownership.commit(request, finished=False)
+            if not request.computed:
+                continue
+            if batch.kind == "prefill":
+                self.scheduler.prefilled(request)
+            if request.params.max_new_tokens == 0:
+                ready.append(request)
+                rows.append(-1)
+                continue
+            for each in [request, *self._branches(request)]:
+                ready.append(each)
+                rows.append(offset)
+            offset += 1
+        self._sample(ready, rows, logits)
+        return [self._finish(r, reason) for r in ready if (reason := self._finish_reason(r))]
+
+    def _take_prompt_logprobs(self, request: Request, start: int, logits: torch.Tensor, offset: int) -> int:
+        """Reads a chunk's prompt log-probabilities; returns how many rows of logits they took."""
+        if not _wants_prompt_logprobs(request):
+            return 0
+        positions = self._wanted_logits(request, start)
+        if request.computed and request.params.max_new_tokens > 0:
+            positions = positions[:-1]
+        if request.params.logprob_start == 0 and not request.prompt_logprobs:
+            request.prompt_logprobs.append(None)  # nothing comes before the first token
+        if positions:
+            following = torch.from_numpy(request.prompt[np.array(positions) + 1]).to(self.device)
+            rows = logits[offset : offset + len(positions)]
+            request.prompt_logprobs += prompt_logprobs(rows, following)
+        return len(positions)
+
+    def _branches(self, leader: Request) -> list[Request]:
+        """The further samples of an n > 1 request, when its prompt has just been computed."""
+        if leader.index or leader.output or leader.params.n == 1:
+            return []
+        samples = []
+        for index in range(1, leader.params.n):
+            each = Request(
+                f"{leader.group}.{index}", leader.prompt, leader.params, leader.seed,
+                leader.arrival, leader.extra_key, leader.priority, index, leader.group,
+                leader.token_mask,
+            )  # fmt: skip
+            each.added_at, each.attempts = leader.added_at, leader.attempts
+            each.cached_tokens, each.prompt_logprobs = leader.cached_tokens, leader.prompt_logprobs
+            tail = self.ownership.fork(leader, each)
+            if tail is None:
+                self.scheduler.requeue(each)
+                if self.bus.wants(ev.RequestForked):
+                    self.bus.emit(ev.RequestForked(each.id, leader.id, -1, 0))
+            else:
+                self._copy_tail(tail, each)
+                self.scheduler.prefilled(each)
+            samples.append(each)
+        return samples
+
+    def _copy_tail(self, source: Slots, sample_: Request) -> None:
+        if len(source):
+            own = self.rows.rows[sample_.row, sample_.protected_len : sample_.kv_len]
+            device = self.device
+            self.pool.copy(torch.from_numpy(source).to(device), torch.from_numpy(own).to(device))
+
+    def _sample(self, ready: list[Request], rows: list[int], logits: torch.Tensor) -> None:
+        who = [(r, row) for r, row in zip(ready, rows, strict=True) if row >= 0]
+        if not who:
+            return
+        masks = [None if r.token_mask is None else r.token_mask(r.output) for r, _ in who]
+        chosen, logprobs = sample(
+            logits[torch.tensor([row for _, row in who], device=self.device)],
+            [r.params for r, _ in who],
+            [position_uniform(r.seed, r.index, r.length) for r, _ in who],
+            masks if any(mask is not None for mask in masks) else None,
+        )
+        now = time.perf_counter()
+        for (request, _), token, logprob in zip(who, chosen, logprobs, strict=True):
+            request.append(token, logprob)
+            request.first_token_at = request.first_token_at or now
+            if self.bus.wants(ev.TokenSampled):
+                self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
+
+    # ------------------------------------------------------------ ending a request
+
+    def _finish_reason(self, request: Request) -> str:
+        params, output = request.params, request.output
+        if output and not params.ignore_eos and output[-1] in self.model.config.eos_ids:
+            return "stop"
+        if params.stop and self._stop_position(request) is not None:
+            return "stop"
+        return "length" if len(output) >= params.max_new_tokens else ""
+
+    def _stop_position(self, request: Request) -> int | None:
+        """Where in the reply's text a stop text begins."""
+        # A token is at least one byte, a character at most four: older text cannot be part of it.
+        recent = request.output[-(4 * max(len(text) for text in request.params.stop) + 4) :]
+        tail = self.decode(recent)
+        if not any(text in tail for text in request.params.stop):
+            return None
+        whole = self.decode(request.output)
+        found = [whole.find(text) for text in request.params.stop if text in whole]
+        return min(found) if found else None
+
+    def _finish(self, request: Request, reason: str, error: str = "") -> GenerationOutput:
+        """Commits (or, on an abort, drops) what a request holds and takes it off the books."""
+        freed = 0
+        if request.row >= 0:
+            if reason in ("abort", "error"):
+                freed = self.ownership.release(request, "released")
+            else:
+                self.ownership.commit(request, finished=True)
+        self.scheduler.finish(request)
+        request.finish_reason = reason
+        if reason == "abort":
+            if self.bus.wants(ev.RequestAborted):
+                self.bus.emit(ev.RequestAborted(request.id, freed))
+        elif self.bus.wants(ev.RequestFinished):
+            self.bus.emit(
+                ev.RequestFinished(
+                    request.id, reason, len(request.prompt), request.cached_tokens,
+                    len(request.output),
+                )
+            )  # fmt: skip
+        now = time.perf_counter()
+        return GenerationOutput(
+            request_id=request.group,
+            index=request.index,
+            text=self._final_text(request),
+            token_ids=list(request.output),
+            prompt_tokens=len(request.prompt),
+            cached_tokens=request.cached_tokens,
+            finish_reason=reason,
+            ttft=(request.first_token_at or now) - request.added_at,
+            seconds=now - request.added_at,
+            logprobs=request.output_logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            error=error,
+        )
+
+    def _final_text(self, request: Request) -> str:
+        if self._tokenizer is None and self.model_path is None:
+            return ""  # a bare model: token ids in, token ids out
+        stop = self._stop_position(request) if request.params.stop and request.output else None
+        return self.decode(request.output)[:stop]
+
+    def _give_up(self, request: Request | None) -> list[GenerationOutput]:
+        """Nothing can run and nothing will change by itself: pins hold what this request needs."""
+        if request is None:
+            return []
+        error = (
+            f"{request.id} needs {request.length} slots, but of {self.allocator.num_tokens} only "
+            f"{self.ownership.room} are free or evictable: the rest is pinned"
+        )
+        return [self._finish(request, "error", error)]
+
+    def _poison(self, slots: Slots) -> None:
+        page = self.config.page_size
+        pages = np.unique(slots // page)
+        whole = (pages[:, None] * page + np.arange(page)).reshape(-1)
+        self.pool.poison(torch.from_numpy(whole).to(self.device))
+
+    def _step_ended(self, report: StepReport) -> ev.StepEnded:
+        free, tree = self.allocator.available, self.cache
+        evictable, protected = int(tree.evictable_size), int(tree.protected_size)
+        private = self.allocator.num_tokens - free - evictable - protected
+        return ev.StepEnded(report.index, report.kind, free, evictable, protected, private, report.seconds)
+
+    # ------------------------------------------------------------ taking requests on
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        extra_key: Hashable = None,
+        priority: int = 0,
+        *,
+        token_mask: TokenMask | None = None,
+    ) -> str:
+        """Queues a prompt (text or token ids) and returns its id; `step` does the work.
+
+        extra_key: requests share KV only with requests of an equal key (any hashable).
+        priority: larger is served sooner and kept longer.
+        token_mask: called with the ids generated so far, returns a bool row of allowed ids or None.
+
+        Raises ValueError, and changes nothing, for an empty prompt, ids outside the vocabulary, or
+        a prompt that with its reply is longer than the context or the pool.
+        """
+        request = self._new_request(prompt, params or SamplingParams(), extra_key, priority)
+        request.token_mask = token_mask
+        return self._enqueue(request)
+
+    def _new_request(
+        self, prompt: Prompt, params: SamplingParams, extra_key: Hashable, priority: int
+    ) -> Request:
+        tokens = self._checked_prompt(self.encode(prompt), params)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ValueError(f"priority must be a whole number, got {priority!r}")
+        RadixKey((), extra_key)  # refuses what cannot be hashed
+        seed = params.seed if params.seed is not None else self.config.seed * 1_000_003
+        return Request("", tokens, params, seed, 0, extra_key, priority)
+
+    def _enqueue(self, request: Request) -> str:
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        request.id = request.group = f"R{self._arrivals}"
+        if request.params.seed is None:
+            request.seed += self._arrivals
+        request.added_at = time.perf_counter()
+        self.scheduler.waiting.append(request)
+        if self.bus.wants(ev.RequestAdded):
+            params = request.params
+            number = getattr(self.cache, "namespace_number", self._namespace_number)
+            space = number((request.extra_key, False))
+            self.bus.emit(
+                ev.RequestAdded(
+                    request.id, tuple(request.prompt.tolist()), params.max_new_tokens,
+                    params.temperature, params.n, request.priority, space,
+                )
+            )  # fmt: skip
+        return request.id
+
+    def _namespace_number(self, namespace: Hashable) -> int:
+        return self._namespaces.setdefault(namespace, len(self._namespaces))
+
+    def _checked_prompt(self, tokens: Slots, params: SamplingParams) -> Slots:
+        config, vocab = self.config, self.model.config.vocab_size
+        assert config.max_context is not None
+        if len(tokens) == 0:
+            raise ValueError("the prompt is empty: at least one token is needed")
+        outside = tokens[(tokens < 0) | (tokens >= min(vocab, MAX_TOKEN))]
+        if len(outside):
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {vocab}")
+        total, sizes = len(tokens) + params.max_new_tokens, (len(tokens), params.max_new_tokens)
+        if total > config.max_context:
+            raise ValueError(
+                f"{sizes[0]} prompt + {sizes[1]} new tokens = {total} are more than the context of "
+                f"{config.max_context}"
+            )
+        if total > self.allocator.num_tokens:
+            raise ValueError(
+                f"{sizes[0]} prompt + {sizes[1]} new tokens = {total} are more than the KV pool of "
+                f"{self.allocator.num_tokens}"
+            )
+        if params.n > config.max_running:
+            raise ValueError(f"n={params.n} samples need as many rows, there are {config.max_running}")
+        start = params.logprob_start
+        if start is not None and start >= len(tokens):
+            raise ValueError(f"logprob_start {start} is past the prompt's {len(tokens)} tokens")
+        if params.stop:
+            self.tokenizer  # noqa: B018  (stop texts need one: better refused now than in the loop)
+        return tokens
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        extra_key: Hashable = None,
+    ) -> list[GenerationOutput]:
+        """Runs prompts to their end; outputs in the order of the prompts, samples by index.
+
+        All prompts are checked before any is queued. Requests added before go on meanwhile; what
+        of them finishes is in the next step's report.
+        """
+        many = _as_prompts(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(many)
+        if len(params) != len(many):
+            raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
+        requests = [
+            self._new_request(prompt, param, extra_key, 0) for prompt, param in zip(many, params, strict=True)
+        ]
+        ids = [self._enqueue(request) for request in requests]
+        order = {rid: at for at, rid in enumerate(ids)}
+        missing = sum(request.params.n for request in requests)
+        outputs: list[GenerationOutput] = []
+        others: list[GenerationOutput] = []
+        while len(outputs) < missing:
+            for output in self.step().finished:
+                mine = output.request_id in order
+                (outputs if mine else others).append(output)
+                if mine and output.finish_reason in ("abort", "error") and output.index == 0:
+                    # An unforked request that ends so ends for all its samples.
+                    missing -= self._never_forked(output, requests[order[output.request_id]])
+        self._held += others
+        return sorted(outputs, key=lambda out: (order[out.request_id], out.index))
+
+    def _never_forked(self, output: GenerationOutput, request: Request) -> int:
+        return request.params.n - 1 if not output.token_ids else 0
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None
+    ) -> Iterator[StreamToken]:
+        """Yields each token of one prompt as soon as it is sampled. Leaving the loop aborts it."""
+        request = self._new_request(prompt, params or SamplingParams(), extra_key, 0)
+        return self._stream(request)
+
+    def _stream(self, request: Request) -> Iterator[StreamToken]:
+        fresh: list[tuple[str, int]] = []
+
+        def listen(event: ev.TokenSampled) -> None:
+            if event.request.split(".")[0] == rid:
+                fresh.append((event.request, event.token))
+
+        unsubscribe = self.bus.subscribe(ev.TokenSampled, listen)
+        rid = self._enqueue(request)
+        texts = [_StreamText(self, request.params.stop) for _ in range(request.params.n)]
+        left = request.params.n
+        try:
+            while left:
+                finished = {}
+                for output in self.step().finished:
+                    if output.request_id == rid:
+                        finished[output.index] = output
+                    else:
+                        self._held.append(output)
+                for name, token in fresh:
+                    index = int(name.partition(".")[2] or 0)
+                    done = finished.get(index)
+                    text = texts[index].add(token, done)
+                    yield StreamToken(rid, index, token, text, done.finish_reason if done else None)
+                fresh.clear()
+                left -= len(finished)
+                if any(out.finish_reason in ("abort", "error") for out in finished.values()):
+                    return
+        finally:
+            unsubscribe()
+            if left:
+                self.abort(rid)
+
+    def abort(self, request_id: str) -> bool:
+        """Cancels a request with all its samples; False if it is not here (any more).
+
+        Its outputs, finish_reason "abort", are in the next step's report.
+        """
+        mine = [r for r in self.scheduler.everyone() if r.group == request_id]
+        self._held += [self._finish(request, "abort") for request in mine]
+        return bool(mine)
+
+    # ------------------------------------------------------------ prefixes
+
+    def peek(self, prompt: Prompt, extra_key: Hashable = None) -> int:
+        """How many tokens of a prompt the tree would match now. Changes nothing.
+
+        The match, not the slots that would be used: one token at least is always computed.
+        """
+        return int(self.cache.peek(RadixKey(self.encode(prompt), extra_key)))
+
+    def pin(self, prefix: Prompt, extra_key: Hashable = None) -> Pin:
+        """Holds what of a prefix is in the tree, so that it is not evicted, until `unpin`."""
+        key = RadixKey(self.encode(prefix), extra_key)
+        uncounted = {"count_hit": False} if isinstance(self.cache, RadixCache) else {}
+        match = self.cache.match_prefix(key, **uncounted)
+        self.cache.inc_lock_ref(match.last_node)
+        pin = Pin(self._next_pin, int(match.length))
+        self._pins[pin.id] = match.last_node
+        self._next_pin += 1
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """Lets a pinned prefix go; ValueError if that was done before."""
+        if pin.id not in self._pins:
+            raise ValueError(f"pin {pin.id} is not held")
+        self.cache.dec_lock_ref(self._pins.pop(pin.id))
+
+    def flush_cache(self) -> None:
+        """Empties the tree; ValueError while requests live or pins hold."""
+        if self.has_work or self._pins:
+            live = [request.id for request in self.scheduler.everyone()]
+            raise ValueError(f"cannot flush: live requests {live}, pins {sorted(self._pins)}")
+        self.ownership.flush()
+
+    # ------------------------------------------------------------ looking at it
+
+    @property
+    def has_work(self) -> bool:
+        """Requests are waiting or running."""
+        return self.scheduler.has_work
+
+    def check(self) -> None:
+        """All invariants, recomputed; InvariantError names the node or request and both numbers."""
+        check_tree = getattr(self.cache, "check", None)
+        if check_tree is not None:
+            check_tree()
+        self.ownership.check(self.scheduler.everyone(), self._pins)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Tree, pool, queue and rows as plain data; what a recording's keyframes hold."""
+        from minirad.record import tree_snapshot
+
+        requests = sorted(self.scheduler.everyone(), key=lambda r: (r.arrival, r.index))
+        return {
+            "step": self._steps,
+            "kv_tokens": self.allocator.num_tokens,
+            "free": self.allocator.available,
+            "tree": tree_snapshot(self.cache),
+            "waiting": [request.id for request in self.scheduler.waiting],
+            "requests": {request.id: self._describe(request) for request in requests},
+        }
+
+    def _describe(self, request: Request) -> dict[str, Any]:
+        holds = request.row >= 0
+        return {
+            "row": request.row,
+            "node": request.node.id if holds else None,
+            "slots": self.rows.rows[request.row, : request.kv_len].tolist() if holds else [],
+            "protected": request.protected_len,
+            "prompt_tokens": len(request.prompt),
+            "length": request.length,
+            "cached": request.cached_tokens,
+            "attempts": request.attempts,
+            "priority": request.priority,
+        }
+
+    # ------------------------------------------------------------ text
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, loaded when first asked for."""
+        if self._tokenizer is None:
+            if self.model_path is None:
+                raise ValueError("this engine has no tokenizer: give token ids, not text")
+            self._tokenizer = load_tokenizer(self.model_path)
+        return self._tokenizer
+
+    def encode(self, prompt: Prompt) -> Slots:
+        """Text to token ids; ids are passed on."""
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt)
+        return as_int64(prompt, "a prompt").copy()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids to text, special tokens left out."""
+        text: str = self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+class _StreamText:
+    """Turns a growing list of tokens into text pieces that never have to be taken back."""
+
+    def __init__(self, engine: Engine, stop: Sequence[str]) -> None:
+        self._engine, self._stop = engine, stop
+        self._tokens: list[int] = []
+        self._sent = 0
+
+    def add(self, token: int, finished: GenerationOutput | None) -> str:
+        self._tokens.append(token)
+        text = finished.text if finished else self._safe(self._engine.decode(self._tokens))
+        piece, self._sent = text[self._sent :], max(self._sent, len(text))
+        return piece
+
+    def _safe(self, text: str) -> str:
+        """Without an unfinished character, and without what may turn out to begin a stop text."""
+        text = text.rstrip("\ufffd")
+        held = 0
+        for stop in self._stop:
+            for length in range(1, min(len(stop), len(text) + 1)):
+                if text.endswith(stop[:length]):
+                    held = max(held, length)
+        return text[: len(text) - held]
+
+
+def _wants_prompt_logprobs(request: Request) -> bool:
+    """Still to be collected: not once generated tokens show that the prompt was computed before."""
+    return request.params.logprob_start is not None and not request.output and request.index == 0
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several: a text is one, and so is a row of ids."""
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer))):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: torch sees no NVIDIA GPU here; use 'cpu' or 'auto'")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _attention(name: str) -> AttentionBackend:
+    if name == "flashinfer":
+        raise ValueError("attention 'flashinfer' is not built yet; 'torch' runs on any device")
+    return TorchPagedAttention()
+
+
+def _filled_in(config: EngineConfig, model: LlamaModel, device: torch.device) -> EngineConfig:
+    """The config with every "auto" and None that depends on model and machine replaced."""
+    kv_tokens = config.kv_tokens
+    if kv_tokens is None:
+        kv_tokens = DEFAULT_KV_TOKENS
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            c = model.config
+            per_token = 2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize
+            kv_tokens = max(int(free * 0.8) // per_token, DEFAULT_KV_TOKENS)
+        kv_tokens = max(kv_tokens // config.page_size, 1) * config.page_size
+    limit = model.config.max_position_embeddings
+    if config.max_context is not None and config.max_context > limit:
+        raise ValueError(f"max_context {config.max_context} is more than the model's {limit}")
+    return dataclasses.replace(
+        config,
+        device=str(device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        attention="torch",
+        kv_tokens=kv_tokens,
+        max_context=config.max_context or limit,
+    )
+
+
+def _checked_cache(cache: PrefixCache | None, config: EngineConfig) -> PrefixCache:
+    if cache is None:
+        return RadixCache(config.page_size, config.eviction_policy)
+    if cache.page_size != config.page_size:
+        raise ValueError(f"the cache has pages of {cache.page_size}, the engine {config.page_size}")
+    return cache

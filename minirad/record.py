@@ -1,0 +1,498 @@
+"""Recordings: every step of an engine as a frame, in memory or in a file, replayable to any moment.
+
+A `Frame` holds one step's events (what happens between two steps belongs to the next frame). Every
+`keyframe_every` frames it also holds the whole state, so that any step is a keyframe plus at most that
+many frames of replay. `ReplayState` applies events one by one and arrives at exactly what
+`Engine.snapshot()` said at each keyframe; the tests hold it to that.
+
+A file is JSON lines: a header (schema version, config, model, the state at the start), then frames. A
+file that was cut off anywhere gives all its whole frames.
+
+Does not draw anything and does not need a model: viz/ does the one, and neither needs the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from minirad import events as ev
+
+SCHEMA = 1
+_EVENTS = {kind.__name__: kind for kind in ev.EVENT_TYPES}
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One step. keyframe: the state after it, or None. scene: a title, if a new scene begins here."""
+
+    index: int
+    step: int
+    events: tuple[ev.Event, ...]
+    keyframe: State | None = None
+    scene: str | None = None
+
+    def to_json(self) -> str:
+        """One line; events as [name, field, ...] to keep long recordings small."""
+        line: dict[str, Any] = {"frame": self.index, "step": self.step}
+        if self.scene is not None:
+            line["scene"] = self.scene
+        line["events"] = [_flat(event) for event in self.events]
+        if self.keyframe is not None:
+            line["keyframe"] = self.keyframe
+        return json.dumps(line, separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Frame:
+        """ValueError for a line that is not a whole frame."""
+        line = json.loads(text)
+        try:
+            events = tuple(_unflat(flat) for flat in line["events"])
+            return cls(line["frame"], line["step"], events, line.get("keyframe"), line.get("scene"))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a frame: {error!r}") from error
+
+
+def _flat(event: ev.Event) -> list[Any]:
+    fields = dataclasses.fields(event)
+    return [type(event).__name__, *(getattr(event, field.name) for field in fields)]
+
+
+def _unflat(flat: list[Any]) -> ev.Event:
+    values = (tuple(value) if isinstance(value, list) else value for value in flat[1:])
+    return _EVENTS[flat[0]](*values)
+
+
+class Recording:
+    """Frames and what they start from. `state(i)` is the whole state after frame i (-1: the start)."""
+
+    def __init__(self, header: State, frames: Iterable[Frame] = ()) -> None:
+        self.header = header
+        self.frames: list[Frame] = list(frames)
+
+    def state(self, index: int) -> State:
+        """The state after frame `index`; -1 is the start."""
+        return self.replay_to(index).snapshot()
+
+    def replay_to(self, index: int) -> ReplayState:
+        """A fresh ReplayState after frame `index`, from the nearest keyframe before it."""
+        if not -1 <= index < len(self.frames):
+            raise ValueError(f"frame {index} is not in this recording of {len(self.frames)} frames")
+        at = index
+        while at >= 0 and self.frames[at].keyframe is None:
+            at -= 1
+        replay = ReplayState(self.frames[at].keyframe or {} if at >= 0 else self.header["start"])
+        for frame in self.frames[at + 1 : index + 1]:
+            for event in frame.events:
+                replay.apply(event)
+        return replay
+
+    def save(self, path: str | Path) -> None:
+        """Writes header and frames as JSON lines."""
+        with Path(path).open("w", encoding="utf-8") as file:
+            file.write(_header_line(self.header))
+            file.writelines(frame.to_json() + "\n" for frame in self.frames)
+
+    @staticmethod
+    def load(path: str | Path) -> Recording:
+        """Reads a file up to its last whole frame.
+
+        ValueError when there is no whole header, the schema is another, or a line in the middle (not
+        the last) is broken.
+        """
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
+        header = _parse_header(lines[0], path)
+        recording = Recording(header)
+        for number, line in enumerate(lines[1:], start=2):
+            if not line:
+                continue
+            try:
+                recording.frames.append(Frame.from_json(line))
+            except ValueError as error:
+                if number < len(lines):
+                    raise ValueError(f"{path}, line {number}: {error}") from error
+                break  # cut off while it was written
+        return recording
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __iter__(self) -> Iterator[Frame]:
+        return iter(self.frames)
+
+
+def _header_line(header: State) -> str:
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def _parse_header(line: str, path: str | Path) -> State:
+    try:
+        header = json.loads(line)
+        schema = header["minirad"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} does not begin with the header of a recording") from error
+    if schema != SCHEMA:
+        raise ValueError(f"{path} has schema {schema}, this version reads {SCHEMA}")
+    result: State = header
+    return result
+
+
+class Recorder(Recording):
+    """Records an engine, or a cache on its own, while it is open.
+
+        with Recorder(engine) as recording:
+            engine.generate(...)
+        recording.save("run.jsonl")
+
+    path: written to as it goes (a crash loses at most the step in progress).
+    A cache on its own has no steps: `cut()` ends a frame. A tree that emits no events (a student's)
+    is compared with what it was at each step's end, and gets a keyframe every time.
+    """
+
+    def __init__(self, source: Any, path: str | Path | None = None, *, keyframe_every: int = 100) -> None:
+        if keyframe_every < 1:
+            raise ValueError(f"keyframe_every must be at least 1, got {keyframe_every}")
+        self._engine = source if hasattr(source, "step") else None
+        self._cache = source.cache if self._engine is not None else source
+        bus = getattr(source, "bus", None)
+        self._bus: ev.EventBus = bus if bus is not None else ev.EventBus()
+        self._silent = getattr(self._cache, "bus", None) is not self._bus
+        self._every = 1 if self._silent else keyframe_every
+        super().__init__(self._describe_source())
+        self._events: list[ev.Event] = []
+        self._step = int(self.header["start"]["step"])
+        self._scene: str | None = None
+        self._before = _nodes_by_id(self._cache) if self._silent else {}
+        self._file: IO[str] | None = None
+        if path is not None:
+            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  (closed in `close`)
+            self._file.write(_header_line(self.header))
+        self._unsubscribe = self._bus.subscribe(None, self._take)
+
+    def scene(self, title: str) -> None:
+        """The next frame begins a new scene: a run of frames that is shown as one."""
+        self.cut()
+        self._scene = title
+
+    def cut(self) -> None:
+        """Ends the frame in progress, if anything has happened in it."""
+        if self._events:
+            self._end_frame()
+
+    def close(self) -> None:
+        """Stops recording; what happened since the last step becomes a last frame."""
+        self._unsubscribe()
+        self.cut()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _take(self, event: ev.Event) -> None:
+        self._events.append(event)
+        if isinstance(event, ev.StepEnded):
+            self._step = event.step
+            self._end_frame()
+
+    def _end_frame(self) -> None:
+        if self._silent:
+            after = _nodes_by_id(self._cache)
+            self._events[-1:-1] = derive_events(self._before, after)
+            self._before = after
+        keyframe = self._snapshot() if (len(self.frames) + 1) % self._every == 0 else None
+        frame = Frame(len(self.frames), self._step, tuple(self._events), keyframe, self._scene)
+        self._events, self._scene = [], None
+        self.frames.append(frame)
+        if self._file is not None:
+            self._file.write(frame.to_json() + "\n")
+            self._file.flush()
+
+    def _snapshot(self) -> State:
+        source = self._engine
+        return source.snapshot() if source is not None else bare_snapshot(self._cache)
+
+    def _describe_source(self) -> State:
+        header: State = {"minirad": SCHEMA, "config": {}, "model": {}}
+        engine = self._engine
+        if engine is not None:
+            config = dataclasses.asdict(engine.config)
+            config["model"] = None if config["model"] is None else str(config["model"])
+            header["config"] = config
+            source = None if config["model"] is None else str(engine.model_path)
+            header["model"] = {
+                "parameters": engine.model.config.num_parameters,
+                "tokenizer": source,  # None: the classroom Llama's, which comes with the package
+            }
+        header["start"] = self._snapshot()
+        return header
+
+
+# ---------------------------------------------------------------------- states
+
+
+def tree_snapshot(cache: Any) -> State:
+    """Any tree as plain data, in the shape of RadixCache.snapshot()."""
+    if hasattr(cache, "snapshot"):
+        own: State = cache.snapshot()
+        return own
+    nodes = _nodes_by_id(cache)
+    return {
+        "page_size": cache.page_size,
+        "eviction_policy": getattr(cache, "eviction_policy", "its own"),
+        "tick": max((node["last_access"] for node in nodes.values()), default=0),
+        "nodes": [nodes[number] for number in sorted(nodes)],
+    }
+
+
+def bare_snapshot(cache: Any) -> State:
+    """A cache on its own in the shape of Engine.snapshot()."""
+    return {
+        "step": 0,
+        "kv_tokens": 0,
+        "free": 0,
+        "tree": tree_snapshot(cache),
+        "waiting": [],
+        "requests": {},
+    }
+
+
+def _nodes_by_id(cache: Any) -> dict[int, State]:
+    nodes = {}
+    for node in cache.walk():
+        if node.parent is None:
+            continue
+        tokens = node.key.tokens if hasattr(node.key, "tokens") else node.key
+        nodes[node.id] = {
+            "id": node.id,
+            "parent": node.parent.id,
+            "tokens": np.asarray(tokens).reshape(-1).tolist(),
+            "slots": np.asarray(node.slots).tolist(),
+            "namespace": int(getattr(node, "namespace_number", 0)),
+            "lock_ref": int(node.lock_ref),
+            "last_access": int(getattr(node, "last_access", 0)),
+            "created": int(getattr(node, "created", 0)),
+            "hits": int(getattr(node, "hits", 0)),
+            "priority": int(getattr(node, "priority", 0)),
+        }
+    return nodes
+
+
+class ReplayState:
+    """An engine's state, moved on by events. Starts from a snapshot, which it does not change."""
+
+    def __init__(self, snapshot: State) -> None:
+        copy: State = json.loads(json.dumps(snapshot))
+        self.nodes: dict[int, State] = {node["id"]: node for node in copy["tree"].pop("nodes")}
+        self.tree: State = copy.pop("tree")
+        self.requests: dict[str, State] = copy.pop("requests")
+        self.waiting: list[str] = copy.pop("waiting")
+        self.rest: State = copy
+
+    def snapshot(self) -> State:
+        """The present state, in the shape of `Engine.snapshot()`; later events do not change it."""
+        nodes = [_copied(self.nodes[number]) for number in sorted(self.nodes)]
+        requests = sorted(self.requests.items(), key=lambda item: request_order(item[0]))
+        return {
+            **self.rest,
+            "tree": {**self.tree, "nodes": nodes},
+            "waiting": list(self.waiting),
+            "requests": {name: _copied(request) for name, request in requests},
+        }
+
+    def path_slots(self, node: int) -> list[int]:
+        """All slots from the root to the end of a node."""
+        parts: list[list[int]] = []
+        while node:
+            parts.append(self.nodes[node]["slots"])
+            node = self.nodes[node]["parent"]
+        return [slot for part in reversed(parts) for slot in part]
+
+    def apply(self, event: ev.Event) -> None:
+        """Moves the state on by one event."""
+        handler = getattr(self, f"_on_{type(event).__name__}", None)
+        if handler is not None:  # some events only tell, and change nothing
+            handler(event)
+
+    # ------------------------------------------------------------ requests
+
+    def _on_RequestAdded(self, event: ev.RequestAdded) -> None:
+        count = len(event.token_ids)
+        self.requests[event.request] = {
+            "row": -1, "node": None, "slots": [], "protected": 0, "prompt_tokens": count,
+            "length": count, "cached": 0, "attempts": 0, "priority": event.priority,
+        }  # fmt: skip
+        self.waiting.append(event.request)
+
+    def _on_RequestAdmitted(self, event: ev.RequestAdmitted) -> None:
+        request = self.requests[event.request]
+        slots = self.path_slots(event.node)[: event.cached]
+        request.update(row=event.row, node=event.node, slots=slots, protected=event.cached)
+        request["attempts"] = event.attempt
+        if event.attempt == 1:
+            request["cached"] = event.cached
+        self.waiting.remove(event.request)
+
+    def _on_RequestForked(self, event: ev.RequestForked) -> None:
+        leader = self.requests[event.leader]
+        sample = {**leader, "length": leader["prompt_tokens"]}
+        if event.row < 0:
+            sample.update(row=-1, node=None, slots=[], protected=0)
+            self.waiting.append(event.request)
+        else:
+            sample.update(row=event.row, slots=leader["slots"][: leader["protected"]])
+        self.requests[event.request] = sample
+
+    def _on_Committed(self, event: ev.Committed) -> None:
+        request = self.requests[event.request]
+        request["slots"][: event.aligned] = self.path_slots(event.node)[: event.aligned]
+        request["protected"] = event.aligned
+        request["node"] = event.node
+
+    def _on_TokenSampled(self, event: ev.TokenSampled) -> None:
+        self.requests[event.request]["length"] = event.position + 1
+
+    def _on_RequestRetracted(self, event: ev.RequestRetracted) -> None:
+        self.requests[event.request].update(row=-1, node=None, slots=[], protected=0)
+        self.waiting.append(event.request)
+
+    def _on_RequestFinished(self, event: ev.RequestFinished | ev.RequestAborted) -> None:
+        del self.requests[event.request]
+        if event.request in self.waiting:
+            self.waiting.remove(event.request)
+
+    _on_RequestAborted = _on_RequestFinished
+
+    # ------------------------------------------------------------ pool
+
+    def _on_SlotsAllocated(self, event: ev.SlotsAllocated) -> None:
+        self.requests[event.request]["slots"] += event.slots
+        page = self.tree["page_size"]
+        self.rest["free"] -= page * sum(slot % page == 0 for slot in event.slots)
+
+    def _on_SlotsFreed(self, event: ev.SlotsFreed) -> None:
+        page = self.tree["page_size"]
+        self.rest["free"] += page * len({slot // page for slot in event.slots})
+
+    def _on_StepEnded(self, event: ev.StepEnded) -> None:
+        self.rest["step"] = event.step
+
+    # ------------------------------------------------------------ tree
+
+    def _on_PrefixTouched(self, event: ev.PrefixTouched) -> None:
+        self.tree["tick"] = event.tick
+        for number in event.path:
+            node = self.nodes[number]
+            node["last_access"] = event.tick
+            node["hits"] += event.hit
+            if event.priority is not None:
+                node["priority"] = max(node["priority"], event.priority)
+
+    def _on_NodeInserted(self, event: ev.NodeInserted) -> None:
+        self.tree["tick"] = event.tick
+        self.nodes[event.node] = {
+            "id": event.node, "parent": event.parent, "tokens": list(event.tokens),
+            "slots": list(event.slots), "namespace": event.namespace, "lock_ref": 0,
+            "last_access": event.tick, "created": event.tick, "hits": 0,
+            "priority": event.priority,
+        }  # fmt: skip
+
+    def _on_NodeGrown(self, event: ev.NodeGrown) -> None:
+        node = self.nodes[event.node]
+        node["tokens"] += event.tokens
+        node["slots"] += event.slots
+
+    def _on_NodeSplit(self, event: ev.NodeSplit) -> None:
+        lower = self.nodes[event.lower]
+        ids_per_slot = len(lower["tokens"]) // len(lower["slots"])  # 2 in a tree of bigram keys
+        cut = event.at * ids_per_slot
+        upper = {**lower, "id": event.upper, "last_access": event.tick}
+        upper["tokens"], upper["slots"] = lower["tokens"][:cut], lower["slots"][: event.at]
+        lower.update(
+            parent=event.upper, last_access=event.tick, tokens=lower["tokens"][cut:],
+            slots=lower["slots"][event.at :],
+        )  # fmt: skip
+        self.nodes[event.upper] = upper
+
+    def _on_NodeLocked(self, event: ev.NodeLocked) -> None:
+        for number in event.path:
+            self.nodes[number]["lock_ref"] += 1
+
+    def _on_NodeUnlocked(self, event: ev.NodeUnlocked) -> None:
+        for number in event.path:
+            self.nodes[number]["lock_ref"] -= 1
+
+    def _on_NodeEvicted(self, event: ev.NodeEvicted) -> None:
+        del self.nodes[event.node]
+
+    def _on_PolicyChanged(self, event: ev.PolicyChanged) -> None:
+        self.tree["eviction_policy"] = event.new
+
+    def _on_CacheFlushed(self, event: ev.CacheFlushed) -> None:
+        self.nodes.clear()
+
+
+def request_order(name: str) -> tuple[int, int]:
+    """R3 before R10, samples R3.1 and R3.2 right after R3."""
+    number, _, index = name[1:].partition(".")
+    return int(number), int(index or 0)
+
+
+def _copied(record: State) -> State:
+    return {name: list(v) if isinstance(v, list) else v for name, v in record.items()}
+
+
+# ---------------------------------------------------------------------- silent trees
+
+
+def derive_events(before: dict[int, State], after: dict[int, State]) -> list[ev.Event]:
+    """What must have happened between two looks at a tree that tells nothing itself.
+
+    Exact in which nodes came, went, grew and were split; the order of things is not known.
+    """
+    found: list[ev.Event] = []
+    for number in before.keys() - after.keys():
+        node = before[number]
+        why = "gone since the step before"
+        found.append(ev.NodeEvicted(number, node["parent"], tuple(node["slots"]), "its own", why, None))
+    for number in sorted(after.keys() - before.keys()):
+        found.append(_arrival(number, before, after))
+    for number in sorted(after.keys() & before.keys()):
+        old, new = before[number], after[number]
+        size = len(old["tokens"])
+        if len(new["tokens"]) > size and new["tokens"][:size] == old["tokens"]:
+            found.append(
+                ev.NodeGrown(
+                    number, tuple(new["tokens"][size:]), tuple(new["slots"][len(old["slots"]) :]),
+                    new["last_access"], new["priority"],
+                )
+            )  # fmt: skip
+        moved = new["lock_ref"] - old["lock_ref"]
+        if moved:
+            kind = ev.NodeLocked if moved > 0 else ev.NodeUnlocked
+            found.append(kind(number, (number,), len(new["slots"])))
+    return found
+
+
+def _arrival(number: int, before: dict[int, State], after: dict[int, State]) -> ev.Event:
+    node = after[number]
+    for other, old in before.items():
+        new = after.get(other)
+        shorter = new is not None and new["parent"] == number and new["tokens"] != old["tokens"]
+        if shorter and old["tokens"][: len(node["tokens"])] == node["tokens"]:
+            return ev.NodeSplit(number, other, len(node["slots"]), node["last_access"])
+    return ev.NodeInserted(
+        number, node["parent"], tuple(node["tokens"]), tuple(node["slots"]),
+        node["last_access"], node["priority"], node["namespace"],
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Who runs next, and who owns which KV slot: requests, policies, admission, commit (no torch)."""

@@ -1,0 +1,38 @@
+"""The req_to_token pool: a row for every running request says in which slot each token's KV lies.
+
+`rows[r, i]` is the slot of token i of the request in row r. The table lives on the host and is
+authoritative; the device mirrors it (kv/device_rows.py). A page table is a strided view of a row:
+`rows[r, :length:page_size] // page_size`.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+
+class ReqToTokenPool:
+    """max_running rows of max_context slots, int64. Rows are handed out lowest first."""
+
+    def __init__(self, max_running: int, max_context: int) -> None:
+        self.rows = np.zeros((max_running, max_context), dtype=np.int64)
+        self._free = list(range(max_running))
+
+    @property
+    def available(self) -> int:
+        """Rows that nobody holds."""
+        return len(self._free)
+
+    def alloc(self) -> int:
+        """The lowest free row; ValueError when all are held (ask `available` first)."""
+        if not self._free:
+            raise ValueError(f"all {len(self.rows)} rows are held")
+        return heapq.heappop(self._free)
+
+    def free(self, row: int) -> None:
+        """Gives a row back. It is zeroed: what is read by mistake is the dummy page."""
+        if row in self._free or not 0 <= row < len(self.rows):
+            raise ValueError(f"row {row} is not held")
+        self.rows[row] = 0
+        heapq.heappush(self._free, row)

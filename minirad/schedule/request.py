@@ -1,0 +1,107 @@
+"""One request, seen by the scheduler: tokens, three lengths, and what it holds.
+
+    0 ...... protected_len ...... kv_len ...... len(tokens)
+      tree's slots      own slots       not computed yet
+
+`tokens` is the prompt and what was generated so far. All but the last sampled token get KV in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from minirad.cache.radix_cache import RadixKey, Slots
+from minirad.config import SamplingParams
+from minirad.errors import require
+
+WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
+
+TokenMask = Callable[[list[int]], Any]  # generated ids -> bool row of allowed ids, or None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt on its way. Samples of an n > 1 request are Requests of their own once they part."""
+
+    id: str
+    prompt: Slots
+    params: SamplingParams
+    seed: int
+    arrival: int
+    extra_key: Hashable = None
+    priority: int = 0
+    index: int = 0
+    group: str = ""  # the id that add_request gave out
+    token_mask: TokenMask | None = None
+    on_token: Callable[[Request, int], None] | None = None
+
+    status: str = WAITING
+    row: int = -1
+    node: Any = None  # the locked end of the tree path that the row points into
+    leaf: Any = None  # the leaf that this request inserted and may grow
+    protected_len: int = 0
+    kv_len: int = 0
+    cached_tokens: int = 0  # prompt tokens that came from the cache, at the first admission
+    attempts: int = 0
+    finish_reason: str = ""
+    error: str = ""
+    added_at: float = 0.0
+    first_token_at: float = 0.0
+    text: str = ""  # of a finished request, cut before a stop text
+
+    length: int = field(init=False)  # prompt and generated tokens
+    output: list[int] = field(init=False, default_factory=list)
+    output_logprobs: list[float] = field(init=False, default_factory=list)
+    prompt_logprobs: list[float | None] = field(init=False, default_factory=list)
+    _buffer: Slots = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        room = len(self.prompt) + self.params.max_new_tokens
+        self._buffer = np.empty(max(room, len(self.prompt)), dtype=np.int64)
+        self._buffer[: len(self.prompt)] = self.prompt
+        self.length = len(self.prompt)
+        self.group = self.group or self.id
+
+    @property
+    def tokens(self) -> Slots:
+        """Prompt and generated tokens; a view, not to be kept."""
+        return self._buffer[: self.length]
+
+    def key(self, length: int | None = None) -> RadixKey:
+        """The first `length` tokens (None: all) as a tree key."""
+        tokens = self.tokens if length is None else self.tokens[:length]
+        return RadixKey(tokens, self.extra_key)
+
+    def append(self, token: int, logprob: float) -> None:
+        """Takes a sampled token on."""
+        self._buffer[self.length] = token
+        self.length += 1
+        self.output.append(token)
+        self.output_logprobs.append(logprob)
+
+    @property
+    def usable_prefix(self) -> int:
+        """How many cached slots may be used at most: one token is always computed.
+
+        A wanted log-probability of prompt token p needs the logits of token p-1, so that one has to
+        be computed too. (Only once: a retracted request has its
+        prompt's log-probabilities already.)
+        """
+        limit = self.length - 1
+        if self.params.logprob_start is not None and not self.prompt_logprobs:
+            limit = min(limit, max(self.params.logprob_start - 1, 0))
+        return limit
+
+    @property
+    def computed(self) -> bool:
+        """All tokens have KV: the next one can be sampled."""
+        return self.kv_len == self.length
+
+    def check(self) -> None:
+        """The one assertion about the three lengths."""
+        ordered = 0 <= self.protected_len <= self.kv_len <= self.length
+        require(ordered, f"{self.id}: {self.protected_len} <= {self.kv_len} <= {self.length} fails")

@@ -1,0 +1,51 @@
+"""Shared by all tests: a tiny random Llama, engines that check themselves, and one torch thread."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+from minirad.config import EngineConfig
+from minirad.engine import Engine, StepReport
+from minirad.model.llama import LlamaConfig, LlamaModel, random_weights
+
+torch.set_num_threads(1)  # two threads beside another busy process are slower than one
+
+
+def tiny_config(**changes: object) -> LlamaConfig:
+    sizes = {
+        "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "max_position_embeddings": 128, "tie_word_embeddings": True,
+        "eos_token_id": 2, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "hidden_act": "silu",
+    }  # fmt: skip
+    return LlamaConfig.from_dict({**sizes, **changes})
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> LlamaModel:
+    config = tiny_config()
+    return LlamaModel(config, random_weights(config, 0, dtype=torch.float32, device="cpu"))
+
+
+class CheckedEngine(Engine):
+    """An engine that checks every invariant after every step."""
+
+    def step(self) -> StepReport:
+        report = super().step()
+        self.check()
+        return report
+
+
+@pytest.fixture
+def make_engine(tiny_model: LlamaModel):
+    def make(cache=None, **config: object) -> CheckedEngine:
+        config = {"kv_tokens": 64, "max_running": 4, "poison_freed": True, **config}
+        return CheckedEngine(EngineConfig(**config), cache, model=tiny_model)
+
+    return make
