@@ -1,0 +1,280 @@
+"""The command line: `python -m minirad generate | chat | info | bench`.
+
+Each command imports what it needs when it runs, so that `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minirad.options import add_engine_options, add_sampling_options, engine_config, sampling_params
+
+if TYPE_CHECKING:
+    from minirad.engine import Engine, GenerationOutput
+
+SYSTEM = "You are a helpful assistant."
+BENCHES = {
+    "radix": "the radix tree alone: seconds per workload, scaling",
+    "engine": "tokens per second against transformers, time to first token against hit length",
+    "hooks": "what events and the recorder cost",
+    "parity": "greedy output against transformers, token for token",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code. A caller's mistake is one line on stderr and 2."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if hasattr(args, "bench"):
+        args.rest = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        code: int = args.run(args)
+        return code
+    except BrokenPipeError:  # `| head` has seen enough
+        sys.stderr.close()
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"minirad: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m minirad", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    generate = commands.add_parser("generate", help="continue prompts and show what the cache saved")
+    generate.add_argument("prompts", nargs="*", help="one or more prompts")
+    generate.add_argument("--file", type=Path, help="a text file with one prompt per line")
+    generate.add_argument("--raw", action="store_true", help="send the text as it is, without chat template")
+    generate.add_argument("--system", default=SYSTEM, help="system prompt of the chat template")
+    generate.add_argument(
+        "--together",
+        action="store_true",
+        help="one batch (default: one after another, so that later ones hit)",
+    )
+    generate.add_argument("--json", action="store_true", help="print outputs as JSON")
+    generate.add_argument("--record", type=Path, help="write every step to this file (JSON lines)")
+    generate.set_defaults(run=_generate)
+
+    chat = commands.add_parser("chat", help="talk in the terminal; shows hits per turn")
+    chat.add_argument("--system", default=SYSTEM)
+    chat.add_argument("--record", type=Path, help="write every step to this file (JSON lines)")
+    chat.set_defaults(run=_chat)
+    for command in (generate, chat):
+        add_sampling_options(command)
+        add_engine_options(command)
+
+    info = commands.add_parser("info", help="model, configuration, pool and backend")
+    info.add_argument("--json", action="store_true")
+    add_engine_options(info)
+    info.set_defaults(run=_info)
+
+    bench = commands.add_parser("bench", help="measure: " + ", ".join(BENCHES))
+    kinds = bench.add_subparsers(required=True, metavar="what")
+    for name, about in BENCHES.items():
+        # Its options live beside the benchmark and are read when it is the one to run.
+        kind = kinds.add_parser(name, help=about, add_help=False)
+        kind.set_defaults(run=_bench, bench=name)
+    return parser
+
+
+def _bench(args: argparse.Namespace) -> int:
+    module = import_module(f"minirad.bench.{args.bench}")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m minirad bench {args.bench}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    code: int = module.main(parser.parse_args(args.rest))
+    return code
+
+
+@contextlib.contextmanager
+def _recording(engine: Engine, path: Path | None) -> Iterator[None]:
+    if path is None:
+        yield
+        return
+    from minirad.record import Recorder
+
+    with Recorder(engine, path):
+        yield
+    print(f"recorded to {path}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------- generate
+
+
+def _generate(args: argparse.Namespace) -> int:
+    prompts = list(args.prompts)
+    if args.file is not None:
+        prompts += [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not prompts:
+        raise ValueError("no prompt given: say one, or --file with one per line")
+    params = sampling_params(args)
+    engine = _engine(args)
+    ids = [engine.encode(text) if args.raw else _as_chat(engine, args.system, text) for text in prompts]
+    for tokens in ids:  # all are checked before any is run
+        engine.check_prompt(tokens, params)
+    with _recording(engine, args.record):
+        outputs = _run(engine, ids, params, together=args.together)
+    if args.json:
+        records = [{"prompt": prompts[at], **dataclasses.asdict(out)} for at, out in outputs]
+        print(json.dumps(records, ensure_ascii=False, indent=1))
+    else:
+        for at, out in outputs:
+            _print_output(prompts[at], out)
+    return 1 if any(out.finish_reason == "error" for _, out in outputs) else 0
+
+
+def _engine(args: argparse.Namespace) -> Engine:
+    from minirad.engine import Engine
+
+    return Engine(engine_config(args))
+
+
+def _as_chat(engine: Engine, system: str, text: str) -> Any:
+    from minirad.frontend import ChatSession
+
+    return ChatSession(engine, system).prompt(text)
+
+
+def _run(engine: Engine, ids: list[Any], params: Any, together: bool) -> list[tuple[int, GenerationOutput]]:
+    """Outputs with the number of their prompt."""
+    from tqdm import tqdm
+
+    order = {}
+    outputs: list[tuple[int, GenerationOutput]] = []
+    total = len(ids) * params.n
+    with tqdm(total=total, desc="generating", unit="reply", delay=2, leave=False) as bar:
+        for at, tokens in enumerate(ids):
+            order[engine.add_request(tokens, params)] = at
+            while engine.has_work and (not together or at == len(ids) - 1):
+                for out in engine.step().finished:
+                    outputs.append((order[out.request_id], out))
+                    bar.update()
+    return sorted(outputs, key=lambda item: (item[0], item[1].index))
+
+
+def _print_output(prompt: str, out: GenerationOutput) -> None:
+    sample = f" (sample {out.index})" if out.index else ""
+    print(f"> {prompt}{sample}")
+    print(out.text.strip() or f"[no text: {out.finish_reason}]")
+    if out.error:
+        print(f"  error: {out.error}")
+    print(
+        f"  [prompt {out.prompt_tokens} tokens, {out.cached_tokens} from the cache; "
+        f"{len(out.token_ids)} new, {out.finish_reason}; {out.seconds:.2f} s]\n"
+    )
+
+
+# ---------------------------------------------------------------------- chat
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from minirad.frontend import ChatSession
+
+    engine = _engine(args)
+    params = dataclasses.replace(sampling_params(args), n=1)
+    session = ChatSession(engine, args.system)
+    print("Talk to the model. /new starts over (the cache stays), /quit or Ctrl-D ends.")
+    with _recording(engine, args.record):
+        while True:
+            try:
+                line = input("you> ").strip()
+            except EOFError:
+                print()
+                return 0
+            if line == "/quit":
+                return 0
+            if line == "/new":
+                session = ChatSession(engine, args.system)
+            elif line:
+                _turn(engine, session, line, params)
+
+
+def _turn(engine: Engine, session: Any, line: str, params: Any) -> None:
+    from minirad import events as ev
+
+    admitted: list[ev.RequestAdmitted] = []
+    unsubscribe = engine.bus.subscribe(ev.RequestAdmitted, admitted.append)
+    try:
+        for token in session.stream(line, params):
+            print(token.text, end="", flush=True)
+    except ValueError as error:  # too long for the context, say: the chat goes on without that turn
+        print(f"[not sent: {error}]")
+        return
+    finally:
+        unsubscribe()
+    first = admitted[0]
+    print(f"\n    [{first.cached} of {first.length} prompt tokens from the cache]")
+
+
+# ---------------------------------------------------------------------- info
+
+
+def _info(args: argparse.Namespace) -> int:
+    import torch
+    import transformers
+
+    import minirad
+
+    engine = _engine(args)
+    facts: dict[str, Any] = {
+        "minirad": minirad.__version__,
+        "model": {
+            "path": str(engine.model_path),
+            "parameters": engine.model.config.num_parameters,
+            **{
+                name: getattr(engine.model.config, name)
+                for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab_size")
+            },
+        },
+        "config": {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in dataclasses.asdict(engine.config).items()
+        },
+        "pool": {
+            "tokens": engine.allocator.num_tokens,
+            "pages": engine.allocator.num_pages,
+            "bytes_per_token": engine.pool.bytes_per_token,
+            "bytes": engine.pool.nbytes,
+        },
+        "attention": engine.attention.name,
+        "machine": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "processor": platform.processor() or platform.machine(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+    if args.json:
+        print(json.dumps(facts, indent=1))
+    else:
+        for name, value in facts.items():
+            if isinstance(value, dict):
+                print(f"{name}:")
+                for key, item in value.items():
+                    print(f"  {key:16} {item}")
+            else:
+                print(f"{name}: {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""How tokens attend: the batch's metadata, the RadixAttention layer, and the backends behind it."""
+
+from __future__ import annotations
+
+from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
+from minirad.attention.radix_attention import AttentionBackend, RadixAttention
+from minirad.attention.torch_paged import TorchPagedAttention
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionMetadata",
+    "BatchEntry",
+    "RadixAttention",
+    "TorchPagedAttention",
+    "build_metadata",
+]

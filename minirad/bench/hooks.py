@@ -1,0 +1,103 @@
+"""What watching costs: emit sites with nobody listening, and the recorder.
+
+Two figures. (1) How often a step asks `bus.wants(...)`, times what one such question costs, as a share
+of the step: what everybody pays, always. (2) The same work with the recorder on and off, interleaved so
+that both see the same machine: what a recording costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import timeit
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from minirad import events as ev
+from minirad.bench.engine import make_prompts, processor
+from minirad.cache.radix_cache import RadixCache
+from minirad.config import EngineConfig, SamplingParams
+from minirad.engine import Engine
+from minirad.model.load import load_model, resolve_model
+from minirad.record import Recorder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="default: the classroom Llama, whose steps are the shortest")
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--new-tokens", type=int, default=24)
+    parser.add_argument("--reps", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+
+
+class _CountingBus(ev.EventBus):
+    asked = 0
+
+    def wants(self, kind: type[ev.Event]) -> bool:
+        self.asked += 1
+        return super().wants(kind)
+
+
+def main(args: argparse.Namespace) -> int:
+    torch.set_num_threads(1)
+    path = resolve_model(args.model)
+    model = load_model(path, torch.float32, "cpu")
+    prompts = make_prompts(args.requests, 96, 24, model.config.vocab_size)
+    params = SamplingParams(max_new_tokens=args.new_tokens, ignore_eos=True)
+
+    def engine(bus: ev.EventBus | None = None) -> Engine:
+        # A pool too small for all, so that evictions and retractions are part of what is measured.
+        config = EngineConfig(kv_tokens=1024, max_running=16, max_context=256)
+        return Engine(config, RadixCache(bus=bus), model=model)
+
+    bus = _CountingBus()
+    counted = engine(bus)
+    steps, _ = _run(counted, prompts, params)
+    idle = ev.EventBus()
+    nanoseconds = min(timeit.repeat(lambda: idle.wants(ev.NodeSplit), number=100_000, repeat=5)) * 1e4
+    off: list[float] = []
+    on: list[float] = []
+    for _ in tqdm(range(args.reps), desc="bench hooks", unit="pair", delay=2, leave=False):
+        off.append(_run(engine(), prompts, params)[1])
+        recorded = engine()
+        with Recorder(recorded) as recording:
+            on.append(_run(recorded, prompts, params)[1])
+    result: dict[str, Any] = {
+        "processor": processor(),
+        "steps": steps,
+        "emit_sites_per_step": round(bus.asked / steps, 1),
+        "nanoseconds_per_site": round(nanoseconds, 1),
+        "share_of_step_without_listener": bus.asked * nanoseconds * 1e-9 / statistics.median(off),
+        "seconds_recorder_off": statistics.median(off),
+        "seconds_recorder_on": statistics.median(on),
+        "recorder_overhead": statistics.median(b / a for a, b in zip(off, on, strict=True)) - 1,
+        "events": sum(len(frame.events) for frame in recording),
+    }
+    print(json.dumps(result, indent=1) if args.json else _table(result))
+    return 0
+
+
+def _run(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> tuple[int, float]:
+    started, steps = time.perf_counter(), 0
+    for prompt in prompts:
+        engine.add_request(prompt, params)
+    while engine.has_work:
+        engine.step()
+        steps += 1
+    return steps, time.perf_counter() - started
+
+
+def _table(result: dict[str, Any]) -> str:
+    return "\n".join(
+        (
+            f"on {result['processor']}, {result['steps']} steps, {result['events']} events",
+            f"nobody listening: {result['emit_sites_per_step']} emit sites a step x "
+            f"{result['nanoseconds_per_site']} ns = {result['share_of_step_without_listener']:.3%} of the step",
+            f"recorder on: {result['seconds_recorder_on']:.3f} s against {result['seconds_recorder_off']:.3f} s, "
+            f"{result['recorder_overhead']:+.1%} (median of interleaved pairs)",
+        )
+    )

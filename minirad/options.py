@@ -1,0 +1,60 @@
+"""Command-line options that several commands share, and how they become an EngineConfig."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from minirad.config import ATTENTION, DTYPES, EngineConfig, SamplingParams
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """--model, --kv-tokens, --page-size and so on; defaults are EngineConfig's."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--model", help="directory, hub id or smollm2-135m (default: the classroom Llama)")
+    group.add_argument("--device", help="auto, cpu, cuda (default: auto)")
+    group.add_argument("--dtype", help=", ".join(DTYPES))
+    group.add_argument("--attention", help=", ".join(ATTENTION))
+    group.add_argument("--kv-tokens", type=int, help="size of the KV pool in tokens (CPU default: 4096)")
+    group.add_argument("--page-size", type=int, help="tokens per page (default: 1)")
+    group.add_argument("--max-running", type=int, help="requests that run at a time (default: 32)")
+    group.add_argument("--chunk-tokens", type=int, help="prompt tokens computed per step (default: 512)")
+    group.add_argument("--schedule-policy", help="fcfs or lpm (default: lpm)")
+    group.add_argument("--eviction-policy", help="lru, lfu, fifo, mru, filo, priority, slru")
+    group.add_argument("--no-radix-cache", dest="radix_cache", action="store_false", default=None)
+    group.add_argument("--seed", type=int, help="for sampling (default: 0)")
+
+
+def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
+    """An EngineConfig from what was said on the command line, over a command's own defaults."""
+    names = (
+        "model", "device", "dtype", "attention", "kv_tokens", "page_size", "max_running",
+        "chunk_tokens", "schedule_policy", "eviction_policy", "radix_cache", "seed",
+    )  # fmt: skip
+    said = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+    return EngineConfig(**{**defaults, **said})
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, max_new_tokens: int = 64) -> None:
+    """--max-new-tokens, --temperature and so on."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-new-tokens", type=int, default=max_new_tokens)
+    group.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--top-k", type=int, default=0)
+    group.add_argument("--stop", action="append", default=[], help="text that ends a reply; repeatable")
+    group.add_argument("--ignore-eos", action="store_true")
+    group.add_argument("--n", type=int, default=1, help="samples per prompt")
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """SamplingParams from the command line."""
+    return SamplingParams(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
+        n=getattr(args, "n", 1),
+    )

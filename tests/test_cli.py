@@ -1,0 +1,142 @@
+"""The command line: what it prints, and that a mistake is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from minirad.__main__ import main
+from minirad.record import Recorder
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(list(argv))
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_generate_shows_text_and_hits(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "generate", "Hello", "Hello", "--max-new-tokens", "4", "--ignore-eos")
+    assert code == 0
+    first, second = [line for line in out.splitlines() if "from the cache" in line]
+    assert " 0 from the cache" in first
+    prompt = int(second.split("prompt ")[1].split()[0])
+    assert f"{prompt - 1} from the cache" in second  # all but the one token that is always computed
+
+
+def test_generate_json_from_a_file_and_recorded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Hello\n\nWhat can you do?\n", encoding="utf-8")
+    record = tmp_path / "run.jsonl"
+    code, out, _ = run(
+        capsys, "generate", "--file", str(prompts), "--json", "--record", str(record), "--max-new-tokens", "3",
+        "--n", "2", "--temperature", "1", "--together",
+    )  # fmt: skip
+    outputs = json.loads(out)
+    assert code == 0
+    assert [(o["prompt"], o["index"]) for o in outputs] == [
+        ("Hello", 0), ("Hello", 1), ("What can you do?", 0), ("What can you do?", 1),
+    ]  # fmt: skip
+    assert all(len(o["token_ids"]) <= 3 for o in outputs)
+    recording = Recorder.load(record)
+    assert recording.state(len(recording) - 1)["requests"] == {}
+    assert recording.header["config"]["kv_tokens"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["generate"], "no prompt given"),
+        (["generate", "--raw", ""], "empty"),
+        (["generate", "x", "--temperature", "-1"], "-1"),
+        (["generate", "x", "--max-new-tokens", "99999"], "2048"),
+        (["generate", "x", "--kv-tokens", "10", "--page-size", "3"], "page_size 3"),
+        (["generate", "x", "--eviction-policy", "lruu"], "lruu"),
+        (["generate", "x", "--model", "./no-such-directory"], "no-such-directory"),
+        (["generate", "--file", "no-such-file.txt"], "no-such-file.txt"),
+        (["info", "--schedule-policy", "shortest"], "shortest"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    code, out, err = run(capsys, *argv)
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_one_bad_prompt_runs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "generate", "Hello", "word " * 2000)
+    assert (code, out) == (2, "")
+    assert "context" in err or "pool" in err
+
+
+def test_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", "x", "--no-such-option"])
+    assert stop.value.code == 2
+    assert "--no-such-option" in capsys.readouterr().err
+
+
+def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "info", "--json", "--page-size", "16")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["pool"]["pages"] * 16 == facts["pool"]["tokens"] == 4096
+    assert facts["model"]["head_dim"] == 64
+    assert facts["attention"] == "torch"
+
+
+def test_chat_shows_hits_per_turn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\nHello\n/new\nHello\n" + "x " * 4000 + "\n"))
+    code, out, _ = run(capsys, "chat", "--max-new-tokens", "5")
+    hits = [line for line in out.splitlines() if "prompt tokens from the cache" in line]
+    assert code == 0
+    assert hits[0].split("[")[1].startswith("0 of ")
+    cached, total = (int(hits[1].split("[")[1].split()[i]) for i in (0, 2))
+    first = int(hits[0].split("[")[1].split()[2])
+    assert first < cached < total  # the second turn hits all of the first, reply included
+    again = int(hits[2].split("[")[1].split()[0])
+    assert again == first - 1  # /new: another conversation, the same cache
+    assert "[not sent:" in out
+
+
+def test_bench_hooks_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys, "bench", "hooks", "--requests", "3", "--new-tokens", "3", "--reps", "1", "--json"
+    )
+    result = json.loads(out)
+    assert code == 0
+    assert result["emit_sites_per_step"] > 1
+    assert result["events"] > result["steps"]
+
+
+ENGINE_BENCH = (
+    "bench", "engine", "--model", "classroom", "--requests", "3", "--shared", "40", "--own", "5",
+    "--new-tokens", "4", "--reps", "1", "--json",
+)  # fmt: skip
+
+
+def test_bench_engine_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *ENGINE_BENCH, "--skip-transformers")
+    result = json.loads(out)
+    assert code == 0
+    assert set(result["new_tokens_per_second"]) == {"minirad", "minirad, radix cache off"}
+    assert all(rate > 0 for rate in result["new_tokens_per_second"].values())
+    assert list(result["ttft_by_hit"])[-1] == "40 of 40"
+
+
+@pytest.mark.slow  # generate_batch alone takes 14 s to get going
+def test_bench_engine_runs_transformers_too(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *ENGINE_BENCH)
+    rates = json.loads(out)["new_tokens_per_second"]
+    assert code == 0
+    assert len(rates) == 5
+    assert all(rate is not None and rate > 0 for rate in rates.values())
