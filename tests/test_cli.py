@@ -32,8 +32,8 @@ def test_generate_json_from_a_file_and_recorded(capsys: pytest.CaptureFixture[st
     prompts.write_text("Hello\n\nWhat can you do?\n", encoding="utf-8")
     record = tmp_path / "run.jsonl"
     code, out, _ = run(
-        capsys, "generate", "--file", str(prompts), "--json", "--record", str(record), "--max-new-tokens", "3",
-        "--n", "2", "--temperature", "1", "--together",
+        capsys, "generate", "--file", str(prompts), "--json", "--record", str(record), "--n", "2",
+        "--max-new-tokens", "3", "--temperature", "1", "--together",
     )  # fmt: skip
     outputs = json.loads(out)
     assert code == 0

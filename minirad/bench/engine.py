@@ -228,8 +228,9 @@ def table(result: dict[str, Any]) -> str:
     """The result as text."""
     work = result["workload"]
     lines = [
-        f"{result['model']} on {result['processor']}, {result['threads']} thread(s): {work['requests']} requests, "
-        f"{work['shared']} of {work['shared'] + work['own']} prompt tokens shared, {work['new_tokens']} new each",
+        f"{result['model']} on {result['processor']}, {result['threads']} thread(s): "
+        f"{work['requests']} requests, {work['shared']} of {work['shared'] + work['own']} prompt tokens "
+        f"shared, {work['new_tokens']} new each",
         "",
         f"{'':48} new tokens/s   minirad is",
     ]

@@ -92,12 +92,11 @@ def _run(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> tu
 
 
 def _table(result: dict[str, Any]) -> str:
-    return "\n".join(
-        (
-            f"on {result['processor']}, {result['steps']} steps, {result['events']} events",
-            f"nobody listening: {result['emit_sites_per_step']} emit sites a step x "
-            f"{result['nanoseconds_per_site']} ns = {result['share_of_step_without_listener']:.3%} of the step",
-            f"recorder on: {result['seconds_recorder_on']:.3f} s against {result['seconds_recorder_off']:.3f} s, "
-            f"{result['recorder_overhead']:+.1%} (median of interleaved pairs)",
-        )
+    r = result
+    return (
+        f"on {r['processor']}, {r['steps']} steps, {r['events']} events\n"
+        f"nobody listening: {r['emit_sites_per_step']} emit sites a step x {r['nanoseconds_per_site']} ns "
+        f"= {r['share_of_step_without_listener']:.3%} of the step\n"
+        f"recorder on: {r['seconds_recorder_on']:.3f} s against {r['seconds_recorder_off']:.3f} s, "
+        f"{r['recorder_overhead']:+.1%} (median of interleaved pairs)"
     )
