@@ -15,7 +15,7 @@ from minirad.attention import (
     build_metadata,
 )
 from minirad.attention.torch_paged import SharedSegment, shared_segments
-from minirad.kv import DeviceRows, KVPool
+from minirad.kv import KVPool
 
 torch.set_num_threads(1)
 
@@ -252,27 +252,6 @@ def test_pool_writes_copies_poisons_and_counts() -> None:
         KVPool(1, 0, 1, 1, dtype=torch.float32, device="cpu")
     with pytest.raises(ValueError, match="2 sources, 1 targets"):
         pool.copy(torch.tensor([1, 2]), torch.tensor([3]))
-
-
-def test_device_rows_share_memory_on_a_cpu() -> None:
-    host = np.zeros((2, 5), dtype=np.int64)
-    rows = DeviceRows(host, "cpu")
-    host[1, 2] = 9
-    rows.sync(1, 2, 3)
-    rows.sync_many([(1, 2, 3)])
-    assert rows.tensor[1, 2] == 9
-    with pytest.raises(ValueError, match="int64"):
-        DeviceRows(host.astype(np.int32), "cpu")
-
-
-def test_device_rows_mirror_only_what_is_synced() -> None:
-    host = np.arange(20, dtype=np.int64).reshape(4, 5)
-    rows = DeviceRows(host, "cpu")
-    rows._shared, rows.tensor = False, torch.zeros(4, 5, dtype=torch.int64)  # as on another device
-    rows.sync(3, 1, 3)
-    rows.sync_many([(0, 0, 2), (2, 4, 5), (1, 3, 3)])
-    expected = [[0, 1, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 14], [0, 16, 17, 0, 0]]
-    assert rows.tensor.tolist() == expected
 
 
 @pytest.mark.gpu

@@ -1,8 +1,8 @@
 """The req_to_token pool: a row for every running request says in which slot each token's KV lies.
 
-`rows[r, i]` is the slot of token i of the request in row r. The table lives on the host and is
-authoritative; the device mirrors it (kv/device_rows.py). A page table is a strided view of a row:
-`rows[r, :length:page_size] // page_size`.
+`rows[r, i]` is the slot of token i of the request in row r. The table lives on the host and
+is all there is: what the device has to know of a batch goes over with the batch (attention/metadata.py).
+A page table is a strided view of a row: `rows[r, :length:page_size] // page_size`.
 """
 
 from __future__ import annotations
