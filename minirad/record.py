@@ -56,7 +56,7 @@ class Frame:
         try:
             events = tuple(_unflat(flat) for flat in line["events"])
             return cls(line["frame"], line["step"], events, line.get("keyframe"), line.get("scene"))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"not a frame: {error!r}") from error
 
 
@@ -183,6 +183,7 @@ class Recorder(Recording):
 
     def cut(self) -> None:
         """Ends the frame in progress, if anything has happened in it."""
+        self._derive()
         if self._events:
             self._end_frame()
 
@@ -204,13 +205,18 @@ class Recorder(Recording):
         self._events.append(event)
         if isinstance(event, ev.StepEnded):
             self._step = event.step
+            self._derive()
             self._end_frame()
 
-    def _end_frame(self) -> None:
+    def _derive(self) -> None:
         if self._silent:
             after = _nodes_by_id(self._cache)
-            self._events[-1:-1] = derive_events(self._before, after)
+            ends_step = bool(self._events) and isinstance(self._events[-1], ev.StepEnded)
+            place = len(self._events) - ends_step
+            self._events[place:place] = derive_events(self._before, after)
             self._before = after
+
+    def _end_frame(self) -> None:
         keyframe = self._snapshot() if (len(self.frames) + 1) % self._every == 0 else None
         frame = Frame(len(self.frames), self._step, tuple(self._events), keyframe, self._scene)
         self._events, self._scene = [], None
@@ -462,7 +468,7 @@ def derive_events(before: dict[int, State], after: dict[int, State]) -> list[ev.
     Exact in which nodes came, went, grew and were split; the order of things is not known.
     """
     found: list[ev.Event] = []
-    for number in before.keys() - after.keys():
+    for number in sorted(before.keys() - after.keys()):
         node = before[number]
         why = "gone since the step before"
         found.append(ev.NodeEvicted(number, node["parent"], tuple(node["slots"]), "its own", why, None))

@@ -37,7 +37,6 @@ class Request:
     index: int = 0
     group: str = ""  # the id that add_request gave out
     token_mask: TokenMask | None = None
-    on_token: Callable[[Request, int], None] | None = None
 
     status: str = WAITING
     row: int = -1
@@ -51,7 +50,6 @@ class Request:
     error: str = ""
     added_at: float = 0.0
     first_token_at: float = 0.0
-    text: str = ""  # of a finished request, cut before a stop text
 
     length: int = field(init=False)  # prompt and generated tokens
     output: list[int] = field(init=False, default_factory=list)
@@ -84,17 +82,27 @@ class Request:
         self.output_logprobs.append(logprob)
 
     @property
+    def unbranched(self) -> int:
+        """Samples that will branch off this request when its prompt is computed."""
+        return self.params.n - 1 if self.index == 0 and not self.output else 0
+
+    @property
     def usable_prefix(self) -> int:
         """How many cached slots may be used at most: one token is always computed.
 
         A wanted log-probability of prompt token p needs the logits of token p-1, so that one has to
-        be computed too. (Only once: a retracted request has its
-        prompt's log-probabilities already.)
+        be computed too; but only once, also if the request is retracted between.
         """
         limit = self.length - 1
-        if self.params.logprob_start is not None and not self.prompt_logprobs:
-            limit = min(limit, max(self.params.logprob_start - 1, 0))
+        if self.next_logprob < len(self.prompt):
+            limit = min(limit, max(self.next_logprob - 1, 0))
         return limit
+
+    @property
+    def next_logprob(self) -> int:
+        """Position of the first prompt token whose log-probability is wanted and not known yet."""
+        start = self.params.logprob_start
+        return len(self.prompt) if start is None else start + len(self.prompt_logprobs)
 
     @property
     def computed(self) -> bool:

@@ -37,11 +37,13 @@ class PrefillBudget:
     """What this step may still take on. Made afresh each step.
 
     tokens: prompt tokens left to compute. reserve: slots that those who run now will need next, to
-    be left over so that admitting somebody does not at once retract somebody else.
+    be left over so that admitting somebody does not at once retract somebody else. rows: free rows,
+    less those that samples of this batch's requests are about to take.
     """
 
     tokens: int
     reserve: int
+    rows: int
 
 
 class Scheduler:
@@ -109,10 +111,12 @@ class Scheduler:
     def _prefill_batch(self) -> Batch:
         batch = Batch("prefill")
         page = self.ownership.allocator.page_size
-        budget = PrefillBudget(self.chunk_tokens, reserve=page * len(self.running))
+        budget = PrefillBudget(
+            self.chunk_tokens, reserve=page * len(self.running), rows=self.ownership.rows.available
+        )
         if self.chunking:
             self._next_chunk(self.chunking, batch, budget)
-        if self.chunking or not self.waiting or not self.ownership.rows.available:
+        if self.chunking or not self.waiting or budget.rows <= 0:
             return batch
         for request in self._ordered():
             if budget.tokens == 0 or self.chunking:
@@ -136,34 +140,39 @@ class Scheduler:
             batch.add(request, start)
             if request.computed:
                 self.chunking = None
+                budget.reserve += page * (1 + request.unbranched)
+                budget.rows -= request.unbranched
 
     def _admit(self, request: Request, batch: Batch, budget: PrefillBudget) -> str:
         """Admits a request into the batch, or says why not (and leaves no trace in the tree)."""
         ownership, cache = self.ownership, self.ownership.cache
         alone = not self.live and not batch.requests
-        samples = request.params.n if request.index == 0 and not request.output else 1
-        if ownership.rows.available < samples:
-            return f"{ownership.rows.available} of {samples} rows free"
-        key = request.key()
-        need, room = self._need(request, cache.peek(key), samples, budget, alone)
-        if room - ownership.lock_cost(key) < need and alone:
-            # Nobody else holds anything. Locking the part of the match that is computed again
-            # anyway could make the difference, so leave it out.
-            key = request.key(request.usable_prefix)
+        samples = 1 + request.unbranched
+        if budget.rows < samples:
+            return f"{max(budget.rows, 0)} of {samples} rows free"
+        keys = [request.key()]
+        if alone:
+            # Nobody else holds anything. Locking the part of the match that is computed again anyway
+            # could make the difference: then leave it out.
+            keys.append(request.key(request.usable_prefix))
+        reason = ""
+        for key in keys:
             need, room = self._need(request, cache.peek(key), samples, budget, alone)
-        if room - ownership.lock_cost(key) < need:
-            return f"{need} slots needed, {room} free or evictable"
-
-        match = cache.match_prefix(key)
-        cache.inc_lock_ref(match.last_node)
-        # The lock took the match out of what can be evicted. With our own tree that was foreseen
-        # above; a tree without `lock_cost` is found out here.
-        need, room = self._need(request, match.length, samples, budget, alone)
-        if room < need:
+            room -= ownership.lock_cost(key)
+            if room < need:
+                reason = f"{need} slots needed, {room} free or evictable beside its match"
+                continue
+            match = cache.match_prefix(key)
+            cache.inc_lock_ref(match.last_node)
+            # The lock took the match out of what can be evicted. With our own tree that was foreseen
+            # above; a tree without `lock_cost` is found out here.
+            need, room = self._need(request, match.length, samples, budget, alone)
+            if room >= need:
+                self._enter(request, match, batch, budget, samples)
+                return ""
             cache.dec_lock_ref(match.last_node)
-            return f"{need} slots needed, {room} left after locking the match"
-        self._enter(request, match, batch, budget, samples)
-        return ""
+            reason = f"{need} slots needed, {room} left after locking the match"
+        return reason
 
     def _need(
         self, request: Request, matched: int, samples: int, budget: PrefillBudget, alone: bool
@@ -207,10 +216,9 @@ class Scheduler:
         batch.add(request, cached)
         budget.tokens -= stop - cached
         budget.reserve += page * samples
+        budget.rows -= samples
         if not request.computed:
             self.chunking = request
-            remaining = ownership.allocator.pages_needed(stop, request.length)
-            budget.reserve += remaining * page
 
     # ------------------------------------------------------------ decode
 
@@ -245,6 +253,7 @@ class Scheduler:
         """Puts a running request back into the queue; what it gave the tree stays, evictable."""
         freed = self.ownership.release(request, "released")
         self.requeue(request)
+        self.retracted.append(request)
         if self.bus.wants(ev.RequestRetracted):
             self.bus.emit(ev.RequestRetracted(request.id, freed, len(request.output)))
 
@@ -256,4 +265,3 @@ class Scheduler:
             self.running.remove(request)
         request.status = WAITING
         self.waiting.append(request)
-        self.retracted.append(request)

@@ -1,0 +1,228 @@
+"""The engine against everything at once: a Hypothesis machine over tiny pools, checked after every step."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_config
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from support import ColdReference
+
+from minirad import events as ev
+from minirad.cache.eviction import POLICIES as EVICTION
+from minirad.config import EngineConfig, SamplingParams
+from minirad.engine import Engine, GenerationOutput, Pin
+from minirad.model.llama import LlamaModel, random_weights
+from minirad.record import Recorder, Recording, ReplayState
+
+EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "60"))
+
+_config = tiny_config()
+MODEL = LlamaModel(_config, random_weights(_config, 0, dtype=torch.float32, device="cpu"))
+REFERENCE = ColdReference(MODEL)
+
+# Prompts are beginnings of a few long texts with a short ending of their own: they share much.
+TEXTS = ([5] * 40, [5, 6] * 20, [5, 5, 5, 5, 7, 8, 9, 5] * 5, [6, 7, 8] * 13)
+prompts = st.builds(
+    lambda text, length, ending: (text[:length] + ending) or [5],
+    st.sampled_from(TEXTS),
+    st.integers(0, 20),
+    st.lists(st.sampled_from([5, 6, 7]), max_size=2),
+)
+extra_keys = st.sampled_from([None] * 6 + ["adapter", ("bc", "a")])
+requests = st.tuples(
+    prompts,
+    st.builds(
+        SamplingParams,
+        max_new_tokens=st.integers(0, 8),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        temperature=st.sampled_from([0.0, 0.0, 1.0]),
+        logprob_start=st.sampled_from([None, None, 0, 3]),
+        seed=st.just(11),
+    ),
+    extra_keys,
+    st.integers(-1, 1),
+).map(lambda drawn: drawn if (drawn[1].logprob_start or 0) < len(drawn[0]) else (drawn[0] * 4, *drawn[1:]))
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Requests come, run, are aborted; prefixes are pinned; the tree is flushed; the policy changes."""
+
+    @initialize(
+        page=st.sampled_from([1, 1, 2, 4]),
+        tokens=st.sampled_from([8, 16, 16, 24, 32, 64]),
+        chunk=st.integers(1, 8),
+        running=st.integers(1, 4),
+        schedule=st.sampled_from(["fcfs", "lpm"]),
+        eviction=st.sampled_from(sorted(EVICTION)),
+    )
+    def start(self, page: int, tokens: int, chunk: int, running: int, schedule: str, eviction: str) -> None:
+        config = EngineConfig(
+            kv_tokens=tokens, page_size=page, chunk_tokens=chunk, max_running=running,
+            schedule_policy=schedule, eviction_policy=eviction, poison_freed=True,
+        )  # fmt: skip
+        self.engine = Engine(config, model=MODEL)
+        self.recorder = Recorder(self.engine, keyframe_every=7)
+        self.replay = ReplayState(self.engine.snapshot())
+        self.engine.bus.subscribe(None, self.replay.apply)
+        self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
+        self.done: dict[tuple[str, int], GenerationOutput] = {}
+        self.aborted: set[str] = set()
+        self.excused: set[str] = set()  # lived beside a pin, which may leave them no room
+        self.pins: list[Pin] = []
+
+    # ------------------------------------------------------------ what may happen
+
+    @rule(several=st.lists(requests, min_size=1, max_size=4))
+    def add(self, several: list[tuple[list[int], SamplingParams, Any, int]]) -> None:
+        config = self.engine.config
+        for prompt, params, extra_key, priority in several:
+            fits = len(prompt) + params.max_new_tokens <= config.kv_tokens and params.n <= config.max_running
+            before = self.engine.snapshot()
+            try:
+                rid = self.engine.add_request(prompt, params, extra_key, priority)
+            except ValueError:
+                assert not fits
+                assert self.engine.snapshot() == before
+                continue
+            assert fits
+            self.asked[rid] = (prompt, params)
+            if self.pins:
+                self.excused.add(rid)
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.take(self.engine.step())
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def abort(self, data: Any) -> None:
+        rid = data.draw(st.sampled_from(sorted(self.asked)))
+        alive = any(request.group == rid for request in self.engine.scheduler.everyone())
+        assert self.engine.abort(rid) == alive
+        if alive:
+            self.aborted.add(rid)
+
+    @rule(prompt=prompts, extra_key=extra_keys, which=st.integers(0, 5))
+    def pin_or_unpin(self, prompt: list[int], extra_key: Any, which: int) -> None:
+        if which < len(self.pins):
+            self.engine.unpin(self.pins.pop(which))
+            return
+        length = self.engine.peek(prompt, extra_key)
+        self.pins.append(self.engine.pin(prompt, extra_key))
+        assert self.pins[-1].length == length
+        self.excused |= {request.group for request in self.engine.scheduler.everyone()}
+
+    @rule(what=st.sampled_from(["peek", "flush", *sorted(EVICTION)]), prompt=prompts, extra_key=extra_keys)
+    def something_rare(self, what: str, prompt: list[int], extra_key: Any) -> None:
+        before = self.engine.snapshot()
+        if what == "peek":
+            assert 0 <= self.engine.peek(prompt, extra_key) <= len(prompt)
+        elif what != "flush":
+            self.engine.cache.eviction_policy = what
+            before["tree"]["eviction_policy"] = what
+        elif self.engine.scheduler.has_work or self.pins:
+            with pytest.raises(ValueError, match="cannot flush"):
+                self.engine.flush_cache()
+        else:
+            self.engine.flush_cache()
+            assert self.engine.allocator.available == self.engine.config.kv_tokens
+            return
+        assert self.engine.snapshot() == before
+
+    # ------------------------------------------------------------ what must hold
+
+    @invariant()
+    def all_is_well(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.check()
+            assert self.replay.snapshot() == self.engine.snapshot()
+
+    def take(self, report: Any) -> None:
+        self.engine.check()
+        assert self.replay.snapshot() == self.engine.snapshot()
+        for output in report.finished:
+            key = (output.request_id, output.index)
+            assert key not in self.done, f"{key} finished twice"
+            self.done[key] = output
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(2000):
+            if not self.engine.has_work:
+                break
+            self.take(self.engine.step())
+        assert not self.engine.has_work
+        for rid, (prompt, params) in self.asked.items():
+            self.judge(rid, prompt, params)
+        tree, free = self.engine.cache.total_size, self.engine.allocator.available
+        assert tree + free == self.engine.config.kv_tokens, "slots were lost"
+        while self.pins:
+            self.engine.unpin(self.pins.pop())
+        assert self.engine.cache.protected_size == 0
+        self.recorder.close()
+        check_recording(self.recorder)
+
+    def judge(self, rid: str, prompt: list[int], params: SamplingParams) -> None:
+        outputs = [output for (request, _), output in self.done.items() if request == rid]
+        reasons = {output.finish_reason for output in outputs}
+        assert "abort" not in reasons or rid in self.aborted
+        assert "error" not in reasons or rid in self.excused
+        if not reasons & {"abort", "error"}:
+            assert sorted(output.index for output in outputs) == list(range(params.n))
+        for output in outputs:
+            if output.finish_reason in ("stop", "length"):
+                REFERENCE.require_equal(prompt, params, output)
+                assert output.cached_tokens <= min(len(prompt) - 1, max((params.logprob_start or 99) - 1, 0))
+
+
+def check_recording(recording: Recording) -> None:
+    """Every keyframe is what replay from the start arrives at."""
+    replay = ReplayState(recording.header["start"])
+    for frame in recording:
+        for event in frame.events:
+            assert isinstance(event, ev.Event)
+            assert event.describe()
+            replay.apply(event)
+        if frame.keyframe is not None:
+            assert replay.snapshot() == frame.keyframe
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run.jsonl"
+        recording.save(path)
+        data = path.read_bytes()
+        for size in random.Random(len(data)).sample(range(data.index(b"\n") + 1, len(data) + 1), 3):
+            path.write_bytes(data[:size])
+            # Cut just before its line's end, a frame is whole all the same.
+            whole = data[: size + 1].count(b"\n") - 1
+            assert Recorder.load(path).frames == recording.frames[:whole]
+
+
+def test_any_order_of_requests_steps_aborts_pins_and_flushes() -> None:
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=40,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,324 @@
+"""Recordings: replay arrives at every state, files cut off anywhere load, equal runs record equally."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CheckedEngine
+from support import PlainCache, drive
+
+from minirad import events as ev
+from minirad.cache.radix_cache import RadixCache, RadixKey
+from minirad.config import SamplingParams
+from minirad.record import Frame, Recorder, Recording, ReplayState
+
+MakeEngine = Callable[..., CheckedEngine]
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
+TIGHT = {"kv_tokens": 32, "page_size": 2, "chunk_tokens": 5, "max_running": 4}
+
+
+def eventful(engine: CheckedEngine) -> None:
+    """A run in which about everything happens that can."""
+    sampled = SamplingParams(max_new_tokens=9, temperature=1.0, n=3, ignore_eos=True)
+    greedy = SamplingParams(max_new_tokens=10, ignore_eos=True)
+    engine.add_request([*PROMPT, 13], sampled)
+    engine.add_request([*PROMPT[:6], 20], greedy, extra_key=("bc", "a"))
+    engine.add_request([*PROMPT[:6], 21, 22], greedy, priority=1)
+    for _ in range(6):
+        engine.step()
+    doomed = engine.add_request([30] * 8, greedy)
+    drive(engine)
+    engine.abort(doomed)
+    pin = engine.pin(PROMPT[:4])
+    engine.generate([PROMPT, [30] * 9], greedy)
+    engine.unpin(pin)
+    engine.cache.eviction_policy = "lfu"
+    engine.generate([31] * 20, greedy)
+    engine.abort(engine.add_request(PROMPT, greedy))
+    engine.step()
+    engine.flush_cache()
+    engine.generate(PROMPT, greedy)
+
+
+def kinds(recording: Recording) -> set[str]:
+    return {type(event).__name__ for frame in recording for event in frame.events}
+
+
+@pytest.fixture
+def run(make_engine: MakeEngine) -> Recorder:
+    engine = make_engine(**TIGHT)
+    with Recorder(engine, keyframe_every=6) as recording:
+        eventful(engine)
+    return recording
+
+
+@pytest.mark.parametrize("every", [1, 4, 1000])
+def test_any_step_is_a_keyframe_and_replay(make_engine: MakeEngine, every: int) -> None:
+    engine = make_engine(**TIGHT)
+    recording = Recorder(engine, keyframe_every=every)
+    states: list[Any] = []
+    engine.bus.subscribe(ev.StepEnded, lambda event: states.append((len(recording), engine.snapshot())))
+    with recording:
+        eventful(engine)
+    missing = {kind.__name__ for kind in ev.EVENT_TYPES} - kinds(recording)
+    assert missing == set(), "this run is meant to show every kind of event"
+    # A handler of one kind is called before one of all kinds: the frame's own index.
+    for index, state in states:
+        assert recording.state(index) == state
+    assert sum(frame.keyframe is not None for frame in recording) == len(recording) // every
+    replay = ReplayState(recording.header["start"])
+    for frame in recording:
+        for event in frame.events:
+            replay.apply(event)
+        assert frame.keyframe is None or replay.snapshot() == frame.keyframe
+    assert replay.snapshot() == engine.snapshot() == recording.state(len(recording) - 1)
+    assert recording.state(-1) == recording.header["start"]
+    for index in (-2, len(recording)):
+        with pytest.raises(ValueError, match=f"frame {index} is not in this recording"):
+            recording.state(index)
+
+
+def test_a_state_does_not_change_when_replay_goes_on(run: Recorder) -> None:
+    replay = run.replay_to(5)
+    before = replay.snapshot()
+    text = json.dumps(before)
+    for frame in run.frames[6:]:
+        for event in frame.events:
+            replay.apply(event)
+    assert json.dumps(before) == text
+
+
+def test_what_happens_between_steps_belongs_to_the_next_frame(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    with Recorder(engine) as recording:
+        engine.add_request(PROMPT, SamplingParams(max_new_tokens=1))
+        engine.step()
+        engine.add_request(PROMPT, SamplingParams(max_new_tokens=1))
+        engine.abort("R2")
+    assert next(type(event).__name__ for event in recording.frames[0].events) == "RequestAdded"
+    assert [type(event).__name__ for event in recording.frames[-1].events] == [
+        "RequestAdded",
+        "RequestAborted",
+    ]
+    assert recording.state(len(recording) - 1) == engine.snapshot()
+    engine.step()
+    assert len(recording) == 2, "a closed recorder hears nothing"
+    assert not engine.bus.wants(ev.StepEnded)
+
+
+def test_scenes_begin_where_they_are_announced(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine = make_engine()
+    with Recorder(engine) as recording:
+        recording.scene("Ünïcödé 🙂\u2028 first\nline")
+        engine.generate(PROMPT)
+        recording.scene("second")
+        engine.add_request(PROMPT)
+        recording.scene("third, after a cut")
+        engine.step()
+    titles = {frame.index: frame.scene for frame in recording if frame.scene is not None}
+    assert list(titles.values()) == ["Ünïcödé 🙂\u2028 first\nline", "second", "third, after a cut"]
+    recording.save(tmp_path / "run.jsonl")
+    assert Recorder.load(tmp_path / "run.jsonl").frames == recording.frames
+
+
+def test_a_recorder_that_starts_in_the_middle(make_engine: MakeEngine) -> None:
+    engine = make_engine(**TIGHT)
+    engine.add_request(PROMPT, SamplingParams(max_new_tokens=6, n=2))
+    engine.step()
+    engine.step()
+    with Recorder(engine, keyframe_every=2) as recording:
+        drive(engine)
+    assert recording.state(len(recording) - 1) == engine.snapshot()
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_a_file_is_the_same_saved_at_the_end_or_written_as_it_runs(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(**TIGHT)
+    with Recorder(engine, tmp_path / "live.jsonl", keyframe_every=5) as recording:
+        eventful(engine)
+    recording.save(tmp_path / "saved.jsonl")
+    assert (tmp_path / "live.jsonl").read_bytes() == (tmp_path / "saved.jsonl").read_bytes()
+    loaded = Recorder.load(tmp_path / "live.jsonl")
+    assert loaded.header == recording.header
+    assert loaded.frames == recording.frames
+    assert [e.describe() for f in loaded for e in f.events] == [
+        e.describe() for f in recording for e in f.events
+    ]
+
+
+def test_a_file_is_readable_while_it_is_written(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine = make_engine()
+    with Recorder(engine, tmp_path / "live.jsonl") as recording:
+        for steps in range(1, 4):
+            engine.add_request(PROMPT, SamplingParams(max_new_tokens=0))
+            engine.step()
+            assert len(Recorder.load(tmp_path / "live.jsonl")) == len(recording) == steps
+
+
+def test_a_file_cut_off_anywhere_gives_its_whole_frames(run: Recorder, tmp_path: Path) -> None:
+    run.frames[3] = dataclasses.replace(run.frames[3], scene="Ünïcödé 🙂")
+    path, cut = tmp_path / "run.jsonl", tmp_path / "cut.jsonl"
+    run.save(path)
+    data = path.read_bytes()
+    ends = [at for at, byte in enumerate(data) if byte == 0x0A]
+    emoji = data.index("🙂".encode())
+    around = {end + shift for end in ends for shift in (-1, 0, 1, 2)} | set(range(emoji, emoji + 5))
+    for size in sorted(around | set(range(0, len(data), 997))):
+        cut.write_bytes(data[:size])
+        if size < ends[0]:
+            with pytest.raises(ValueError, match="does not begin with the header"):
+                Recorder.load(cut)
+            continue
+        loaded = Recorder.load(cut)
+        whole = sum(end <= size for end in ends) - 1  # a line without its end is whole, too
+        assert loaded.frames == run.frames[:whole]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda lines: ["", *lines], "does not begin with the header"),
+        (lambda lines: ["[1, 2]", *lines[1:]], "does not begin with the header"),
+        (lambda lines: ['{"minirad": 99}', *lines[1:]], "has schema 99, this version reads 1"),
+        (lambda lines: [*lines[:2], lines[2][:-9], *lines[3:]], "line 3"),
+        (lambda lines: [*lines[:2], '{"frame": 1}', *lines[3:]], "line 3"),
+        (lambda lines: [*lines[:2], '{"frame":1,"step":1,"events":[[]]}', *lines[3:]], "line 3"),
+        (lambda lines: [*lines[:2], '{"frame":1,"step":1,"events":[["Nonsense",1]]}', *lines[3:]], "line 3"),
+        (lambda lines: [*lines[:2], '{"frame":1,"step":1,"events":[["StepEnded",1]]}', *lines[3:]], "line 3"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_its_line(
+    run: Recorder, tmp_path: Path, damage: Callable[[list[str]], list[str]], message: str
+) -> None:
+    path = tmp_path / "run.jsonl"
+    run.save(path)
+    path.write_text("\n".join(damage(path.read_text(encoding="utf-8").split("\n"))), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        Recorder.load(path)
+
+
+def test_two_runs_with_one_seed_give_identical_recordings_apart_from_the_clock(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    def lines(name: str, **changes: Any) -> list[str]:
+        engine = make_engine(**{**TIGHT, **changes})
+        with Recorder(engine, keyframe_every=7) as recording:
+            eventful(engine)
+        for at, frame in enumerate(recording.frames):
+            events = tuple(
+                dataclasses.replace(e, seconds=0.0) if isinstance(e, ev.StepEnded) else e
+                for e in frame.events
+            )
+            recording.frames[at] = dataclasses.replace(frame, events=events)
+        recording.save(tmp_path / name)
+        return (tmp_path / name).read_text(encoding="utf-8").split("\n")
+
+    assert lines("a") == lines("b")
+    assert lines("a")[1:] != lines("c", seed=7)[1:]
+
+
+def test_every_event_goes_through_a_line_of_json_and_says_itself(run: Recorder) -> None:
+    for frame in run:
+        assert Frame.from_json(frame.to_json()) == frame
+        for event in frame.events:
+            sentence = event.describe()
+            assert sentence
+            assert not sentence.endswith(".")
+            assert "\n" not in sentence
+
+
+# ---------------------------------------------------------------------- trees on their own, silent trees
+
+
+def exercise(cache: Any, cut: Callable[[], None]) -> None:
+    """Inserts, splits, grows, locks, evicts; a cut after each."""
+
+    def insert(tokens: list[int], first: int) -> Any:
+        result = cache.insert(RadixKey(tokens), list(range(first, first + len(tokens))))
+        cut()
+        return result.last_node
+
+    insert([1, 2, 3, 4], 10)
+    node = insert([1, 2, 7], 20)
+    cut()
+    cache.inc_lock_ref(node)
+    cut()
+    insert([1, 2, 7, 8], 30)
+    cache.match_prefix(RadixKey([1, 2, 3]))
+    cut()
+    cache.evict(2)
+    cut()
+    cache.dec_lock_ref(node)
+    cut()
+    insert([9, 9], 40)
+    cache.reset()
+    cut()
+
+
+def test_a_cache_on_its_own_is_recorded_cut_by_cut() -> None:
+    cache = RadixCache()
+    with Recorder(cache, keyframe_every=3) as recording:
+        exercise(cache, recording.cut)
+    replay = ReplayState(recording.header["start"])
+    for frame in recording:
+        for event in frame.events:
+            replay.apply(event)
+        assert frame.keyframe is None or replay.snapshot() == frame.keyframe
+    assert {
+        "NodeInserted",
+        "NodeSplit",
+        "NodeLocked",
+        "NodeUnlocked",
+        "NodeEvicted",
+        "CacheFlushed",
+    } <= kinds(recording)
+
+
+def structure(state: Any) -> dict[int, tuple[Any, ...]]:
+    names = ("parent", "tokens", "slots", "lock_ref")
+    return {node["id"]: tuple(node[name] for name in names) for node in state["tree"]["nodes"]}
+
+
+def test_a_silent_cache_on_its_own_is_compared_at_each_cut() -> None:
+    silent = PlainCache()
+    with Recorder(silent) as recording:
+        exercise(silent, recording.cut)
+    assert len(recording) > 5
+    assert all(frame.keyframe is not None for frame in recording)
+    assert {"NodeInserted", "NodeSplit", "NodeLocked", "NodeUnlocked", "NodeEvicted"} <= kinds(recording)
+    replay = ReplayState(recording.header["start"])
+    for frame in recording:
+        for event in frame.events:
+            replay.apply(event)
+        assert structure(replay.snapshot()) == structure(frame.keyframe)
+
+
+def test_the_recorder_derives_the_events_of_a_silent_tree_in_an_engine(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    def run(cache: Any) -> Recorder:
+        engine = make_engine(cache, **{**TIGHT, "page_size": 1})
+        with Recorder(engine) as recording:
+            engine.generate([PROMPT, PROMPT[:3] + [20] * 3, [30] * 9], SamplingParams(max_new_tokens=6))
+            engine.generate([[31] * 20, PROMPT], SamplingParams(max_new_tokens=6))
+            assert structure({"tree": engine.snapshot()["tree"]}) == structure(
+                recording.state(len(recording) - 1)
+            )
+        return recording
+
+    recording = run(PlainCache())
+    assert {"NodeInserted", "NodeSplit", "NodeEvicted", "NodeLocked", "NodeUnlocked"} <= kinds(recording)
+    assert all(isinstance(frame.events[-1], ev.StepEnded) for frame in recording)
+    recording.save(tmp_path / "run.jsonl")
+    loaded = Recorder.load(tmp_path / "run.jsonl")
+    assert loaded.frames == recording.frames
+    assert loaded.state(4) == recording.state(4)
