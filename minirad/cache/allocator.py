@@ -80,10 +80,9 @@ class PageAllocator:
         InvariantError, with nothing changed, for a slot given twice or a page that is free already
         (also when its other tokens were freed before), or that was never handed out.
         """
-        slots = as_int64(slots, "slots")
-        if len(slots) == 0:
-            return slots
-        ordered = np.sort(slots)
+        ordered: Slots = np.sort(as_int64(slots, "slots"))
+        if len(ordered) == 0:
+            return ordered
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         require(len(twice) == 0, f"slot {twice[:1]} is freed twice in one call")
         low, high = int(ordered[0]), int(ordered[-1])

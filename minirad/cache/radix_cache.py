@@ -1,14 +1,18 @@
 """The radix tree: which prefixes have their KV in the pool, and in which slots.
 
-An edge carries a run of tokens (as bytes) and the slots that hold their keys and values; a path from
-the root spells a prefix. This is an index only: it knows no model, no tensors and no allocator. Slots
+An edge carries a run of tokens and the slots that hold their keys and values; a path from the root
+spells a prefix. This is an index only: it knows no model, no tensors and no allocator. Slots
 come in through `insert` and go out through `match_prefix` and `evict`; whoever calls owns the rest.
 
-Three choices make plain Python fast here:
+Four choices make plain Python fast here:
 
-* **Tokens are compared as bytes.** `data.startswith(edge, pos)` compares a whole edge at an offset at
-  memory speed, without slicing the rest of the key at every node, and where an edge is left in the
-  middle, bisection finds the place. A loop over tokens costs a thousand times more.
+* **Tokens are compared as bytes.** `data[pos:end] != edge` compares a whole edge at memory speed, and
+  cuts no more than that edge's length out of the key (cutting off all the rest at every node would
+  cost depth x length). Where an edge is left in the middle, bisection finds the page. A loop over
+  tokens costs a thousand times more.
+* **Slots are kept as bytes, too** (`node.packed`, read as numbers through `node.slots`). Cutting and
+  joining bytes takes a fraction of the time of the same on small numpy arrays, and the pieces are
+  copies by nature: a view would keep a large array alive for as long as any small part of it.
 * **One clock tick per operation.** All nodes that a match or insert touched share it, so "least
   recently used" needs no time stamps that must be compared node by node. (Rejected: `time.monotonic`
   per node: slower, and two runs of one program would differ.)
@@ -28,12 +32,13 @@ import numpy.typing as npt
 
 from minirad import events as ev
 from minirad.cache.eviction import EvictionQueue, eviction_policy
-from minirad.errors import require
+from minirad.errors import InvariantError, require
 
 Slots = npt.NDArray[np.int64]
 IntSequence = Sequence[int] | npt.NDArray[Any]  # torch tensors work too: anything numpy can read
 
-MAX_TOKEN = 2**31 - 1
+MAX_TOKEN, MAX_INT64 = 2**31 - 1, 2**63 - 1
+SLOT_BYTES = 8
 NO_PRIORITY = -(2**63)  # what a look-up adds to a node's priority: nothing
 
 
@@ -42,8 +47,11 @@ def as_int64(values: Any, what: str) -> Slots:
     array = np.asarray(values)
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    kind = array.dtype.kind
+    if array.ndim != 1 or kind not in "iu":
         raise ValueError(f"{what} must be one row of integers, got {array.dtype} of shape {array.shape}")
+    if kind == "u" and array.max() > MAX_INT64:
+        raise ValueError(f"{what}: {array.max()} does not fit into a signed 64-bit integer")
     return array.astype(np.int64, copy=False)
 
 
@@ -129,24 +137,25 @@ class EvictResult(NamedTuple):
 class Node:
     """One edge and what hangs below it. `edge` is the key's bytes; `slots[i]` holds its i-th unit.
 
-    `children` are found by the bytes of their first page (below the root: with their namespace).
+    `packed` is the bytes of the slots (int64). `children` are found by the bytes of their first page
+    (below the root: with their namespace).
     """
 
     __slots__ = (
         "children", "created", "edge", "first", "hits", "id", "last_access", "lock_ref",
-        "namespace", "parent", "priority", "queued", "slots", "width",
+        "namespace", "packed", "parent", "priority", "queued", "width",
     )  # fmt: skip
 
     def __init__(
-        self, id: int, parent: Node | None, first: Any, edge: bytes, slots: Slots, key: RadixKey
+        self, id: int, parent: Node | None, first: Any, edge: bytes, packed: bytes, like: RadixKey | Node
     ) -> None:
         self.id = id
         self.parent = parent
         self.first = first
         self.edge = edge
-        self.slots = slots
-        self.namespace = key.namespace
-        self.width = key.width
+        self.packed = packed
+        self.namespace: tuple[Hashable, bool] = like.namespace
+        self.width: int = like.width
         self.children: dict[Any, Node] = {}
         self.lock_ref = 0
         self.hits = 0
@@ -159,12 +168,21 @@ class Node:
         return RadixKey._from_bytes(self.edge, self.namespace, self.width)
 
     @property
+    def slots(self) -> Slots:
+        """Where the KV of each unit lies; read-only."""
+        slots: Slots = np.frombuffer(self.packed, dtype=np.int64)
+        return slots
+
+    @property
     def evictable(self) -> bool:
         """An unlocked leaf that is still in the tree; never the root."""
         return self.lock_ref == 0 and not self.children and self.parent is not None
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.packed) // SLOT_BYTES
+
+    def __bool__(self) -> bool:
+        return True  # also the root, which holds nothing: a node is never "false"
 
     def __repr__(self) -> str:
         return f"Node(n{self.id}, {len(self)} tokens, lock_ref={self.lock_ref})"
@@ -192,7 +210,7 @@ class RadixCache:
         self._plant()
 
     def _plant(self) -> None:
-        self.root = Node(0, None, None, b"", np.empty(0, dtype=np.int64), RadixKey(()))
+        self.root = Node(0, None, None, b"", b"", RadixKey(()))
         self._evictable = 0
         self._protected = 0
 
@@ -210,10 +228,11 @@ class RadixCache:
         child = self.root.children.get((key.namespace, data[:page]))
         while child is not None:
             edge = child.edge
-            if not data.startswith(edge, pos):
-                return path, pos, child, _shared_bytes(edge, data, pos) // page * page
+            end = pos + len(edge)
+            if data[pos:end] != edge:
+                return path, pos, child, _shared_pages(edge, data, pos, page) * page
             path.append(child)
-            pos += len(edge)
+            pos = end
             # What is left over after the last whole page is shorter than a page: it finds no child.
             child = child.children.get(data[pos : pos + page])
         return path, pos, None, 0
@@ -238,12 +257,12 @@ class RadixCache:
         path, end = self._touch(key, count_hit, NO_PRIORITY)
         if not path:
             return MatchResult(np.empty(0, dtype=np.int64), 0, self.root)
-        slots = np.concatenate([node.slots for node in path])
+        slots = _unpack([node.packed for node in path])
         return MatchResult(slots, end // key.width, path[-1])
 
     def path_slots(self, node: Node) -> Slots:
         """All slots from the root down to the end of `node` (a copy)."""
-        return np.concatenate([step.slots for step in reversed(self.path_up(node))] or [_EMPTY])
+        return _unpack([step.packed for step in reversed(self.path_up(node))])
 
     def _touch(self, key: RadixKey, hit: bool, priority: int) -> tuple[list[Node], int]:
         """Walks, splits where the walk ends inside a node, and marks the path as just used."""
@@ -273,17 +292,18 @@ class RadixCache:
         """Cuts a node after `at` bytes and returns the new upper half.
 
         The lower half keeps its id, so whoever holds the node (a lock, a row) still holds the END of
-        its path. Both halves count as just used. Slots are copied: views would keep the large array
-        alive for as long as any small piece of it.
+        its path. Both halves count as just used.
         """
-        edge, units, parent = lower.edge, at // lower.width, lower.parent
+        edge, packed, parent = lower.edge, lower.packed, lower.parent
         assert parent is not None
-        upper = Node(self._new_id(), parent, lower.first, edge[:at], lower.slots[:units].copy(), lower.key)
+        units = at // lower.width
+        cut = units * SLOT_BYTES
+        upper = Node(self._new_id(), parent, lower.first, edge[:at], packed[:cut], lower)
         upper.lock_ref, upper.hits, upper.priority = lower.lock_ref, lower.hits, lower.priority
         upper.created = lower.created
         parent.children[lower.first] = upper
         lower.first = edge[at : at + self.page_size * lower.width]
-        lower.edge, lower.slots, lower.parent = edge[at:], lower.slots[units:].copy(), upper
+        lower.edge, lower.packed, lower.parent = edge[at:], packed[cut:], upper
         upper.children[lower.first] = lower
         upper.last_access = lower.last_access = tick
         self._queue.offer(lower)
@@ -310,43 +330,44 @@ class RadixCache:
         end = len(key.data) // page * page
         prefix_len = pos // key.width
         if pos < end:
-            rest, fresh = key.data[pos:end], slots[prefix_len : end // key.width].copy()
+            rest, fresh = key.data[pos:end], slots[prefix_len : end // key.width].tobytes()
             if grow is node and node.lock_ref <= 1 and not node.children and path:
                 self._grow(node, rest, fresh, priority)
             else:
                 node = self._add_leaf(node, key, rest, fresh, priority)
         return InsertResult(prefix_len, node)
 
-    def _add_leaf(self, parent: Node, key: RadixKey, edge: bytes, slots: Slots, priority: int) -> Node:
+    def _add_leaf(self, parent: Node, key: RadixKey, edge: bytes, packed: bytes, priority: int) -> Node:
         first: Any = edge[: key.width * self.page_size]
         if parent is self.root:
             first = (key.namespace, first)
-        leaf = Node(self._new_id(), parent, first, edge, slots, key)
+        leaf = Node(self._new_id(), parent, first, edge, packed, key)
         leaf.created = leaf.last_access = self._tick
         leaf.priority = priority
         parent.children[first] = leaf
-        self._evictable += len(slots)
+        self._evictable += len(leaf)
         self._queue.offer(leaf)
         if self.bus.wants(ev.NodeInserted):
             space = self.namespace_number(key.namespace)
             tokens = tuple(np.frombuffer(edge, dtype=np.int32).tolist())
             self.bus.emit(
                 ev.NodeInserted(
-                    leaf.id, parent.id, tokens, tuple(slots.tolist()), self._tick, priority, space
+                    leaf.id, parent.id, tokens, tuple(leaf.slots.tolist()), self._tick, priority, space
                 )
             )
         return leaf
 
-    def _grow(self, leaf: Node, edge: bytes, slots: Slots, priority: int) -> None:
+    def _grow(self, leaf: Node, edge: bytes, packed: bytes, priority: int) -> None:
         leaf.edge += edge
-        leaf.slots = np.concatenate((leaf.slots, slots))
+        leaf.packed += packed
         if leaf.lock_ref:
-            self._protected += len(slots)
+            self._protected += len(packed) // SLOT_BYTES
         else:
-            self._evictable += len(slots)
+            self._evictable += len(packed) // SLOT_BYTES
         if self.bus.wants(ev.NodeGrown):
             tokens = tuple(np.frombuffer(edge, dtype=np.int32).tolist())
-            self.bus.emit(ev.NodeGrown(leaf.id, tokens, tuple(slots.tolist()), self._tick, leaf.priority))
+            slots = tuple(np.frombuffer(packed, dtype=np.int64).tolist())
+            self.bus.emit(ev.NodeGrown(leaf.id, tokens, slots, self._tick, leaf.priority))
 
     # -------------------------------------------------------------- holding on
 
@@ -386,12 +407,13 @@ class RadixCache:
     def dec_lock_ref(self, node: Node) -> int:
         """Takes one lock back; returns how many tokens became evictable by it."""
         self._require_alive(node)
+        # Above it every node is locked at least as often: this one look is enough for all.
+        if node.lock_ref == 0 and node is not self.root:
+            raise InvariantError(f"n{node.id} is unlocked more often than it was locked")
         moved, step = 0, node
         while (parent := step.parent) is not None:
-            left = step.lock_ref - 1
-            step.lock_ref = left
-            if left <= 0:
-                require(left == 0, f"n{step.id} is unlocked more often than it was locked")
+            step.lock_ref = left = step.lock_ref - 1
+            if left == 0:
                 moved += len(step.edge)
             step = parent
         moved //= node.width
@@ -413,7 +435,7 @@ class RadixCache:
         """
         if num_tokens < 0:
             raise ValueError(f"cannot evict {num_tokens} tokens")
-        freed: list[Slots] = []
+        freed: list[bytes] = []
         total = 0
         while total < num_tokens:
             victim = self._queue.pop()
@@ -421,10 +443,10 @@ class RadixCache:
                 break
             assert isinstance(victim, Node)
             self._remove(victim)
-            freed.append(victim.slots)
+            freed.append(victim.packed)
             total += len(victim)
         self._evictable -= total
-        return EvictResult(total, np.concatenate(freed) if freed else _EMPTY.copy())
+        return EvictResult(total, _unpack(freed))
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
@@ -559,23 +581,28 @@ class RadixCache:
         require(whole, f"{name} holds {units} units, not whole pages of {self.page_size}")
         below = sum(child.lock_ref for child in node.children.values())
         require(node.lock_ref >= below, f"{name}: lock_ref {node.lock_ref}, children's sum {below}")
-        require(node.slots.base is None, f"{name}: its slots are a view of a larger array")
 
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
 
 
-_EMPTY = np.empty(0, dtype=np.int64)
 _policy = eviction_policy  # the property of the same name hides the function inside the class
 
 
-def _shared_bytes(edge: bytes, data: bytes, pos: int) -> int:
-    """How many bytes of `edge` equal those of `data` from `pos` on, found by bisection."""
-    low, high = 0, min(len(edge), len(data) - pos)
+def _unpack(packed: list[bytes]) -> Slots:
+    """The slots of several nodes in one new array."""
+    # A bytearray, not bytes: the array on top of it can be written to, as its new owner may wish.
+    slots: Slots = np.frombuffer(bytearray().join(packed), dtype=np.int64)
+    return slots
+
+
+def _shared_pages(edge: bytes, data: bytes, pos: int, page: int) -> int:
+    """How many whole pages (of `page` bytes) `edge` and `data` from `pos` on begin with alike."""
+    low, high = 0, min(len(edge), len(data) - pos) // page
     while low < high:
         middle = (low + high + 1) // 2
-        if data.startswith(edge[low:middle], pos + low):
+        if data.startswith(edge[low * page : middle * page], pos + low * page):
             low = middle
         else:
             high = middle - 1

@@ -267,7 +267,8 @@ class SlotOwnership:
             found, noted = _owner_name(int(expected[page])), _owner_name(int(self._owner[page]))
             require(False, f"page {page} is held by {found}, booked to {noted}")
         lost = np.flatnonzero(expected == FREE)
-        require(len(lost) == len(free), f"{len(lost)} pages owned by nobody, {len(free)} free")
+        leaked = np.setdiff1d(lost, free)
+        require(len(leaked) == 0, f"page {leaked[:1]} is owned by nobody and not free")
         self._check_locks(live, pins)
 
     def _check_row(self, request: Request, expected: Slots) -> None:
