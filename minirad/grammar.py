@@ -1,0 +1,92 @@
+"""Token masks for replies that must match a regular expression.
+
+The automaton over tokens is llguidance's (the extra `grammar`; MIT, no dependencies of its own, wheels
+for Linux, macOS and Windows). It works token by token, so that a pattern costs nothing in advance, however
+large the vocabulary; outlines-core compiles the whole index first, and xgrammar depends on triton and
+tvm-ffi.
+
+The syntax is that of Rust's `regex` crate, which is Python's without look-around, back-references and
+word boundaries. The reply as a whole must match, as in `re.fullmatch`. (Which letters `\\w` takes differs
+a little between the two.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.bool_]
+
+
+class RegexMask:
+    """Says which tokens may come next; what `Engine.add_request` takes as `token_mask`.
+
+    Called with the ids generated so far, it returns bool `[vocab]`. An end token is allowed where the
+    reply matches as it stands. It may be called for several samples in turn, and again after a
+    retraction: it goes back to what the new ids and those of the call before have in common.
+    """
+
+    def __init__(self, pattern: str, tokenizer: Any, eos_ids: Collection[int], vocab: int) -> None:
+        from llguidance import LLMatcher
+
+        self.pattern, self._vocab = pattern, vocab
+        self._eos = sorted(eos_ids)
+        table = _token_table(tokenizer, self._eos[0], vocab)
+        self._matcher = LLMatcher(table, LLMatcher.grammar_from_regex(pattern), log_level=0)
+        if self._matcher.is_error():
+            raise ValueError(f"regex {pattern!r} cannot be used: {_told(self._matcher.get_error())}")
+        self._seen: list[int] = []
+
+    def __call__(self, output: list[int]) -> Mask:
+        """Bool `[vocab]` of what may follow `output`. ValueError if `output` itself cannot be."""
+        same = 0
+        for ours, theirs in zip(self._seen, output, strict=False):
+            if ours != theirs:
+                break
+            same += 1
+        if same < len(self._seen):
+            self._matcher.rollback(len(self._seen) - same)
+        if output[same:] and not self._matcher.consume_tokens(output[same:]):
+            raise ValueError(f"{output} cannot begin a match of {self.pattern!r}")
+        self._seen = list(output)
+        return self._allowed()
+
+    def _allowed(self) -> Mask:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        known = np.unpackbits(bits, bitorder="little")[: self._vocab].astype(np.bool_)
+        allowed = np.zeros(self._vocab, dtype=np.bool_)
+        allowed[: len(known)] = known
+        allowed[self._eos] = allowed[self._eos[0]]  # llguidance was told of one end token only
+        return allowed
+
+
+def regex_mask(pattern: str, tokenizer: Any, eos_ids: Collection[int], vocab: int) -> RegexMask:
+    """A fresh mask for one request.
+
+    ValueError for a pattern that llguidance does not take or a model without an end token;
+    ModuleNotFoundError, saying what to install, without the extra.
+    """
+    try:
+        import llguidance  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("regex needs llguidance: pip install 'minirad[grammar]'") from error
+    if not eos_ids:
+        raise ValueError("this model has no end token: a reply that must match could not end")
+    return RegexMask(pattern, tokenizer, eos_ids, vocab)
+
+
+@lru_cache(maxsize=4)
+def _token_table(tokenizer: Any, eos: int, vocab: int) -> Any:
+    """The vocabulary as llguidance reads it: 20 ms for 1,024 tokens, about a second for 128,000."""
+    from llguidance.hf import from_tokenizer
+
+    return from_tokenizer(tokenizer, n_vocab=vocab, eos_token=eos)
+
+
+def _told(error: str) -> str:
+    """llguidance's message on one line, without its excerpt of the grammar."""
+    return " ".join(error.split(" 1 | start:")[0].split())
