@@ -1,4 +1,4 @@
-"""The command line: `python -m minirad generate | chat | info | bench`.
+"""The command line: `python -m minirad generate | chat | simulate | theorem | info | bench`.
 
 Each command imports what it needs when it runs, so that `--help` is instant.
 """
@@ -27,6 +27,14 @@ BENCHES = {
     "engine": "tokens per second against transformers, time to first token against hit length",
     "hooks": "what events and the recorder cost",
     "parity": "greedy output against transformers, token for token",
+    "schedule": "ordering a queue, what a bound on waiting costs in hits, retractions by estimate",
+    "gpu": "all that a run on a GPU should show, as one table",
+}
+
+
+WITHOUT_MODEL = {
+    "simulate": "hit rates of a workload or a trace file without a model; --diff compares two prompts",
+    "theorem": "Theorem 3.1 of the SGLang paper, run, and what happens without its assumptions",
 }
 
 
@@ -34,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code. A caller's mistake is one line on stderr and 2."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
-    if hasattr(args, "bench"):
+    if hasattr(args, "module"):
         args.rest = rest
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -88,14 +96,17 @@ def _parser() -> argparse.ArgumentParser:
     for name, about in BENCHES.items():
         # Its options live beside the benchmark and are read when it is the one to run.
         kind = kinds.add_parser(name, help=about, add_help=False)
-        kind.set_defaults(run=_bench, bench=name)
+        kind.set_defaults(run=_with_own_options, module=f"bench.{name}")
+    for name, about in WITHOUT_MODEL.items():
+        kind = commands.add_parser(name, help=about, add_help=False)
+        kind.set_defaults(run=_with_own_options, module=name)
     return parser
 
 
-def _bench(args: argparse.Namespace) -> int:
-    module = import_module(f"minirad.bench.{args.bench}")
+def _with_own_options(args: argparse.Namespace) -> int:
+    module = import_module(f"minirad.{args.module}")
     parser = argparse.ArgumentParser(
-        prog=f"python -m minirad bench {args.bench}",
+        prog=f"python -m minirad {args.module.replace('.', ' ')}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -127,7 +138,10 @@ def _generate(args: argparse.Namespace) -> int:
         raise ValueError("no prompt given: say one, or --file with one per line")
     params = sampling_params(args)
     engine = _engine(args)
-    ids = [engine.encode(text) if args.raw else _as_chat(engine, args.system, text) for text in prompts]
+    if args.dummy_weights:
+        ids = [_numbers(text) for text in prompts]
+    else:
+        ids = [engine.encode(text) if args.raw else _as_chat(engine, args.system, text) for text in prompts]
     for tokens in ids:  # all are checked before any is run
         engine.check_prompt(tokens, params)
     with _recording(engine, args.record):
@@ -144,7 +158,18 @@ def _generate(args: argparse.Namespace) -> int:
 def _engine(args: argparse.Namespace) -> Engine:
     from minirad.engine import Engine
 
-    return Engine(engine_config(args))
+    engine = Engine(engine_config(args))
+    if engine.attention_note:
+        print(engine.attention_note, file=sys.stderr)
+    return engine
+
+
+def _numbers(text: str) -> Any:
+    """Token ids as they were typed: random weights have no tokenizer."""
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError:
+        raise ValueError(f"dummy weights take token ids such as '1 2 3', got {text!r}") from None
 
 
 def _as_chat(engine: Engine, system: str, text: str) -> Any:

@@ -1,0 +1,1053 @@
+"""The same tree, policies and scheduler without a model: hit rates of a workload or a trace in seconds.
+
+Two ways of driving:
+
+* **replay**: requests one at a time, in file order, through one RadixCache; only prompts are inserted,
+  whole-unit matches count. What a trace is usually judged by, and what the cache alone can do.
+* **schedule**: requests arrive over time; Scheduler and SlotOwnership, the engine's own, decide who runs
+  when, in a pool of that size; replies are scripted. Waiting, retraction and the rule that one token is
+  always computed are part of it.
+
+Hit rate is cached prompt units over prompt units. A unit is a token, or a block of 512 where a trace has
+only the blocks' hashes. A request that was retracted and runs again is booked apart, so that computing
+one prompt twice cannot look like sharing. The optimum beside it is a cache without limit that sees the
+same requests one after another.
+
+Does not estimate seconds: there is no model, and a step is a step. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import re
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from minirad import events as ev
+from minirad.cache.allocator import PageAllocator
+from minirad.cache.eviction import POLICIES as EVICTION
+from minirad.cache.radix_cache import RadixCache, RadixKey, Slots
+from minirad.config import SamplingParams, ScheduleOptions, at_least, one_of
+from minirad.doctor import EarlyBreak, diagnose, early_breaks
+from minirad.errors import require
+from minirad.schedule.ownership import SlotOwnership
+from minirad.schedule.policies import POLICIES as SCHEDULE
+from minirad.schedule.req_to_token import ReqToTokenPool
+from minirad.schedule.request import Request
+from minirad.schedule.scheduler import Scheduler
+from minirad.traces import FORMATS, Tokenizer, Trace, detect, prompt_text, read_trace, tokenizer
+from minirad.workloads import WORKLOADS, Asked, Player, Workload, load
+
+DRIVES = ("replay", "schedule")
+REPLY_IDS = 2**30  # scripted replies are ids from here on: no vocabulary and no trace has them
+LEAST_SHOWN = 0.002  # of all that is saved: prefixes that save less are not worth a line
+SHARES_OF_THE_TREE = (64, 16, 4)  # default capacities: all distinct units divided by these
+
+
+# ---------------------------------------------------------------------- replay
+
+
+class Replay:
+    """One request at a time through a RadixCache of `capacity` units (None: no limit).
+
+    Slots are fresh numbers that are never used again: nobody reads them, and so no pool is needed.
+    """
+
+    def __init__(self, capacity: int | None = None, page_size: int = 1, eviction_policy: str = "lru") -> None:
+        self.cache = RadixCache(page_size, eviction_policy)
+        self.capacity = capacity
+        self.evicted = 0
+        self._next = page_size
+
+    def serve(self, key: RadixKey, *longer: RadixKey) -> int | None:
+        """How many units of the key were in the cache; afterwards all of its whole pages are.
+
+        longer: keys that begin with it and are put in as well (its prompt with a reply).
+        None, with nothing changed, for a request that is larger than the whole cache.
+        """
+        if self.capacity is not None and max(map(self._footprint, (key, *longer))) > self.capacity:
+            return None
+        return self.serve_together([(key, *longer)])[0]
+
+    def serve_together(self, batch: Sequence[tuple[RadixKey, ...]]) -> list[int]:
+        """The same for several requests at once: none finds what another one of them computes."""
+        cache = self.cache
+        matches = [cache.match_prefix(keys[0]) for keys in batch]
+        for match in matches:
+            cache.inc_lock_ref(match.last_node)
+        for keys in batch:
+            for key in keys[1:] or keys:
+                self._put(key)
+        for match in matches:
+            cache.dec_lock_ref(match.last_node)
+        return [match.length for match in matches]
+
+    def _put(self, key: RadixKey) -> None:
+        """Makes room for the whole request, its last partial page included, and inserts it."""
+        cache = self.cache
+        if self.capacity is not None:
+            excess = cache.total_size + self._footprint(key) - cache.peek(key) - self.capacity
+            if excess > 0:
+                self.evicted += cache.evict(excess).num_tokens
+        slots = np.arange(self._next, self._next + len(key), dtype=np.int64)
+        self._next += self._footprint(key)
+        cache.insert(key, slots)
+
+    def _footprint(self, key: RadixKey) -> int:
+        page = self.cache.page_size
+        return -(-len(key) // page) * page
+
+
+# ---------------------------------------------------------------------- the engine without a model
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedOutput:
+    """One finished sample; the fields that `workloads.Player` reads of a GenerationOutput."""
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class Served:
+    """What became of one request: steps of arrival and first admission, its prompt and its replies."""
+
+    prompt: Slots
+    extra_key: Any
+    arrived: int
+    admitted: int | None = None
+    cached: int = 0
+    outputs: list[list[int]] = field(default_factory=list)
+
+    @property
+    def wait(self) -> int:
+        """Steps from arrival to first admission."""
+        assert self.admitted is not None
+        return self.admitted - self.arrived
+
+
+class ModelFreeEngine:
+    """Scheduler and SlotOwnership as the engine drives them; replies come from a script.
+
+    The steps are those of `Engine.step`, less the forward pass: who computes, what is committed and
+    who retracts is decided by the same classes. capacity, chunk: in key units.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        page_size: int = 1,
+        eviction_policy: str = "lru",
+        schedule_policy: str = "lpm",
+        max_running: int = 32,
+        max_context: int | None = None,
+        chunk: int = 512,
+        options: ScheduleOptions | None = None,
+    ) -> None:
+        self.cache = RadixCache(page_size, eviction_policy)
+        self.bus = self.cache.bus
+        self.allocator = PageAllocator(capacity // page_size * page_size, page_size)
+        self.rows = ReqToTokenPool(max_running, min(max_context or capacity, capacity))
+        self.ownership = SlotOwnership(self.cache, self.allocator, self.rows, self.bus)
+        self.scheduler = Scheduler(self.ownership, schedule_policy, chunk, self.bus, options)
+        self.now = 0  # the step that comes next; whoever drives may let idle steps pass
+        self.served: dict[str, Served] = {}
+        self.order: list[str] = []  # by first admission
+        self._scripts: dict[str, tuple[int, ...] | None] = {}
+        self._replies: dict[str, list[int]] = {}
+        self.bus.subscribe(ev.RequestAdmitted, self._book)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add_request(
+        self,
+        prompt: Sequence[int] | Slots,
+        params: SamplingParams,
+        extra_key: Any = None,
+        priority: int = 0,
+        *,
+        reply: tuple[int, ...] | None = None,
+    ) -> str:
+        """Queues token ids and returns the request's id; ValueError for what can never run.
+
+        reply: what will be generated; None: see scripted_reply.
+        """
+        tokens = np.asarray(prompt, dtype=np.int64)
+        total, context = len(tokens) + params.max_new_tokens, self.rows.rows.shape[1]
+        most = min(context, self.allocator.num_tokens)
+        if total > most:
+            raise ValueError(f"{len(tokens)} prompt + {params.max_new_tokens} new = {total} of {most}")
+        if len(tokens) == 0 or params.n > len(self.rows.rows):
+            raise ValueError(f"a prompt of {len(tokens)} with {params.n} samples cannot run")
+        arrival = len(self.served) + 1
+        name = f"R{arrival}"
+        request = Request(name, tokens, params, arrival, arrival, extra_key, priority)
+        self.served[name] = Served(tokens, extra_key, self.now)
+        self._scripts[name] = reply
+        self.scheduler.waiting.append(request)
+        return name
+
+    def step(self) -> list[SimulatedOutput]:
+        """Schedules and commits one batch, and says who has finished."""
+        batch = self.scheduler.next_batch()
+        ready: list[Request] = []
+        if batch is not None:
+            for at, request in enumerate(batch.requests):
+                prefill = at < batch.prefills
+                if prefill:
+                    self.ownership.commit(request, finished=False)
+                if request.computed:
+                    ready.append(request)
+                    if prefill:
+                        self.scheduler.prefilled(request)
+                        ready += self._branches(request)
+        elif self.scheduler.stuck is not None:
+            require(False, f"{self.scheduler.stuck.id} can never run, although nothing is pinned")
+        for request in ready:
+            if request.params.max_new_tokens:
+                request.append(self._reply(request)[len(request.output)], 0.0)
+        self.now += 1
+        return [self._finish(r) for r in ready if len(r.output) == len(self._reply(r))]
+
+    def _branches(self, leader: Request) -> list[Request]:
+        """The further samples of an n > 1 request; one without a row waits for one."""
+        samples = []
+        for index in range(1, leader.unbranched + 1):
+            each = Request(
+                f"{leader.group}.{index}", leader.prompt, leader.params, leader.seed, leader.arrival,
+                leader.extra_key, leader.priority, index, leader.group,
+            )  # fmt: skip
+            each.attempts, each.cached_tokens = leader.attempts, leader.cached_tokens
+            if self.ownership.fork(leader, each) is None:
+                self.scheduler.requeue(each)
+            else:
+                self.scheduler.prefilled(each)
+            samples.append(each)
+        return samples
+
+    def _reply(self, request: Request) -> list[int]:
+        if request.id not in self._replies:
+            script = self._scripts[request.group]
+            reply = scripted_reply(request) if script is None else list(script)
+            self._replies[request.id] = reply[: request.params.max_new_tokens]
+        return self._replies[request.id]
+
+    def _finish(self, request: Request) -> SimulatedOutput:
+        if request.row >= 0:
+            self.ownership.commit(request, finished=True)
+        self.scheduler.finish(request)
+        self._replies.pop(request.id, None)
+        output = list(request.output)
+        self.served[request.group].outputs.append(output)
+        reason = "length" if len(output) == request.params.max_new_tokens else "stop"
+        return SimulatedOutput(request.group, request.index, output, reason)
+
+    def _book(self, event: ev.RequestAdmitted) -> None:
+        if event.attempt == 1:
+            served = self.served[event.request]
+            served.admitted, served.cached = self.now, event.cached
+            self.order.append(event.request)
+
+    def check(self) -> None:
+        """Every invariant of the tree, the rows and the pool."""
+        self.cache.check()
+        self.ownership.check(self.scheduler.everyone(), {})
+
+
+def scripted_reply(request: Request) -> list[int]:
+    """Made-up ids, as many as are drawn between 1 and `max_new_tokens` (all of them with ignore_eos).
+
+    They depend on the prompt alone, and on the sample where it is sampled: equal questions get equal
+    answers, as a greedy model gives them.
+    """
+    params = request.params
+    seed = zlib.crc32(request.prompt.tobytes())
+    if params.temperature > 0:
+        seed += 1 + request.index + 1_000 * (params.seed or request.arrival)
+    rng = np.random.default_rng(seed)
+    most = params.max_new_tokens
+    length = int(rng.integers(1, most + 1)) if most and not params.ignore_eos else most
+    ids: list[int] = rng.integers(REPLY_IDS, 2**31, length).tolist()
+    return ids
+
+
+# ---------------------------------------------------------------------- what is asked
+
+
+class Due(NamedTuple):
+    """A request that is to be added before the coming step; `handle` is the feed's own."""
+
+    prompt: Sequence[int] | Slots
+    params: SamplingParams
+    extra_key: Any
+    priority: int
+    reply: tuple[int, ...] | None
+    handle: Any
+
+
+class Feed(Protocol):
+    """Says what is due, and hears what was sent, refused and finished."""
+
+    def due(self, step: int) -> list[Due]: ...
+    def sent(self, due: Due, name: str) -> None: ...
+    def refused(self, due: Due) -> None: ...
+    def finished(self, output: SimulatedOutput, step: int) -> None: ...
+    @property
+    def next_due(self) -> int | None: ...
+
+
+class WorkloadFeed:
+    """A workload's Player in the words of a Feed."""
+
+    def __init__(self, workload: Workload, encode: Callable[[str], Sequence[int]]) -> None:
+        self._player = Player(workload, encode)
+
+    def due(self, step: int) -> list[Due]:
+        return [
+            Due(each.prompt, each.params, each.session.extra_key, each.session.priority, None, each)
+            for each in self._player.due(step)
+        ]
+
+    def sent(self, due: Due, name: str) -> None:
+        asked: Asked = due.handle
+        self._player.sent(asked, name)
+
+    def refused(self, due: Due) -> None:
+        self._player.refused(due.handle)
+
+    def finished(self, output: SimulatedOutput, step: int) -> None:
+        self._player.finished(output, step)
+
+    @property
+    def next_due(self) -> int | None:
+        return self._player.next_due
+
+
+class TraceFeed:
+    """A trace's requests at their times; those of one conversation wait for the reply before.
+
+    step_ms: milliseconds of one step. per_step: arrivals per step where the trace has no times.
+    """
+
+    def __init__(self, trace: Trace, step_ms: float, per_step: float) -> None:
+        self._requests = trace.requests
+        self._later: dict[str, deque[int]] = {}  # session -> its requests to come
+        self._of: dict[str, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        for number, request in enumerate(trace.requests):
+            untimed = int(number / per_step)
+            step = untimed if request.arrival is None else int(request.arrival / step_ms)
+            if request.session is not None and request.session in self._later:
+                self._later[request.session].append(number)
+                continue
+            if request.session is not None:
+                self._later[request.session] = deque()
+            self._heap.append((step, number))
+        heapq.heapify(self._heap)
+
+    def due(self, step: int) -> list[Due]:
+        found = []
+        while self._heap and self._heap[0][0] <= step:
+            number = heapq.heappop(self._heap)[1]
+            each = self._requests[number]
+            params = SamplingParams(max_new_tokens=each.output_units)
+            found.append(Due(each.units, params, each.extra_key, 0, each.output, number))
+        return found
+
+    def sent(self, due: Due, name: str) -> None:
+        self._of[name] = due.handle
+
+    def refused(self, due: Due) -> None:
+        """Too long for the pool; the conversation is longer still at its next turn, but may try."""
+        self._follow(due.handle, 0)
+
+    def finished(self, output: SimulatedOutput, step: int) -> None:
+        self._follow(self._of.pop(output.request_id), step + 1)
+
+    def _follow(self, number: int, step: int) -> None:
+        session = self._requests[number].session
+        if session is not None and self._later[session]:
+            heapq.heappush(self._heap, (step, self._later[session].popleft()))
+
+    @property
+    def next_due(self) -> int | None:
+        return self._heap[0][0] if self._heap else None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as a key, ready for every run; tokens: its length; room: units with all its replies."""
+
+    key: RadixKey
+    tokens: int
+    room: int
+    longest: int  # units of the prompt and one reply
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A workload or a trace, read: prompts in file order, and feeds for runs over time."""
+
+    name: str
+    format: str
+    prompts: tuple[Prompt, ...]
+    feed: Callable[[], Feed]
+    unit_tokens: int = 1
+    capacity: int | None = None  # the workload's own
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def unit(self) -> str:
+        return "token" if self.unit_tokens == 1 else "block"
+
+    @property
+    def units(self) -> int:
+        """Prompt units of all requests."""
+        return sum(len(prompt.key) for prompt in self.prompts)
+
+
+def from_trace(trace: Trace, step_ms: float = 200.0, per_step: float = 1.0) -> Source:
+    """A trace as a source; see TraceFeed for the options."""
+    prompts = tuple(
+        Prompt(
+            RadixKey(r.units, r.extra_key), r.tokens, len(r.units) + r.output_units,
+            len(r.units) + r.output_units, r.where,
+        )
+        for r in trace.requests
+    )  # fmt: skip
+    return Source(
+        trace.name, trace.format, prompts, lambda: TraceFeed(trace, step_ms, per_step),
+        trace.unit_tokens, None, trace.tokenizer,
+    )  # fmt: skip
+
+
+def from_workload(workload: Workload, text: Tokenizer, limit: int | None = None) -> Source:
+    """A workload as a source: its prompts are those of a run where each is answered at once."""
+    feed = WorkloadFeed(workload, text.encode)
+    prompts: list[Prompt] = []
+    step: int | None = feed.next_due
+    while step is not None and (limit is None or len(prompts) < limit):
+        for due in feed.due(step):
+            tokens = np.asarray(due.prompt, dtype=np.int64)
+            number, new = len(prompts) + 1, due.params.max_new_tokens
+            request = Request(f"R{number}", tokens, due.params, number, number)
+            feed.sent(due, request.id)
+            reply = scripted_reply(request)
+            reason = "length" if len(reply) == new else "stop"
+            feed.finished(SimulatedOutput(request.id, 0, reply, reason), step)
+            prompts.append(
+                Prompt(
+                    RadixKey(tokens, due.extra_key), len(tokens), len(tokens) + due.params.n * new,
+                    len(tokens) + new, f"request {number}",
+                )
+            )  # fmt: skip
+        step = feed.next_due
+    return Source(
+        workload.name, "workload", tuple(prompts[:limit]), lambda: WorkloadFeed(workload, text.encode),
+        1, workload.kv_tokens, text,
+    )  # fmt: skip
+
+
+def read_source(
+    name: str,
+    format: str | None = None,
+    tokenizer_name: str | None = None,
+    limit: int | None = None,
+    step_ms: float = 200.0,
+    per_step: float = 1.0,
+    progress: Callable[[], Any] | None = None,
+) -> Source:
+    """A workload by its name, or a file. ValueError says what is wrong with it."""
+    if name not in WORKLOADS and not Path(name).is_file():
+        load(name)  # raises, naming the workloads that there are
+    kind = "workload" if name in WORKLOADS else format or detect(Path(name))
+    if kind == "workload":
+        return from_workload(load(name), tokenizer(tokenizer_name), limit)
+    return from_trace(read_trace(name, format, tokenizer_name, limit, progress), step_ms, per_step)
+
+
+# ---------------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run. Sizes are key units; capacity None: no limit.
+
+    cached of prompt units, at first attempts; again_*: at re-attempts after a retraction, not in the
+    hit rate. len_rule: cached units if one unit is always computed (over time it always is). refused:
+    requests larger than the cache, counted as computed. deferred: made to wait for a prefix that another
+    one computed. optimum: cached units of an endless cache that sees the same requests one by one. Waits
+    are steps from arrival to first admission.
+    """
+
+    source: str
+    drive: str
+    capacity: int | None
+    page_size: int
+    eviction_policy: str
+    schedule_policy: str | None
+    requests: int
+    prompt: int
+    cached: int
+    len_rule: int
+    optimum: int
+    evicted: int
+    refused: int
+    seconds: float
+    again_prompt: int = 0
+    again_cached: int = 0
+    retracted: int = 0
+    deferred: int = 0
+    steps: int | None = None
+    mean_wait: float | None = None
+    worst_wait: int | None = None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Cached share of the prompt units; None where there are none."""
+        return self.cached / self.prompt if self.prompt else None
+
+    @property
+    def optimum_rate(self) -> float | None:
+        return self.optimum / self.prompt if self.prompt else None
+
+    @property
+    def share(self) -> float | None:
+        """Hit rate as a share of the optimum; None where nothing can be shared."""
+        return self.cached / self.optimum if self.optimum else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fields and rates, for JSON."""
+        rates = {"hit_rate": self.hit_rate, "optimum_rate": self.optimum_rate, "share": self.share}
+        return {**asdict(self), **rates}
+
+
+@dataclass(frozen=True, slots=True)
+class Endless:
+    """What an unlimited cache reaches at one page size: cached units and the tree that it leaves."""
+
+    cached: int
+    cache: RadixCache
+
+
+def endless(source: Source, page_size: int = 1) -> Endless:
+    """All requests of a source one by one, nothing ever evicted."""
+    replay = Replay(None, page_size)
+    return Endless(sum(replay.serve(prompt.key) or 0 for prompt in source.prompts), replay.cache)
+
+
+def run_replay(
+    source: Source,
+    capacity: int | None,
+    page_size: int,
+    eviction_policy: str,
+    optimum: int,
+    progress: Callable[[], Any] | None = None,
+) -> Row:
+    """One request at a time, in file order, prompts only."""
+    started = time.perf_counter()
+    replay = Replay(capacity, page_size, eviction_policy)
+    cached = len_rule = refused = 0
+    for prompt in source.prompts:
+        matched = replay.serve(prompt.key)
+        if matched is None:
+            refused += 1
+        else:
+            cached += matched
+            len_rule += min(matched, (len(prompt.key) - 1) // page_size * page_size)
+        if progress:
+            progress()
+    return Row(
+        source.name, "replay", capacity, page_size, eviction_policy, None, len(source.prompts),
+        source.units, cached, len_rule, optimum, replay.evicted, refused, time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def run_schedule(
+    source: Source,
+    capacity: int | None,
+    page_size: int,
+    eviction_policy: str,
+    schedule_policy: str,
+    max_running: int = 32,
+    chunk_tokens: int = 512,
+    progress: Callable[[], Any] | None = None,
+    options: ScheduleOptions | None = None,
+) -> Row:
+    """Arrivals over time, through the engine's own scheduler."""
+    started = time.perf_counter()
+    longest = max((prompt.longest for prompt in source.prompts), default=1)
+    room = sum(prompt.room + page_size for prompt in source.prompts)  # nothing need ever be evicted
+    engine = ModelFreeEngine(
+        max(room, page_size) if capacity is None else capacity, page_size, eviction_policy, schedule_policy,
+        max_running, longest, max(1, chunk_tokens // source.unit_tokens),
+        _in_units(options or ScheduleOptions(), source.unit_tokens),
+    )  # fmt: skip
+    refused = drive(engine, source.feed(), len(source.prompts), progress)
+    served = [engine.served[name] for name in engine.order]
+    cached = sum(each.cached for each in served)
+    waits, books = [each.wait for each in served], engine.scheduler.books
+    require(books.first.cached == cached, f"{books.first.cached} cached units booked, {cached} heard of")
+    return Row(
+        source.name, "schedule", capacity, page_size, eviction_policy, schedule_policy,
+        len(served) + len(refused), sum(len(each.prompt) for each in served) + sum(refused), cached,
+        cached, one_by_one(served, page_size), engine.ownership.evicted_tokens, len(refused),
+        time.perf_counter() - started, books.again.tokens, books.again.cached, books.retractions,
+        books.deferrals, engine.now, sum(waits) / len(waits) if waits else None, max(waits, default=None),
+    )  # fmt: skip
+
+
+def _in_units(options: ScheduleOptions, unit_tokens: int) -> ScheduleOptions:
+    """Thresholds that are meant in tokens, where a unit is a block of them."""
+    return replace(
+        options, in_batch_cached=options.in_batch_cached // unit_tokens,
+        in_batch_shared=max(1, options.in_batch_shared // unit_tokens),
+    )  # fmt: skip
+
+
+def drive(
+    engine: ModelFreeEngine, feed: Feed, limit: int, progress: Callable[[], Any] | None = None
+) -> list[int]:
+    """Runs a feed to its end, or its first `limit` requests; returns the lengths of refused prompts."""
+    refused: list[int] = []
+    sent = 0
+    while True:
+        for due in feed.due(engine.now) if sent < limit else []:
+            if sent == limit:
+                break
+            sent += 1
+            try:
+                name = engine.add_request(
+                    due.prompt, due.params, due.extra_key, due.priority, reply=due.reply
+                )
+                feed.sent(due, name)
+            except ValueError:
+                refused.append(len(due.prompt))
+                feed.refused(due)
+        if engine.has_work:
+            step = engine.now
+            for output in engine.step():
+                feed.finished(output, step)
+                if progress and output.index == 0:
+                    progress()
+        elif sent == limit or (coming := feed.next_due) is None:
+            return refused
+        else:
+            engine.now = max(engine.now + 1, coming)
+
+
+def one_by_one(served: Sequence[Served], page_size: int) -> int:
+    """Units that an endless cache would have had for these requests, one after another.
+
+    In the order of their admission, each with its replies in the tree at once, and one unit always
+    computed: whatever the real run found in its tree is in this one too, so it is an upper bound.
+    """
+    replay, total = Replay(None, page_size), 0
+    for each in served:
+        key = RadixKey(each.prompt, each.extra_key)
+        replies = [np.concatenate((each.prompt, output[:-1])) for output in each.outputs if output]
+        matched = replay.serve(key, *(RadixKey(ids.astype(np.int64), each.extra_key) for ids in replies))
+        total += min(matched or 0, (len(key) - 1) // page_size * page_size)
+    return total
+
+
+# ---------------------------------------------------------------------- what is shared
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """A run of units that later requests found in the cache.
+
+    length: units from the start of the prompt to its end, own: of which this run is the last part.
+    reused: by how many requests. saved: units they did not have to compute (own x reused).
+    """
+
+    length: int
+    own: int
+    reused: int
+    saved: int
+    text: str
+
+
+def shared_prefixes(cache: RadixCache, text: Tokenizer | None, top: int = 10) -> list[SharedPrefix]:
+    """The runs of an endless tree that saved most; those of all nodes add up to its cached units."""
+    ends: dict[int, int] = {}
+    found = []
+    for node in cache.walk():
+        if node.parent is None:
+            continue
+        ends[node.id] = ends.get(node.parent.id, 0) + len(node)
+        if node.hits:
+            found.append((node.hits * len(node), -node.id, node))
+    least = LEAST_SHOWN * sum(saved for saved, _, _ in found)
+    best = [each for each in heapq.nlargest(top, found) if each[0] >= least]
+    return [
+        SharedPrefix(ends[node.id], len(node), node.hits, saved, _excerpt(node.key.tokens, text))
+        for saved, _, node in best
+    ]
+
+
+def _excerpt(units: Slots, text: Tokenizer | None, width: int = 64) -> str:
+    if text is None:
+        shown = ", ".join(map(str, units[:8].tolist()))
+        return f"blocks {shown}{', ...' if len(units) > 8 else ''}"
+    said = text.decode(units[:width].tolist())
+    return said if len(said) <= width and len(units) <= width else said[: width - 3] + "..."
+
+
+# ---------------------------------------------------------------------- reports
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All runs of one source, what it shares, and the prompts that break sharing early."""
+
+    source: str
+    format: str
+    unit_tokens: int
+    requests: int
+    tokens: int
+    prompt: int
+    distinct: int
+    rows: tuple[Row, ...]
+    prefixes: tuple[SharedPrefix, ...]
+    breaks: tuple[EarlyBreak, ...]
+
+    @property
+    def unit(self) -> str:
+        return "token" if self.unit_tokens == 1 else "block"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON and for the figure."""
+        return {
+            "source": self.source, "format": self.format, "unit_tokens": self.unit_tokens,
+            "requests": self.requests, "tokens": self.tokens, "prompt": self.prompt,
+            "distinct": self.distinct,
+            "rows": [row.as_dict() for row in self.rows],
+            "prefixes": [asdict(prefix) for prefix in self.prefixes],
+            "breaks": [asdict(each) for each in self.breaks],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which runs to make: every combination of these. capacities None: a few that fit the source."""
+
+    drive: str | None = None
+    capacities: tuple[int | None, ...] | None = None
+    page_sizes: tuple[int, ...] = (1,)
+    eviction_policies: tuple[str, ...] = ("lru",)
+    schedule_policies: tuple[str, ...] = ("lpm",)
+    max_running: int = 32
+    chunk_tokens: int | None = None
+    options: ScheduleOptions = field(default_factory=ScheduleOptions)
+
+    def __post_init__(self) -> None:
+        if self.drive is not None:
+            one_of("drive", self.drive, DRIVES)
+        for name in self.eviction_policies:
+            one_of("eviction policy", name, tuple(EVICTION))
+        for name in self.schedule_policies:
+            one_of("schedule policy", name, tuple(SCHEDULE))
+        for size in self.page_sizes:
+            at_least("page size", size, 1)
+        for capacity in self.capacities or ():
+            if capacity is not None:
+                at_least("capacity", capacity, max(self.page_sizes))
+        at_least("max_running", self.max_running, 1)
+        if self.chunk_tokens is not None:
+            at_least("chunk_tokens", self.chunk_tokens, 1)
+
+    def drive_of(self, source: Source) -> str:
+        return self.drive or ("schedule" if source.format == "workload" else "replay")
+
+    def capacities_of(self, source: Source, distinct: int) -> list[int | None]:
+        if self.capacities is not None:
+            return list(self.capacities)
+        if source.capacity is not None:
+            return [source.capacity, None]
+        # Smaller ones would refuse the longest prompt.
+        least = max(prompt.longest for prompt in source.prompts) + max(self.page_sizes)
+        return [*sorted({max(distinct // part, least) for part in SHARES_OF_THE_TREE}), None]
+
+    def combinations(self, source: Source, distinct: int) -> list[tuple[int, int | None, str, str | None]]:
+        """Page size, capacity, eviction and scheduling policy (None: replay) of each run."""
+        schedules = self.schedule_policies if self.drive_of(source) == "schedule" else (None,)
+        runs = product(
+            self.page_sizes, self.capacities_of(source, distinct), self.eviction_policies, schedules
+        )
+        # Without a limit nothing is evicted: every policy is the same.
+        return [run for run in runs if run[1] is not None or run[2] == self.eviction_policies[0]]
+
+
+def simulate(source: Source, plan: Plan | None = None, progress: Callable[[], Any] | None = None) -> Report:
+    """All runs of a plan. progress: called once for each request of each run."""
+    plan = plan or Plan()
+    whole = endless(source)
+    rows = tuple(_rows(source, plan, whole, progress)) if source.prompts else ()
+    breaks: list[EarlyBreak] = []
+    if source.tokenizer is not None:
+        prompts = [prompt.key.tokens for prompt in source.prompts]
+        breaks = early_breaks(prompts, source.tokenizer.decode, [p.where for p in source.prompts])
+    return Report(
+        source.name, source.format, source.unit_tokens, len(source.prompts),
+        sum(prompt.tokens for prompt in source.prompts), source.units,
+        whole.cache.total_size, rows, tuple(shared_prefixes(whole.cache, source.tokenizer)), tuple(breaks),
+    )  # fmt: skip
+
+
+def _rows(source: Source, plan: Plan, whole: Endless, progress: Callable[[], Any] | None) -> Iterator[Row]:
+    best = {1: whole.cached}
+    chunk = plan.chunk_tokens or 512 * min(source.unit_tokens, 16)
+    for page_size, capacity, eviction, schedule in plan.combinations(source, whole.cache.total_size):
+        if schedule is not None:
+            yield run_schedule(
+                source, capacity, page_size, eviction, schedule, plan.max_running, chunk, progress,
+                plan.options,
+            )  # fmt: skip
+            continue
+        if page_size not in best:
+            best[page_size] = endless(source, page_size).cached
+        yield run_replay(source, capacity, page_size, eviction, best[page_size], progress)
+
+
+def table(report: Report) -> str:
+    """A report as text."""
+    unit = report.unit
+    lines = [
+        f"{report.source} ({report.format}): {report.requests:,} requests, {report.prompt:,} prompt "
+        f"{unit}s{_in_tokens(report)}, {report.distinct:,} distinct"
+    ]
+    if not report.rows:
+        return "\n".join([*lines, "no requests: nothing to simulate"])
+    lines += ["", *_columns([_cells(row, unit) for row in report.rows])]
+    refused = max(row.refused for row in report.rows)
+    if refused:
+        lines.append(f"refused: larger than the cache, counted as computed (up to {refused:,} requests)")
+    if report.prefixes:
+        lines += ["", f"shared prefixes that save most ({unit}s not computed, with a cache without limit)"]
+        cells = [
+            {
+                "saved": f"{p.saved:,}", "reused by": f"{p.reused:,}", f"{unit}s": f"{p.own:,}",
+                "up to": f"{p.length:,}", " what": repr(p.text) if report.unit == "token" else p.text,
+            }
+            for p in report.prefixes
+        ]  # fmt: skip
+        lines += _columns(cells)
+    for each in report.breaks:
+        lines += ["", *each.describe().splitlines()]
+    return "\n".join(lines)
+
+
+def _in_tokens(report: Report) -> str:
+    return f" of {report.unit_tokens} ({report.tokens:,} tokens)" if report.unit_tokens > 1 else ""
+
+
+def _cells(row: Row, unit: str) -> dict[str, str]:
+    cells = {f"{unit}s of cache": "unlimited" if row.capacity is None else f"{row.capacity:,}"}
+    cells["page"] = str(row.page_size)
+    cells["eviction"] = row.eviction_policy if row.capacity is not None else "-"
+    if row.schedule_policy is not None:
+        cells["schedule"] = row.schedule_policy
+    cells["cached"] = f"{row.cached:,}"
+    cells["hit rate"] = _percent(row.hit_rate)
+    cells["optimum"] = _percent(row.optimum_rate)
+    cells["share of it"] = _percent(row.share)
+    if row.drive == "replay":
+        cells["one computed"] = _percent(row.len_rule / row.prompt if row.prompt else None)
+    cells["evicted"] = f"{row.evicted:,}"
+    cells["refused"] = f"{row.refused:,}"
+    if row.steps is not None:
+        cells["retracted"] = f"{row.retracted:,}"
+        cells["deferred"] = f"{row.deferred:,}"
+        cells["cached again"] = f"{row.again_cached:,} of {row.again_prompt:,}"
+        cells["steps"] = f"{row.steps:,}"
+        cells["mean wait"] = "-" if row.mean_wait is None else f"{row.mean_wait:.1f}"
+        cells["worst"] = "-" if row.worst_wait is None else f"{row.worst_wait:,}"
+    cells["s"] = f"{row.seconds:.1f}"
+    return cells
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.2%}"
+
+
+def _columns(rows: Sequence[dict[str, str]]) -> list[str]:
+    """Right-aligned columns; a heading that begins with a space is for text, left-aligned."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    heads = {name: name for name in rows[0]}
+    return [
+        "  ".join(
+            row[name].ljust(widths[name]) if name[0] == " " else row[name].rjust(widths[name])
+            for name in widths
+        ).rstrip()
+        for row in [heads, *rows]
+    ]
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m minirad simulate`."""
+    named = ", ".join(name for name in WORKLOADS if name != "none")
+    parser.add_argument("sources", nargs="*", help=f"workloads ({named}, or all) and files")
+    parser.add_argument(
+        "--diff", nargs=2, metavar=("A", "B"), help="two prompts, texts or files: where they part"
+    )
+    parser.add_argument(
+        "--format", help=f"of the files: {', '.join(FORMATS)} (default: by their first record)"
+    )
+    parser.add_argument("--tokenizer", help="model name, directory or tokenizer.json (default: classroom)")
+    parser.add_argument("--drive", help="replay (one by one: default for traces) or schedule (over time)")
+    parser.add_argument("--capacity", help="cache sizes, such as 1000,4000,inf: tokens, or blocks of a trace")
+    parser.add_argument("--page-size", default="1", help="key units per page, such as 1,16")
+    parser.add_argument("--eviction-policy", default="lru", help=f"{', '.join(EVICTION)}, or all")
+    parser.add_argument("--schedule-policy", default="lpm", help=f"{', '.join(SCHEDULE)}, or all")
+    parser.add_argument("--max-running", type=int, default=32, help="requests that run at a time")
+    parser.add_argument(
+        "--chunk-tokens", type=int, help="prompt tokens per step (default: 512; 8192 of blocks)"
+    )
+    parser.add_argument("--mixed", action="store_true", help="decode beside prompts in the same step")
+    parser.add_argument(
+        "--fair-passes", type=int, default=8, help="of the policy fair: steps to be passed in"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the policy random")
+    parser.add_argument("--step-ms", type=float, default=200.0, help="how long a step of a timed trace takes")
+    parser.add_argument(
+        "--per-step", type=float, default=1.0, help="arrivals per step where there are no times"
+    )
+    parser.add_argument("--limit", type=int, help="requests to take from each source")
+    parser.add_argument("--json", action="store_true", help="print the reports as JSON")
+    parser.add_argument(
+        "--figure", type=Path, help="write a Plotly figure to this HTML file, readable offline"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the command; ValueError for what cannot be done, with the value."""
+    if args.diff is not None:
+        if args.sources:
+            raise ValueError(f"--diff compares two prompts; {args.sources[0]!r} is one too many")
+        return _diff(args)
+    if not args.sources:
+        raise ValueError("nothing to simulate: name a workload or a file, or say --diff A B")
+    plan = _plan(args)
+    names = [n for name in args.sources for n in (_all_workloads() if name == "all" else [name])]
+    reports = [_one(name, args, plan) for name in names]
+    if args.figure is not None:
+        # By name and only here: minirad does not depend on viz or Plotly.
+        import_module("viz.simulate").write_html([r.as_dict() for r in reports], args.figure)
+        print(f"figure written to {args.figure}", file=sys.stderr)
+    if args.json:
+        print(json.dumps([report.as_dict() for report in reports], indent=1, ensure_ascii=False))
+    else:
+        print("\n\n".join(table(report) for report in reports))
+    return 0
+
+
+def _all_workloads() -> list[str]:
+    return [name for name in WORKLOADS if name != "none"]
+
+
+def _one(name: str, args: argparse.Namespace, plan: Plan) -> Report:
+    with tqdm(desc=f"reading {name}", unit=" requests", delay=1, leave=False, disable=None) as bar:
+        source = read_source(
+            name, args.format, args.tokenizer, args.limit, args.step_ms, args.per_step, bar.update
+        )
+    runs = len(plan.combinations(source, source.units)) if source.prompts else 0
+    with tqdm(
+        total=runs * len(source.prompts), desc=f"simulating {source.name}", unit=" requests", delay=0.5,
+        leave=False, disable=None,
+    ) as bar:  # fmt: skip
+        return simulate(source, plan, bar.update)
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    for name in ("step_ms", "per_step"):
+        if not 0 < getattr(args, name) < float("inf"):
+            raise ValueError(f"{name} must be above 0, got {getattr(args, name)}")
+    if args.limit is not None:
+        at_least("limit", args.limit, 1)
+    return Plan(
+        args.drive,
+        None if args.capacity is None else tuple(map(_capacity, _items("capacity", args.capacity))),
+        tuple(_number("page size", each) for each in _items("page size", args.page_size)),
+        _names("eviction policy", args.eviction_policy, EVICTION),
+        _names("schedule policy", args.schedule_policy, SCHEDULE),
+        args.max_running,
+        args.chunk_tokens,
+        ScheduleOptions(mixed=args.mixed, fair_passes=args.fair_passes, seed=args.seed),
+    )
+
+
+def _items(name: str, text: str) -> list[str]:
+    items = [each.strip() for each in text.split(",")]
+    if not all(items):
+        raise ValueError(f"{name} must be a list such as 1,2, got {text!r}")
+    return list(dict.fromkeys(items))
+
+
+def _names(name: str, text: str, known: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(known) if text == "all" else tuple(_items(name, text))
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, got {text!r}") from None
+
+
+def _capacity(text: str) -> int | None:
+    return None if text in ("inf", "unlimited") else _number("capacity", text)
+
+
+def _diff(args: argparse.Namespace) -> int:
+    text = tokenizer(args.tokenizer)
+    first, second = (_prompt(each) for each in args.diff)
+    (page_size,) = (_number("page size", each) for each in _items("page size", args.page_size)[:1])
+    diagnosis = diagnose(first, second, text, page_size)
+    if args.json:
+        print(json.dumps(asdict(diagnosis), indent=1, ensure_ascii=False))
+    else:
+        print(diagnosis.describe())
+    return 0
+
+
+def _prompt(text_or_file: str) -> str:
+    """The text itself, a file's, or the prompt of a file that holds one logged request."""
+    try:
+        is_file = Path(text_or_file).is_file()
+    except (OSError, ValueError):  # a text that cannot be a file's name
+        is_file = False
+    if not is_file:
+        if re.fullmatch(r"\S+\.(txt|md|json|jsonl)", text_or_file):
+            raise ValueError(f"there is no file {text_or_file!r}")
+        return text_or_file
+    text = Path(text_or_file).read_text(encoding="utf-8-sig")
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    logged = isinstance(record, dict) and {"messages", "prompt", "body", "request"} & set(record)
+    return prompt_text(record) if logged else text

@@ -1,0 +1,468 @@
+"""Simulation without a model: exact counts against brute force, and the engine's own decisions."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minirad import events as ev
+from minirad.__main__ import main
+from minirad.cache.eviction import POLICIES as EVICTION
+from minirad.cache.radix_cache import RadixKey
+from minirad.config import SamplingParams, ScheduleOptions
+from minirad.schedule.policies import POLICIES as SCHEDULE
+from minirad.simulate import (
+    ModelFreeEngine,
+    Plan,
+    Replay,
+    Source,
+    TraceFeed,
+    drive,
+    endless,
+    from_trace,
+    from_workload,
+    run_replay,
+    run_schedule,
+    shared_prefixes,
+    simulate,
+    table,
+)
+from minirad.traces import Trace, TraceRequest, read_trace, tokenizer
+from minirad.workloads import load
+
+TEXT = tokenizer()
+
+
+def small_trace(path: Path, requests: int = 200, seed: int = 0) -> Path:
+    """Conversations over block ids as a Mooncake trace has them: each turn adds blocks to the last."""
+    rng, fresh = random.Random(seed), iter(range(1, 100_000))
+    talks: list[list[int]] = []
+    lines = []
+    for number in range(requests):
+        if talks and rng.random() < 0.6:
+            ids = rng.choice(talks)
+            ids += [next(fresh) for _ in range(rng.randint(0, 4))]
+        else:
+            ids = [0] + [next(fresh) for _ in range(rng.randint(1, 12))]
+            talks.append(ids)
+        lines.append(
+            json.dumps(
+                {
+                    "timestamp": 37 * number, "input_length": 512 * len(ids) - rng.randint(0, 511),
+                    "output_length": rng.randint(1, 1500), "hash_ids": ids,
+                }
+            )
+        )  # fmt: skip
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_trace(tmp_path_factory.mktemp("traces") / "talks.jsonl")
+
+
+@pytest.fixture(scope="module")
+def source(trace_file: Path) -> Source:
+    return from_trace(read_trace(trace_file), step_ms=100)
+
+
+def brute_force(source: Source, page: int = 1) -> int:
+    """Units found in an endless cache, by remembering every prefix."""
+    seen: set[bytes] = set()
+    total = 0
+    for prompt in source.prompts:
+        data, size = prompt.key.data, 4 * page
+        prefixes = [data[:end] for end in range(size, len(data) + 1, size)]
+        total += page * sum(prefix in seen for prefix in prefixes)
+        seen.update(prefixes)
+    return total
+
+
+# ---------------------------------------------------------------------- replay
+
+
+@pytest.mark.parametrize("page", [1, 2, 4])
+def test_an_endless_cache_finds_all_that_was_there(source: Source, page: int) -> None:
+    assert endless(source, page).cached == brute_force(source, page) > 0
+    row = run_replay(source, None, page, "lru", endless(source, page).cached)
+    assert (row.cached, row.share, row.evicted) == (row.optimum, 1.0, 0)
+    # One computed unit costs a hit where a prompt was there to its last page.
+    assert row.len_rule <= row.cached
+
+
+@pytest.mark.parametrize("policy", sorted(EVICTION))
+@pytest.mark.parametrize("page", [1, 3])
+def test_a_limited_cache_keeps_its_limit(source: Source, policy: str, page: int) -> None:
+    replay = Replay(60, page, policy)
+    best = endless(source, page).cached
+    cached = 0
+    for prompt in source.prompts:
+        expected, evicted = replay.cache.peek(prompt.key), replay.evicted
+        room = 60 - replay.cache.total_size - -(-len(prompt.key) // page) * page + expected
+        matched = replay.serve(prompt.key)
+        assert (replay.evicted > evicted) == (room < 0 and matched is not None)
+        assert matched == (expected if len(prompt.key) <= 60 else None)
+        assert replay.cache.total_size <= 60
+        cached += matched or 0
+    replay.cache.check()
+    assert 0 < cached < best
+    assert replay.cache.protected_size == 0
+    row = run_replay(source, 60, page, policy, best)
+    assert (row.cached, row.evicted) == (cached, replay.evicted)
+
+
+def test_what_is_larger_than_the_cache_counts_as_computed(source: Source) -> None:
+    least = min(len(prompt.key) for prompt in source.prompts)
+    row = run_replay(source, least - 1, 1, "lru", 0)
+    assert (row.refused, row.cached, row.prompt) == (len(source.prompts), 0, source.units)
+    assert row.hit_rate == 0
+
+
+def test_requests_served_together_do_not_find_each_other() -> None:
+    key = RadixKey([1, 2, 3])
+    replay = Replay()
+    assert replay.serve_together([(key,), (key,)]) == [0, 0]
+    assert replay.serve(key) == 3
+    assert replay.cache.total_size == 3
+
+
+def test_shared_prefixes_add_up_to_what_is_cached(source: Source) -> None:
+    best = endless(source)
+    prefixes = shared_prefixes(best.cache, None, top=10_000)
+    assert prefixes[0].saved == max(prefix.saved for prefix in prefixes)
+    assert all(prefix.saved == prefix.own * prefix.reused for prefix in prefixes)
+    everything = sum(node.hits * len(node) for node in best.cache.walk())
+    assert everything == best.cached >= sum(prefix.saved for prefix in prefixes) > 0.9 * best.cached
+    (shared,) = [prefix for prefix in prefixes if prefix.length == 1]
+    assert shared.reused == len(source.prompts) - 1  # block 0 begins every prompt
+
+
+# ---------------------------------------------------------------------- the engine without a model
+
+
+def random_requests(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams, int]]:
+    stems = [[rng.randint(3, 9) for _ in range(rng.randint(1, 12))] for _ in range(3)]
+    return [
+        (
+            rng.choice(stems) + [rng.randint(3, 9) for _ in range(rng.randint(1, 8))],
+            SamplingParams(max_new_tokens=rng.randint(0, 8), n=rng.choice((1, 1, 1, 2)), temperature=1.0),
+            rng.choice((0, 0, 1)),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULE))
+@pytest.mark.parametrize("page", [1, 4])
+def test_every_step_keeps_the_invariants_and_all_finish(schedule: str, page: int) -> None:
+    rng = random.Random(f"{schedule} {page}")
+    engine = ModelFreeEngine(40, page, "lru", schedule, max_running=4, chunk=7)
+    finished = []
+    asked = random_requests(rng, 25)
+    for prompt, params, priority in asked:
+        engine.add_request(prompt, params, priority=priority)
+        for _ in range(rng.randint(0, 3)):
+            finished += engine.step()
+            engine.check()
+    for _ in range(2000):
+        if not engine.has_work:
+            break
+        finished += engine.step()
+        engine.check()
+    assert len(finished) == sum(params.n for _, params, _ in asked)
+    assert len({(out.request_id, out.index) for out in finished}) == len(finished)
+    assert sorted(engine.order) == sorted(engine.served)
+    first = engine.scheduler.books.first
+    assert (first.requests, first.tokens) == (len(asked), sum(len(prompt) for prompt, *_ in asked))
+    assert all(served.wait >= 0 for served in engine.served.values())
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("seed", range(2))
+def test_it_decides_as_the_engine_does(make_engine: Any, seed: int, page: int, mixed: bool) -> None:
+    """The real engine's replies as the script: then every event but the clock is the same."""
+    asked = random_requests(random.Random(seed), 12)
+    real = make_engine(kv_tokens=48, max_running=4, chunk_tokens=7, page_size=page, mixed=mixed)
+    outputs, heard = [], record(real.bus)
+    for number, (prompt, params, priority) in enumerate(asked):
+        real.add_request(prompt, SamplingParams(max_new_tokens=params.max_new_tokens), priority=priority)
+        if number % 3 == 2:
+            outputs += real.step().finished
+    while real.has_work:
+        outputs += real.step().finished
+    replies = {out.request_id: tuple(out.token_ids) for out in outputs}
+
+    options = ScheduleOptions(mixed=mixed)
+    engine = ModelFreeEngine(48, page, max_running=4, chunk=7, max_context=48, options=options)
+    ours = record(engine.bus)
+    for number, (prompt, params, priority) in enumerate(asked):
+        params = SamplingParams(max_new_tokens=params.max_new_tokens)
+        engine.add_request(prompt, params, priority=priority, reply=replies[f"R{number + 1}"])
+        if number % 3 == 2:
+            engine.step()
+    while engine.has_work:
+        engine.step()
+    assert ours == heard
+    assert {type(event) for event in ours} >= {ev.NodeEvicted, ev.RequestAdmitted, ev.Committed}
+    assert engine.cache.snapshot() == real.cache.snapshot()
+
+
+def record(bus: ev.EventBus) -> list[ev.Event]:
+    """What a bus says, less what a model or a clock has a part in."""
+    left_out = (ev.RequestAdded, ev.RequestFinished, ev.TokenSampled, ev.StepEnded)
+    heard: list[ev.Event] = []
+    bus.subscribe(None, lambda event: None if isinstance(event, left_out) else heard.append(event))
+    return heard
+
+
+def test_requests_that_cannot_run_are_refused() -> None:
+    engine = ModelFreeEngine(16, max_running=2)
+    for prompt, params in (
+        ([1] * 15, SamplingParams(max_new_tokens=2)),
+        ([], SamplingParams()),
+        ([1], SamplingParams(n=3, max_new_tokens=1)),
+    ):
+        with pytest.raises(ValueError, match=r"\d"):
+            engine.add_request(prompt, params)
+    assert not engine.has_work
+    assert engine.step() == []
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULE))
+def test_over_time_never_better_than_the_optimum_and_the_same_again(source: Source, schedule: str) -> None:
+    rows = [run_schedule(source, 80, 1, "lru", schedule, 4, 8 * 512) for _ in range(2)]
+    for row in rows:
+        assert 0 < row.cached <= row.optimum
+        assert row.prompt == source.units
+        assert row.mean_wait is not None
+        assert row.worst_wait is not None
+        assert 0 <= row.mean_wait <= row.worst_wait
+    first, again = (row.as_dict() for row in rows)
+    assert {**first, "seconds": 0} == {**again, "seconds": 0}
+
+
+def test_reattempts_are_booked_apart() -> None:
+    mixed = from_workload(load("mixed"), TEXT)
+    row = run_schedule(mixed, 400, 1, "lru", "lpm", 32, 512)
+    assert row.retracted > 0
+    assert row.again_prompt > row.again_cached > 0
+    assert row.prompt == sum(len(each.prompt) for each in served(mixed, 400))
+    whole = run_schedule(mixed, None, 1, "lru", "lpm", 32, 512)
+    assert (whole.evicted, whole.again_prompt, whole.worst_wait) == (0, 0, 0)
+
+
+def served(source: Source, capacity: int) -> list[Any]:
+    engine = ModelFreeEngine(capacity)
+    assert drive(engine, source.feed(), len(source.prompts)) == []
+    return list(engine.served.values())
+
+
+# ---------------------------------------------------------------------- feeds
+
+
+def request(units: list[int], **more: Any) -> TraceRequest:
+    return TraceRequest(np.array(units), len(units), **more)
+
+
+def test_arrivals_come_at_their_times_and_turns_wait_for_replies() -> None:
+    trace = Trace("t", "mooncake", (
+        request([1], arrival=0.0), request([2], arrival=950.0), request([3], arrival=400.0),
+        request([4], arrival=0.0, session="s"), request([4, 5], arrival=0.0, session="s"),
+    ))  # fmt: skip
+    feed = TraceFeed(trace, step_ms=200, per_step=1)
+
+    def due(step: int) -> list[list[int]]:
+        found = feed.due(step)
+        for each in found:
+            feed.sent(each, f"R{each.handle}")
+        return [np.asarray(each.prompt).tolist() for each in found]
+
+    assert due(0) == [[1], [4]]
+    assert feed.next_due == 2
+    assert due(1) == []
+    assert due(2) == [[3]]
+    engine = ModelFreeEngine(8)
+    name = engine.add_request([4], SamplingParams(max_new_tokens=1))
+    (output,) = engine.step()
+    assert output.request_id == name
+    feed.finished(type(output)("R3", 0, output.token_ids, "length"), 2)
+    assert feed.next_due == 3
+    assert due(9) == [[4, 5], [2]]
+
+
+def test_without_times_they_come_so_many_per_step() -> None:
+    trace = Trace("t", "openai", tuple(request([number]) for number in range(5)))
+    feed = TraceFeed(trace, step_ms=1, per_step=2)
+    assert [len(feed.due(step)) for step in range(4)] == [2, 2, 1, 0]
+
+
+# ---------------------------------------------------------------------- reports and the command
+
+
+def test_every_combination_is_run_and_unlimited_once(source: Source) -> None:
+    plan = Plan(
+        capacities=(50, 100, None), page_sizes=(1, 2), eviction_policies=("lru", "lfu"),
+    )  # fmt: skip
+    calls: list[int] = []
+    report = simulate(source, plan, lambda: calls.append(1))
+    assert len(report.rows) == 2 * (2 * 2 + 1)
+    assert len(calls) == len(report.rows) * len(source.prompts)
+    assert report.distinct + report.rows[4].cached == report.prompt
+    text = table(report)
+    assert "unlimited" in text
+    assert f"{report.rows[4].hit_rate:.2%}" in text
+    assert json.loads(json.dumps(report.as_dict()))["rows"][0]["source"] == "talks"
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["simulate", *argv])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_command_over_a_trace(capsys: pytest.CaptureFixture[str], trace_file: Path, source: Source) -> None:
+    code, out, _ = run(capsys, str(trace_file), "--json", "--capacity", "80,inf", "--eviction-policy", "all")
+    (report,) = json.loads(out)
+    assert code == 0
+    assert [row["eviction_policy"] for row in report["rows"]] == [*EVICTION, "lru"]
+    assert report["rows"][-1]["cached"] == brute_force(source)
+    assert report["rows"][-1]["drive"] == "replay"
+    code, out, _ = run(capsys, str(trace_file), "--limit", "5")
+    assert "5 requests" in out
+
+
+def test_command_over_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "chat", "few-shot", "--schedule-policy", "all", "--capacity", "400", "--json")
+    chat, few_shot = json.loads(out)
+    assert code == 0
+    assert [row["schedule_policy"] for row in chat["rows"]] == list(SCHEDULE)
+    assert all(row["worst_wait"] is not None for row in few_shot["rows"])
+    assert few_shot["prefixes"][0]["text"].startswith("Answer the questions.")
+
+
+def test_an_early_break_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rules = "You are a careful assistant who answers briefly. You never invent facts. Be polite."
+    lines = [
+        json.dumps({"messages": [
+            {"role": "system", "content": f"It is {number % 24:02d}:{7 * number % 60:02d}. {rules}"},
+            {"role": "user", "content": "Who are you?"},
+        ]})
+        for number in range(20)
+    ]  # fmt: skip
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    code, out, _ = run(capsys, str(path))
+    assert code == 0
+    assert "sharing breaks early: 20 prompts part at token" in out
+    assert "'00:00' (line 1)" in out
+    assert ". You are a careful" in out
+
+
+def test_an_empty_file_is_an_empty_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.touch()
+    for more in ([], ["--drive", "schedule"], ["--figure", str(tmp_path / "empty.html")]):
+        code, out, _ = run(capsys, str(path), *more)
+        assert code == 0
+        assert "0 requests" in out
+    assert run(capsys, "none")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "name a workload or a file"),
+        (["no-such-workload"], "no-such-workload"),
+        (["chat", "--eviction-policy", "lruu"], "lruu"),
+        (["chat", "--schedule-policy", "lpm,shortest"], "shortest"),
+        (["chat", "--capacity", "12,x"], "capacity must be a whole number, got 'x'"),
+        (["chat", "--capacity", "0"], "capacity must be at least 1, got 0"),
+        (["chat", "--capacity", "8", "--page-size", "16"], "capacity must be at least 16, got 8"),
+        (["chat", "--page-size", "1,,2"], "1,,2"),
+        (["chat", "--page-size", "0"], "page size must be at least 1, got 0"),
+        (["chat", "--drive", "backwards"], "backwards"),
+        (["chat", "--limit", "0"], "limit must be at least 1, got 0"),
+        (["chat", "--step-ms", "-1"], "step_ms must be above 0, got -1.0"),
+        (["chat", "--max-running", "0"], "max_running must be at least 1, got 0"),
+        (["chat", "--tokenizer", "./nowhere"], "nowhere"),
+        (["chat", "--diff", "a", "b"], "'chat' is one too many"),
+        (["--diff", "missing.txt", "b"], "missing.txt"),
+    ],
+)
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_a_malformed_trace_stops_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = small_trace(tmp_path / "t.jsonl", 3)
+    path.write_text(path.read_text(encoding="utf-8") + '\n{"timestamp": 1', encoding="utf-8")
+    code, out, err = run(capsys, str(path))
+    assert (code, out) == (2, "")
+    assert "line 4: no JSON" in err
+
+
+def test_diff_takes_texts_and_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = {"messages": [{"role": "user", "content": "Hello there"}]}
+    (tmp_path / "a.json").write_text(json.dumps(asked), encoding="utf-8")
+    (tmp_path / "b.txt").write_text("<|im_start|>user\nHello you<|im_end|>\n", encoding="utf-8")
+    code, out, _ = run(capsys, "--diff", str(tmp_path / "a.json"), str(tmp_path / "b.txt"))
+    assert code == 0
+    assert "«" in out
+    assert json.loads(run(capsys, "--diff", "Hello", "Hello", "--json")[1])["better"] is None
+
+
+def test_the_figure_opens_offline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    path = tmp_path / "out.html"
+    code, _, err = run(capsys, "chat", "--schedule-policy", "all", "--figure", str(path))
+    page = path.read_text(encoding="utf-8")
+    assert code == 0
+    assert str(path) in err
+    assert "<script src=" not in page
+    assert "Plotly.newPlot" in page
+
+
+def test_lines_of_the_figure(source: Source) -> None:
+    pytest.importorskip("plotly")
+    from viz.simulate import figure, hit_rate_lines, optimum_lines, wait_bars
+
+    plan = Plan(capacities=(50, 100, None), eviction_policies=("lru", "lfu"))
+    report = simulate(source, plan).as_dict()
+    lines = hit_rate_lines(report)
+    assert [line.name for line in lines] == ["lru", "lfu"]
+    # The run without a limit belongs to both.
+    assert [list(line.x) for line in lines] == [["50", "100", "unlimited"]] * 2
+    assert [line.y[-1] for line in lines] == [report["rows"][-1]["hit_rate"]] * 2
+    (best,) = optimum_lines(report)
+    assert set(best.y) == {report["rows"][-1]["hit_rate"]}
+    assert figure([]).data == ()
+    assert {trace.name for trace in figure([report, report]).data} >= {"talks: lru", "talks: optimum"}
+    over_time = simulate(source, Plan("schedule", (80,), schedule_policies=("fcfs", "lpm"))).as_dict()
+    mean, worst = wait_bars(over_time)
+    assert list(mean.x) == ["80, lru, fcfs", "80, lru, lpm"]
+    assert list(worst.y) == [row["worst_wait"] for row in over_time["rows"]]
+
+
+def test_no_torch_no_viz() -> None:
+    code = (
+        "import sys; from minirad.__main__ import main; "
+        "assert main(['simulate', 'chat', '--limit', '3']) == 0; "
+        "assert main(['simulate', '--diff', 'a b', 'a c']) == 0; "
+        "assert main(['theorem', '--trees', '3', '--skip-online']) == 0; "
+        "loaded = {'torch', 'transformers', 'plotly', 'viz'} & set(sys.modules); "
+        "assert not loaded, loaded"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
