@@ -7,7 +7,7 @@ the engine, which then shows the result as `engine.config`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -15,6 +15,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION = ("auto", "torch", "flashinfer")
 HOST_WRITE = ("write_through", "write_through_selective", "write_back")
 DEFAULT_KV_TOKENS = 4096  # on a CPU
+MOST_KV_TOKENS = 1 << 22  # that a GPU's free memory is turned into unasked
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -31,6 +32,64 @@ def at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
+def share(name: str, value: float) -> None:
+    """ValueError naming the value, unless it is a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleOptions:
+    """What the scheduler can be told beside its policy. EngineConfig has the same names.
+
+    mixed: running requests decode in the steps that compute prompts, too; else they wait meanwhile.
+    preemption: a waiting request of strictly larger priority may push running ones out.
+    in_batch_prefix: of several waiting requests with one beginning only the first is computed now, the
+        others wait a step and then find it in the tree. Only for policies that look at the tree.
+    in_batch_cached, in_batch_shared: it applies to requests with at most so many tokens in the tree, and
+        at least so many in common with what is being computed (32 and 32, as in SGLang).
+    fair_passes: policy "fair": in how many steps others may be admitted past a waiting request.
+    new_token_ratio: what share of the tokens that running requests may still generate is kept free when
+        others are admitted (one page each at least); to begin with, and again after an idle moment.
+    new_token_ratio_min, new_token_decay: a retraction raises the ratio to what it should have been;
+        it then falls by `new_token_decay` a step, down to `new_token_ratio_min`.
+    seed: of the policy "random".
+    """
+
+    mixed: bool = False
+    preemption: bool = True
+    in_batch_prefix: bool = True
+    in_batch_cached: int = 32
+    in_batch_shared: int = 32
+    fair_passes: int = 32
+    new_token_ratio: float = 0.0
+    new_token_ratio_min: float = 0.0
+    new_token_decay: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("mixed", "preemption", "in_batch_prefix"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        at_least("in_batch_cached", self.in_batch_cached, 0)
+        at_least("in_batch_shared", self.in_batch_shared, 1)
+        at_least("fair_passes", self.fair_passes, 0)
+        at_least("seed", self.seed, 0)
+        share("new_token_ratio", self.new_token_ratio)
+        share("new_token_ratio_min", self.new_token_ratio_min)
+        share("new_token_decay", self.new_token_decay)
+        if self.new_token_ratio_min > self.new_token_ratio:
+            raise ValueError(
+                f"new_token_ratio_min {self.new_token_ratio_min} is above new_token_ratio "
+                f"{self.new_token_ratio}"
+            )
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> ScheduleOptions:
+        """The part of a configuration that the scheduler needs."""
+        return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What an engine is made of. Token counts are KV slots; one token's keys and values fill one slot.
@@ -44,6 +103,8 @@ class EngineConfig:
     chunk_tokens: prompt tokens computed per step at most; longer prompts are prefilled in chunks.
     radix_cache: False forgets every request's KV when it finishes (for comparison).
     poison_freed: a debugging aid: freed slots are filled with NaN, so that any read of them shows.
+    dummy_weights: random weights in the shape of a known model, instead of `model`, for measuring.
+    mixed, preemption, in_batch_*, fair_passes, new_token_*: see ScheduleOptions.
     """
 
     model: str | Path | None = None
@@ -62,6 +123,16 @@ class EngineConfig:
     host_write: str = "write_through"
     seed: int = 0
     poison_freed: bool = False
+    dummy_weights: str | None = None
+    mixed: bool = False
+    preemption: bool = True
+    in_batch_prefix: bool = True
+    in_batch_cached: int = 32
+    in_batch_shared: int = 32
+    fair_passes: int = 32
+    new_token_ratio: float = 0.0
+    new_token_ratio_min: float = 0.0
+    new_token_decay: float = 0.01
 
     def __post_init__(self) -> None:
         # Imported here: the tables of names belong to the packages below, which import nothing of us.
@@ -79,8 +150,15 @@ class EngineConfig:
         at_least("chunk_tokens", self.chunk_tokens, 1)
         at_least("host_kv_tokens", self.host_kv_tokens, 0)
         at_least("seed", self.seed, 0)
+        ScheduleOptions.of(self)
         if self.max_context is not None:
             at_least("max_context", self.max_context, 2)
+        if self.dummy_weights is not None:
+            from minirad.model.dummy import SHAPES
+
+            one_of("shape for dummy weights", self.dummy_weights, tuple(SHAPES))
+            if self.model is not None:
+                raise ValueError(f"model {str(self.model)!r} and dummy weights: only one of the two")
         if self.host_kv_tokens:
             raise ValueError(f"host_kv_tokens={self.host_kv_tokens}: there is no host tier yet; use 0")
         if self.kv_tokens is not None:

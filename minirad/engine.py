@@ -11,29 +11,40 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from minirad import events as ev
+from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.attention.torch_paged import TorchPagedAttention
 from minirad.cache.allocator import PageAllocator
-from minirad.cache.radix_cache import MAX_TOKEN, RadixCache, RadixKey, Slots, as_int64
-from minirad.config import DEFAULT_KV_TOKENS, EngineConfig, SamplingParams
+from minirad.cache.radix_cache import MAX_TOKEN, IntSequence, RadixCache, RadixKey, Slots, as_int64
+from minirad.config import (
+    DEFAULT_KV_TOKENS,
+    MOST_KV_TOKENS,
+    EngineConfig,
+    SamplingParams,
+    ScheduleOptions,
+)
+from minirad.model.dummy import dummy_model
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
+from minirad.schedule.admission import Books
 from minirad.schedule.ownership import PrefixCache, SlotOwnership
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
 
-Prompt = str | Sequence[int]
+Prompt = str | IntSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,9 @@ class StepReport:
     """What one step did. Request ids; tokens are counted over the whole batch.
 
     kind: "prefill", "decode", "mixed" or "idle". hit_tokens of prompt_tokens came from the cache,
-    for the requests admitted in this step for the first time.
+    for the requests admitted in this step for the first time. again_hit_tokens of again_tokens did
+    for those admitted again after a retraction (prompt and what was generated before it).
+    new_token_ratio: what share of the tokens still to be generated admission reckons with.
     """
 
     index: int
@@ -78,6 +91,9 @@ class StepReport:
     hit_tokens: int
     prompt_tokens: int
     seconds: float
+    again_hit_tokens: int = 0
+    again_tokens: int = 0
+    new_token_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +123,7 @@ class Engine:
 
     cache: any object with RadixCache's methods (a student's tree, say); None makes a RadixCache.
     model, tokenizer: ready-made ones instead of those that `config.model` names.
+    attention_note: one sentence if "auto" could not have the GPU or its fast attention, else "".
     """
 
     def __init__(
@@ -118,15 +135,20 @@ class Engine:
         tokenizer: Any = None,
     ) -> None:
         config = config or EngineConfig()
-        self.model_path = None if model is not None else resolve_model(config.model)
-        self.device = _device(config.device)
+        ready = model is not None or config.dummy_weights is not None
+        self.model_path = None if ready else resolve_model(config.model)
+        self.device = _device(config.device, model)
         if model is None:
-            assert self.model_path is not None
-            model = load_model(self.model_path, _dtype(config.dtype, self.device), self.device)
+            dtype = _dtype(config.dtype, self.device)
+            if config.dummy_weights is not None:
+                model = dummy_model(config.dummy_weights, dtype, self.device)
+            else:
+                assert self.model_path is not None
+                model = load_model(self.model_path, dtype, self.device)
         self.model = model
         self._tokenizer = tokenizer
-        self.attention: AttentionBackend = _attention(config.attention)
-        self.config = config = _filled_in(config, model, self.device)
+        self.attention, self.attention_note = _attention(config, model, self.device)
+        self.config = config = _filled_in(config, model, self.device, self.attention.name)
         assert config.kv_tokens is not None and config.max_context is not None
 
         self.cache: PrefixCache = _checked_cache(cache, config)
@@ -138,13 +160,16 @@ class Engine:
             self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache,
             on_free=self._poison if config.poison_freed else None,
         )  # fmt: skip
-        self.scheduler = Scheduler(self.ownership, config.schedule_policy, config.chunk_tokens, self.bus)
+        self.scheduler = Scheduler(
+            self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
+        )
         self._steps = 0
         self._arrivals = 0
         self._pins: dict[int, Any] = {}
         self._next_pin = 1
         self._namespaces: dict[Hashable, int] = {(None, False): 0}
         self._held: list[GenerationOutput] = []  # finished while somebody else was driving
+        self._streams: dict[str, dict[int, GenerationOutput]] = {}  # what each stream waits for
 
     # ------------------------------------------------------------ the loop
 
@@ -153,6 +178,7 @@ class Engine:
         started = time.perf_counter()
         self._steps += 1
         evicted = self.ownership.evicted_tokens
+        again = dataclasses.replace(self.books.again)
         batch = self.scheduler.next_batch()
         if batch is None:
             finished = self._give_up(self.scheduler.stuck)
@@ -171,6 +197,9 @@ class Engine:
             hit_tokens=sum(r.cached_tokens for r in first),
             prompt_tokens=sum(len(r.prompt) for r in first),
             seconds=time.perf_counter() - started,
+            again_hit_tokens=self.books.again.cached - again.cached,
+            again_tokens=self.books.again.tokens - again.tokens,
+            new_token_ratio=self.scheduler.future.ratio,
         )
         if self.bus.wants(ev.StepEnded):
             self.bus.emit(self._step_ended(report))
@@ -196,8 +225,7 @@ class Engine:
         last one when the next token can be sampled."""
         positions: list[int] = []
         if _wants_prompt_logprobs(request):
-            assert request.params.logprob_start is not None
-            first = max(start, request.params.logprob_start - 1)
+            first = max(request.next_logprob - 1, 0)  # what predicts that token; never before `start`
             positions += range(first, min(request.kv_len, len(request.prompt) - 1))
         if request.computed and request.params.max_new_tokens > 0:
             positions.append(request.kv_len - 1)
@@ -208,22 +236,20 @@ class Engine:
         ready: list[Request] = []
         rows: list[int] = []
         offset = 0
-        for request, start in zip(batch.requests, batch.starts, strict=True):
+        for at, (request, start) in enumerate(zip(batch.requests, batch.starts, strict=True)):
             offset += self._take_prompt_logprobs(request, start, logits, offset)
-            if batch.kind == "prefill":
+            prefill = at < batch.prefills
+            if prefill:
                 self.ownership.commit(request, finished=False)
             if not request.computed:
                 continue
-            if batch.kind == "prefill":
+            if prefill:
                 self.scheduler.prefilled(request)
-            if request.params.max_new_tokens == 0:
-                ready.append(request)
-                rows.append(-1)
-                continue
-            for each in [request, *self._branches(request)]:
-                ready.append(each)
-                rows.append(offset)
-            offset += 1
+            samples = [request, *self._branches(request)]
+            wanted = request.params.max_new_tokens > 0
+            ready += samples
+            rows += [offset if wanted else -1] * len(samples)
+            offset += wanted
         self._sample(ready, rows, logits)
         return [self._finish(r, reason) for r in ready if (reason := self._finish_reason(r))]
 
@@ -244,17 +270,15 @@ class Engine:
 
     def _branches(self, leader: Request) -> list[Request]:
         """The further samples of an n > 1 request, when its prompt has just been computed."""
-        if leader.index or leader.output or leader.params.n == 1:
-            return []
         samples = []
-        for index in range(1, leader.params.n):
+        for index in range(1, leader.unbranched + 1):
             each = Request(
                 f"{leader.group}.{index}", leader.prompt, leader.params, leader.seed,
                 leader.arrival, leader.extra_key, leader.priority, index, leader.group,
                 leader.token_mask,
             )  # fmt: skip
             each.added_at, each.attempts = leader.added_at, leader.attempts
-            each.cached_tokens, each.prompt_logprobs = leader.cached_tokens, leader.prompt_logprobs
+            each.cached_tokens, each.prompt_logprobs = leader.cached_tokens, list(leader.prompt_logprobs)
             tail = self.ownership.fork(leader, each)
             if tail is None:
                 self.scheduler.requeue(each)
@@ -273,10 +297,11 @@ class Engine:
             self.pool.copy(torch.from_numpy(source).to(device), torch.from_numpy(own).to(device))
 
     def _sample(self, ready: list[Request], rows: list[int], logits: torch.Tensor) -> None:
-        who = [(r, row) for r, row in zip(ready, rows, strict=True) if row >= 0]
+        masked = [(r, row, self._mask(r)) for r, row in zip(ready, rows, strict=True) if row >= 0]
+        who = [(request, row) for request, row, _ in masked if not request.error]
+        masks = [mask for request, _, mask in masked if not request.error]
         if not who:
             return
-        masks = [None if r.token_mask is None else r.token_mask(r.output) for r, _ in who]
         chosen, logprobs = sample(
             logits[torch.tensor([row for _, row in who], device=self.device)],
             [r.params for r, _ in who],
@@ -290,10 +315,23 @@ class Engine:
             if self.bus.wants(ev.TokenSampled):
                 self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
 
+    def _mask(self, request: Request) -> torch.Tensor | None:
+        """Which tokens may come next, None for all. A mask that fails ends its own request, no other."""
+        if request.token_mask is None:
+            return None
+        try:
+            allowed = request.token_mask(list(request.output))
+            return None if allowed is None else _checked_mask(allowed, self.model.config.vocab_size)
+        except Exception as error:  # the caller's code: anything may come out of it
+            request.error = f"{request.id}: its token mask failed: {error!r}"
+            return None
+
     # ------------------------------------------------------------ ending a request
 
     def _finish_reason(self, request: Request) -> str:
         params, output = request.params, request.output
+        if request.error:
+            return "error"
         if output and not params.ignore_eos and output[-1] in self.model.config.eos_ids:
             return "stop"
         if params.stop and self._stop_position(request) is not None:
@@ -302,16 +340,19 @@ class Engine:
 
     def _stop_position(self, request: Request) -> int | None:
         """Where in the reply's text a stop text begins."""
-        # A token is at least one byte, a character at most four: older text cannot be part of it.
-        recent = request.output[-(4 * max(len(text) for text in request.params.stop) + 4) :]
-        tail = self.decode(recent)
+        # A token is at least one byte (but for special ones, which are no text), a character at most
+        # four: older text cannot be part of it.
+        special = self.tokenizer.all_special_ids
+        size = 4 * max(len(text) for text in request.params.stop) + 4
+        recent = list(islice((t for t in reversed(request.output) if t not in special), size))
+        tail = self.decode(recent[::-1])
         if not any(text in tail for text in request.params.stop):
             return None
         whole = self.decode(request.output)
         found = [whole.find(text) for text in request.params.stop if text in whole]
         return min(found) if found else None
 
-    def _finish(self, request: Request, reason: str, error: str = "") -> GenerationOutput:
+    def _finish(self, request: Request, reason: str) -> GenerationOutput:
         """Commits (or, on an abort, drops) what a request holds and takes it off the books."""
         freed = 0
         if request.row >= 0:
@@ -332,7 +373,7 @@ class Engine:
                 )
             )  # fmt: skip
         now = time.perf_counter()
-        return GenerationOutput(
+        output = GenerationOutput(
             request_id=request.group,
             index=request.index,
             text=self._final_text(request),
@@ -344,24 +385,25 @@ class Engine:
             seconds=now - request.added_at,
             logprobs=request.output_logprobs,
             prompt_logprobs=request.prompt_logprobs,
-            error=error,
+            error=request.error,
         )
+        if request.group in self._streams:
+            self._streams[request.group][request.index] = output
+        return output
 
     def _final_text(self, request: Request) -> str:
-        if self._tokenizer is None and self.model_path is None:
-            return ""  # a bare model: token ids in, token ids out
         stop = self._stop_position(request) if request.params.stop and request.output else None
-        return self.decode(request.output)[:stop]
+        return self.reply_text(request.output)[:stop]
 
     def _give_up(self, request: Request | None) -> list[GenerationOutput]:
         """Nothing can run and nothing will change by itself: pins hold what this request needs."""
         if request is None:
             return []
-        error = (
+        request.error = (
             f"{request.id} needs {request.length} slots, but of {self.allocator.num_tokens} only "
             f"{self.ownership.room} are free or evictable: the rest is pinned"
         )
-        return [self._finish(request, "error", error)]
+        return [self._finish(request, "error")]
 
     def _poison(self, slots: Slots) -> None:
         page = self.config.page_size
@@ -398,6 +440,10 @@ class Engine:
         request = self._new_request(prompt, params or SamplingParams(), extra_key, priority)
         request.token_mask = token_mask
         return self._enqueue(request)
+
+    def check_prompt(self, prompt: Prompt, params: SamplingParams | None = None) -> None:
+        """Raises the ValueError that `add_request` would raise; changes nothing."""
+        self._checked_prompt(self.encode(prompt), params or SamplingParams())
 
     def _new_request(
         self, prompt: Prompt, params: SamplingParams, extra_key: Hashable, priority: int
@@ -480,23 +526,14 @@ class Engine:
         requests = [
             self._new_request(prompt, param, extra_key, 0) for prompt, param in zip(many, params, strict=True)
         ]
-        ids = [self._enqueue(request) for request in requests]
-        order = {rid: at for at, rid in enumerate(ids)}
-        missing = sum(request.params.n for request in requests)
+        order = {self._enqueue(request): at for at, request in enumerate(requests)}
         outputs: list[GenerationOutput] = []
-        others: list[GenerationOutput] = []
-        while len(outputs) < missing:
-            for output in self.step().finished:
-                mine = output.request_id in order
-                (outputs if mine else others).append(output)
-                if mine and output.finish_reason in ("abort", "error") and output.index == 0:
-                    # An unforked request that ends so ends for all its samples.
-                    missing -= self._never_forked(output, requests[order[output.request_id]])
-        self._held += others
-        return sorted(outputs, key=lambda out: (order[out.request_id], out.index))
-
-    def _never_forked(self, output: GenerationOutput, request: Request) -> int:
-        return request.params.n - 1 if not output.token_ids else 0
+        while any(request.group in order for request in self.scheduler.everyone()):
+            outputs += self.step().finished
+        outputs += self._held
+        self._held = [output for output in outputs if output.request_id not in order]
+        mine = [output for output in outputs if output.request_id in order]
+        return sorted(mine, key=lambda output: (order[output.request_id], output.index))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None
@@ -506,7 +543,7 @@ class Engine:
         return self._stream(request)
 
     def _stream(self, request: Request) -> Iterator[StreamToken]:
-        fresh: list[tuple[str, int]] = []
+        fresh: deque[tuple[str, int]] = deque()
 
         def listen(event: ev.TokenSampled) -> None:
             if event.request.split(".")[0] == rid:
@@ -514,29 +551,25 @@ class Engine:
 
         unsubscribe = self.bus.subscribe(ev.TokenSampled, listen)
         rid = self._enqueue(request)
+        # Somebody else may drive the engine between two of our tokens and get our outputs in his
+        # reports; so they are noted here as well.
+        finished = self._streams[rid] = {}
         texts = [_StreamText(self, request.params.stop) for _ in range(request.params.n)]
-        left = request.params.n
         try:
-            while left:
-                finished = {}
-                for output in self.step().finished:
-                    if output.request_id == rid:
-                        finished[output.index] = output
-                    else:
-                        self._held.append(output)
-                for name, token in fresh:
-                    index = int(name.partition(".")[2] or 0)
-                    done = finished.get(index)
-                    text = texts[index].add(token, done)
-                    yield StreamToken(rid, index, token, text, done.finish_reason if done else None)
-                fresh.clear()
-                left -= len(finished)
-                if any(out.finish_reason in ("abort", "error") for out in finished.values()):
-                    return
+            while fresh or any(each.group == rid for each in self.scheduler.everyone()):
+                if not fresh:
+                    outputs = self.step().finished
+                    self._held += [output for output in outputs if output.request_id != rid]
+                    continue
+                name, token = fresh.popleft()
+                index = int(name.partition(".")[2] or 0)
+                text, done = texts[index].add(token, finished.get(index))
+                yield StreamToken(rid, index, token, text, done.finish_reason if done else None)
         finally:
             unsubscribe()
-            if left:
-                self.abort(rid)
+            del self._streams[rid]
+            self.abort(rid)
+            self._held = [output for output in self._held if output.request_id != rid]
 
     def abort(self, request_id: str) -> bool:
         """Cancels a request with all its samples; False if it is not here (any more).
@@ -575,7 +608,7 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Empties the tree; ValueError while requests live or pins hold."""
-        if self.has_work or self._pins:
+        if self.scheduler.has_work or self._pins:
             live = [request.id for request in self.scheduler.everyone()]
             raise ValueError(f"cannot flush: live requests {live}, pins {sorted(self._pins)}")
         self.ownership.flush()
@@ -583,9 +616,14 @@ class Engine:
     # ------------------------------------------------------------ looking at it
 
     @property
+    def books(self) -> Books:
+        """Running totals: prompt tokens and hits, first attempts and later ones apart; retractions."""
+        return self.scheduler.books
+
+    @property
     def has_work(self) -> bool:
-        """Requests are waiting or running."""
-        return self.scheduler.has_work
+        """Requests are waiting or running, or an output has not been in a step's report yet."""
+        return self.scheduler.has_work or bool(self._held)
 
     def check(self) -> None:
         """All invariants, recomputed; InvariantError names the node or request and both numbers."""
@@ -637,7 +675,8 @@ class Engine:
         """Text to token ids; ids are passed on."""
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt)
-        return as_int64(prompt, "a prompt").copy()
+        tokens: Slots = as_int64(prompt, "a prompt").copy()
+        return tokens
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text, special tokens left out."""
@@ -645,6 +684,10 @@ class Engine:
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+    def reply_text(self, token_ids: Sequence[int]) -> str:
+        """Like `decode`; but a bare model has no texts: ids in, ids out."""
+        return "" if self._tokenizer is None and self.model_path is None else self.decode(token_ids)
 
 
 class _StreamText:
@@ -655,11 +698,13 @@ class _StreamText:
         self._tokens: list[int] = []
         self._sent = 0
 
-    def add(self, token: int, finished: GenerationOutput | None) -> str:
+    def add(self, token: int, output: GenerationOutput | None) -> tuple[str, GenerationOutput | None]:
+        """The new piece of text; and the output, if this token is its last one."""
         self._tokens.append(token)
-        text = finished.text if finished else self._safe(self._engine.decode(self._tokens))
+        done = output if output and len(output.token_ids) == len(self._tokens) else None
+        text = done.text if done else self._safe(self._engine.reply_text(self._tokens))
         piece, self._sent = text[self._sent :], max(self._sent, len(text))
-        return piece
+        return piece, done
 
     def _safe(self, text: str) -> str:
         """Without an unfinished character, and without what may turn out to begin a stop text."""
@@ -673,18 +718,32 @@ class _StreamText:
 
 
 def _wants_prompt_logprobs(request: Request) -> bool:
-    """Still to be collected: not once generated tokens show that the prompt was computed before."""
-    return request.params.logprob_start is not None and not request.output and request.index == 0
+    return request.next_logprob < len(request.prompt)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several: a text is one, and so is a row of ids."""
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer))):
+    if isinstance(prompts, str) or (
+        len(prompts) and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
+    ):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
 
 
-def _device(name: str) -> torch.device:
+def _checked_mask(allowed: Any, vocab: int) -> torch.Tensor:
+    mask = torch.as_tensor(allowed)
+    if mask.dtype != torch.bool or mask.shape != (vocab,):
+        raise ValueError(f"a mask is bool [{vocab}], got {mask.dtype} {list(mask.shape)}")
+    if not bool(mask.any()):
+        raise ValueError("the mask allows no token")
+    return mask
+
+
+def _device(name: str, model: LlamaModel | None) -> torch.device:
+    if model is not None:  # it lies where it lies
+        if name not in ("auto", model.device.type, str(model.device)):
+            raise ValueError(f"device {name!r}: the given model lies on {str(model.device)!r}")
+        return model.device
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -699,22 +758,39 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _attention(name: str) -> AttentionBackend:
-    if name == "flashinfer":
-        raise ValueError("attention 'flashinfer' is not built yet; 'torch' runs on any device")
-    return TorchPagedAttention()
+def _attention(config: EngineConfig, model: LlamaModel, device: torch.device) -> tuple[AttentionBackend, str]:
+    """The backend that the config names; and what is missing, in one sentence, if "auto" fell back."""
+    if config.attention == "torch":
+        return TorchPagedAttention(), ""
+    shape = model.config
+    missing = what_is_missing(device, model.dtype, shape.head_dim)
+    if not missing:
+        return FlashInferAttention(shape.heads, shape.kv_heads, shape.head_dim, device=device), ""
+    where = "GPU" if device.type == "cuda" else "CPU"
+    note = f"{missing}, so attention runs in plain torch on the {where}."
+    if config.attention == "flashinfer":
+        raise ValueError(f"attention 'flashinfer' cannot run: {missing}; 'auto' and 'torch' run anywhere")
+    # Who asked for the CPU misses nothing.
+    return TorchPagedAttention(), "" if config.device == "cpu" else note[:1].upper() + note[1:]
 
 
-def _filled_in(config: EngineConfig, model: LlamaModel, device: torch.device) -> EngineConfig:
+def kv_tokens_that_fit(model: LlamaModel, device: torch.device) -> int:
+    """How many tokens' KV fill most of the memory that a GPU has free now.
+
+    A fifth is left for what a batch computes. A tiny model is not given all of a large card: nobody
+    would fill it, and the host's lists of free pages grow with it.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    c = model.config
+    per_token = 2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize
+    return min(max(int(free * 0.8) // per_token, DEFAULT_KV_TOKENS), MOST_KV_TOKENS)
+
+
+def _filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, attention: str) -> EngineConfig:
     """The config with every "auto" and None that depends on model and machine replaced."""
     kv_tokens = config.kv_tokens
     if kv_tokens is None:
-        kv_tokens = DEFAULT_KV_TOKENS
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            c = model.config
-            per_token = 2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize
-            kv_tokens = max(int(free * 0.8) // per_token, DEFAULT_KV_TOKENS)
+        kv_tokens = kv_tokens_that_fit(model, device) if device.type == "cuda" else DEFAULT_KV_TOKENS
         kv_tokens = max(kv_tokens // config.page_size, 1) * config.page_size
     limit = model.config.max_position_embeddings
     if config.max_context is not None and config.max_context > limit:
@@ -723,7 +799,7 @@ def _filled_in(config: EngineConfig, model: LlamaModel, device: torch.device) ->
         config,
         device=str(device),
         dtype=str(model.dtype).removeprefix("torch."),
-        attention="torch",
+        attention=attention,
         kv_tokens=kv_tokens,
         max_context=config.max_context or limit,
     )
@@ -734,4 +810,7 @@ def _checked_cache(cache: PrefixCache | None, config: EngineConfig) -> PrefixCac
         return RadixCache(config.page_size, config.eviction_policy)
     if cache.page_size != config.page_size:
         raise ValueError(f"the cache has pages of {cache.page_size}, the engine {config.page_size}")
+    held = int(cache.evictable_size) + int(cache.protected_size)
+    if held:
+        raise ValueError(f"the cache holds {held} tokens already: an engine begins with an empty one")
     return cache

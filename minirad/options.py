@@ -12,10 +12,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """--model, --kv-tokens, --page-size and so on; defaults are EngineConfig's."""
     group = parser.add_argument_group("engine")
     group.add_argument("--model", help="directory, hub id or smollm2-135m (default: the classroom Llama)")
+    group.add_argument(
+        "--dummy-weights", metavar="SHAPE", help="random weights: llama-3.2-1b, llama-3.1-8b, smollm2-135m"
+    )
     group.add_argument("--device", help="auto, cpu, cuda (default: auto)")
     group.add_argument("--dtype", help=", ".join(DTYPES))
     group.add_argument("--attention", help=", ".join(ATTENTION))
-    group.add_argument("--kv-tokens", type=int, help="size of the KV pool in tokens (CPU default: 4096)")
+    group.add_argument("--kv-tokens", type=int, help="size of the KV pool (default: 4096; GPU: what fits)")
     group.add_argument("--page-size", type=int, help="tokens per page (default: 1)")
     group.add_argument("--max-running", type=int, help="requests that run at a time (default: 32)")
     group.add_argument("--chunk-tokens", type=int, help="prompt tokens computed per step (default: 512)")
@@ -30,6 +33,7 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
     names = (
         "model", "device", "dtype", "attention", "kv_tokens", "page_size", "max_running",
         "chunk_tokens", "schedule_policy", "eviction_policy", "radix_cache", "seed",
+        "dummy_weights",
     )  # fmt: skip
     said = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     return EngineConfig(**{**defaults, **said})

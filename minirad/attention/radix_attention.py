@@ -1,7 +1,7 @@
 """The attention layer of a model whose keys and values live in a shared, paged pool.
 
-The layer itself is two lines: store this batch's keys and values at the slots that the scheduler
-chose, then let a backend attend through the page tables. That is all that "RadixAttention" asks of
+The layer itself is two lines: have this batch's keys and values stored at the slots that the scheduler
+chose, then attend through the page tables. A backend does both. That is all that "RadixAttention" asks of
 a model: whether a page was computed just now, earlier by this request, or by another one with the
 same prefix makes no difference here. The layer has no weights and does not know the tree.
 """
@@ -31,8 +31,12 @@ class AttentionBackend(Protocol):
         """Prepare for one batch: called once, before its first layer."""
         ...
 
+    def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:
+        """Store the planned batch's k and v `[T, num_kv_heads, head_dim]` in one layer of the pool."""
+        ...
+
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
-        """Attend in one layer of the planned batch; its own K and V are already in the pool.
+        """Attend in one layer of the planned batch, after its K and V were written.
 
         Args:
             q: `[T, num_heads, head_dim]`, positions already rotated in.
@@ -80,6 +84,6 @@ class RadixAttention:
             k, v: `[T, num_kv_heads * head_dim]` or `[T, num_kv_heads, head_dim]`.
         """
         kv_shape = (-1, self.num_kv_heads, self.head_dim)
-        pool.write(self.layer_id, metadata.out_slots, k.view(kv_shape), v.view(kv_shape))
+        backend.write(self.layer_id, metadata, k.view(kv_shape), v.view(kv_shape), pool)
         out = backend.run(self.layer_id, q.view(-1, self.num_heads, self.head_dim), pool, self.scale)
         return out.reshape(-1, self.num_heads * self.head_dim)

@@ -11,8 +11,7 @@ different keys of the same query merge exactly, given the log of each one's sum 
 - *own* parts: what is left of each entry, batched with entries of similar size and padded.
 
 Padding reads slot 0 and is masked. Masking alone would not do (0 * NaN = NaN): slots that are not
-the request's own are never gathered at all. This module does not write to the pool, and is not the
-fast path of a GPU.
+the request's own are never gathered at all. This module is not the fast path of a GPU.
 """
 
 from __future__ import annotations
@@ -89,6 +88,10 @@ class TorchPagedAttention:
         for ids in _buckets(metadata, own_begin):
             self._parts += planner.own(ids, own_begin)
         self._num_tokens = metadata.num_tokens
+
+    def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:
+        """Store k and v `[T, num_kv_heads, head_dim]` of one layer at the batch's slots."""
+        pool.write(layer_id, metadata.out_slots, k, v)
 
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
         """Attend in one layer: q `[T, num_heads, head_dim]` gives the same shape."""
