@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minirad.cache.radix_cache import RadixCache, RadixKey
     from minirad.config import EngineConfig, SamplingParams
-    from minirad.engine import Engine, GenerationOutput, StepReport
+    from minirad.engine import Engine
     from minirad.errors import InvariantError
     from minirad.model.load import resolve_model
+    from minirad.outputs import GenerationOutput, StepReport
     from minirad.record import Recorder, Recording
 
 _HOME = {
     "Engine": "engine",
     "EngineConfig": "config",
-    "GenerationOutput": "engine",
+    "GenerationOutput": "outputs",
     "InvariantError": "errors",
     "RadixCache": "cache.radix_cache",
     "RadixKey": "cache.radix_cache",
     "Recorder": "record",
     "Recording": "record",
     "SamplingParams": "config",
-    "StepReport": "engine",
+    "StepReport": "outputs",
     "resolve_model": "model.load",
 }
 

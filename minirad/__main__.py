@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from minirad.options import add_engine_options, add_sampling_options, engine_config, sampling_params
 
 if TYPE_CHECKING:
-    from minirad.engine import Engine, GenerationOutput
+    from minirad.engine import Engine
+    from minirad.outputs import GenerationOutput
 
 SYSTEM = "You are a helpful assistant."
 BENCHES = {

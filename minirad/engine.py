@@ -13,7 +13,6 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
@@ -21,23 +20,16 @@ import numpy as np
 import torch
 
 from minirad import events as ev
-from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
 from minirad.attention.metadata import BatchEntry, build_metadata
-from minirad.attention.radix_attention import AttentionBackend
-from minirad.attention.torch_paged import TorchPagedAttention
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import MAX_TOKEN, IntSequence, RadixCache, RadixKey, Slots, as_int64
-from minirad.config import (
-    DEFAULT_KV_TOKENS,
-    MOST_KV_TOKENS,
-    EngineConfig,
-    SamplingParams,
-    ScheduleOptions,
-)
+from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
+from minirad.machine import choose_attention, choose_device, choose_dtype, filled_in
 from minirad.model.dummy import dummy_model
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
+from minirad.outputs import GenerationOutput, Pin, StepReport, StreamText, StreamToken
 from minirad.schedule.admission import Books
 from minirad.schedule.ownership import PrefixCache, SlotOwnership
 from minirad.schedule.req_to_token import ReqToTokenPool
@@ -45,77 +37,6 @@ from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
 
 Prompt = str | IntSequence
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationOutput:
-    """One finished sample.
-
-    cached_tokens: prompt tokens whose KV came from the tree (with n > 1 they count once per request,
-    like prompt_tokens). ttft, seconds: wall-clock from add_request to the first token, to the end.
-    logprobs: one per generated token; prompt_logprobs: from `logprob_start` on (None for token 0).
-    finish_reason: "stop", "length", "abort" or "error" (then `error` says what).
-    """
-
-    request_id: str
-    index: int
-    text: str
-    token_ids: list[int]
-    prompt_tokens: int
-    cached_tokens: int
-    finish_reason: str
-    ttft: float
-    seconds: float
-    logprobs: list[float]
-    prompt_logprobs: list[float | None]
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one step did. Request ids; tokens are counted over the whole batch.
-
-    kind: "prefill", "decode", "mixed" or "idle". hit_tokens of prompt_tokens came from the cache,
-    for the requests admitted in this step for the first time. again_hit_tokens of again_tokens did
-    for those admitted again after a retraction (prompt and what was generated before it).
-    new_token_ratio: what share of the tokens still to be generated admission reckons with.
-    """
-
-    index: int
-    kind: str
-    admitted: list[str]
-    batch: list[str]
-    finished: list[GenerationOutput]
-    retracted: list[str]
-    evicted_tokens: int
-    hit_tokens: int
-    prompt_tokens: int
-    seconds: float
-    again_hit_tokens: int = 0
-    again_tokens: int = 0
-    new_token_ratio: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StreamToken:
-    """One new token of a streamed request. Texts joined together are the output's text.
-
-    `text` may be empty while a character or a stop text is not complete.
-    """
-
-    request_id: str
-    index: int
-    token_id: int
-    text: str
-    finish_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A held prefix: `length` tokens of it are in the tree and stay there until `unpin`."""
-
-    id: int
-    length: int
 
 
 class Engine:
@@ -137,9 +58,9 @@ class Engine:
         config = config or EngineConfig()
         ready = model is not None or config.dummy_weights is not None
         self.model_path = None if ready else resolve_model(config.model)
-        self.device = _device(config.device, model)
+        self.device = choose_device(config.device, model)
         if model is None:
-            dtype = _dtype(config.dtype, self.device)
+            dtype = choose_dtype(config.dtype, self.device)
             if config.dummy_weights is not None:
                 model = dummy_model(config.dummy_weights, dtype, self.device)
             else:
@@ -147,8 +68,8 @@ class Engine:
                 model = load_model(self.model_path, dtype, self.device)
         self.model = model
         self._tokenizer = tokenizer
-        self.attention, self.attention_note = _attention(config, model, self.device)
-        self.config = config = _filled_in(config, model, self.device, self.attention.name)
+        self.attention, self.attention_note = choose_attention(config, model, self.device)
+        self.config = config = filled_in(config, model, self.device, self.attention.name)
         assert config.kv_tokens is not None and config.max_context is not None
 
         self.cache: PrefixCache = _checked_cache(cache, config)
@@ -470,7 +391,8 @@ class Engine:
             self.bus.emit(
                 ev.RequestAdded(
                     request.id, tuple(request.prompt.tolist()), params.max_new_tokens,
-                    params.temperature, params.n, request.priority, space,
+                    params.temperature, params.n, request.priority, space, params.top_p, params.top_k,
+                    tuple(params.stop), params.ignore_eos, params.seed, params.logprob_start,
                 )
             )  # fmt: skip
         return request.id
@@ -554,7 +476,7 @@ class Engine:
         # Somebody else may drive the engine between two of our tokens and get our outputs in his
         # reports; so they are noted here as well.
         finished = self._streams[rid] = {}
-        texts = [_StreamText(self, request.params.stop) for _ in range(request.params.n)]
+        texts = [StreamText(self.reply_text, request.params.stop) for _ in range(request.params.n)]
         try:
             while fresh or any(each.group == rid for each in self.scheduler.everyone()):
                 if not fresh:
@@ -690,33 +612,6 @@ class Engine:
         return "" if self._tokenizer is None and self.model_path is None else self.decode(token_ids)
 
 
-class _StreamText:
-    """Turns a growing list of tokens into text pieces that never have to be taken back."""
-
-    def __init__(self, engine: Engine, stop: Sequence[str]) -> None:
-        self._engine, self._stop = engine, stop
-        self._tokens: list[int] = []
-        self._sent = 0
-
-    def add(self, token: int, output: GenerationOutput | None) -> tuple[str, GenerationOutput | None]:
-        """The new piece of text; and the output, if this token is its last one."""
-        self._tokens.append(token)
-        done = output if output and len(output.token_ids) == len(self._tokens) else None
-        text = done.text if done else self._safe(self._engine.reply_text(self._tokens))
-        piece, self._sent = text[self._sent :], max(self._sent, len(text))
-        return piece, done
-
-    def _safe(self, text: str) -> str:
-        """Without an unfinished character, and without what may turn out to begin a stop text."""
-        text = text.rstrip("\ufffd")
-        held = 0
-        for stop in self._stop:
-            for length in range(1, min(len(stop), len(text) + 1)):
-                if text.endswith(stop[:length]):
-                    held = max(held, length)
-        return text[: len(text) - held]
-
-
 def _wants_prompt_logprobs(request: Request) -> bool:
     return request.next_logprob < len(request.prompt)
 
@@ -737,72 +632,6 @@ def _checked_mask(allowed: Any, vocab: int) -> torch.Tensor:
     if not bool(mask.any()):
         raise ValueError("the mask allows no token")
     return mask
-
-
-def _device(name: str, model: LlamaModel | None) -> torch.device:
-    if model is not None:  # it lies where it lies
-        if name not in ("auto", model.device.type, str(model.device)):
-            raise ValueError(f"device {name!r}: the given model lies on {str(model.device)!r}")
-        return model.device
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r}: torch sees no NVIDIA GPU here; use 'cpu' or 'auto'")
-    return torch.device(name)
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def _attention(config: EngineConfig, model: LlamaModel, device: torch.device) -> tuple[AttentionBackend, str]:
-    """The backend that the config names; and what is missing, in one sentence, if "auto" fell back."""
-    if config.attention == "torch":
-        return TorchPagedAttention(), ""
-    shape = model.config
-    missing = what_is_missing(device, model.dtype, shape.head_dim)
-    if not missing:
-        return FlashInferAttention(shape.heads, shape.kv_heads, shape.head_dim, device=device), ""
-    where = "GPU" if device.type == "cuda" else "CPU"
-    note = f"{missing}, so attention runs in plain torch on the {where}."
-    if config.attention == "flashinfer":
-        raise ValueError(f"attention 'flashinfer' cannot run: {missing}; 'auto' and 'torch' run anywhere")
-    # Who asked for the CPU misses nothing.
-    return TorchPagedAttention(), "" if config.device == "cpu" else note[:1].upper() + note[1:]
-
-
-def kv_tokens_that_fit(model: LlamaModel, device: torch.device) -> int:
-    """How many tokens' KV fill most of the memory that a GPU has free now.
-
-    A fifth is left for what a batch computes. A tiny model is not given all of a large card: nobody
-    would fill it, and the host's lists of free pages grow with it.
-    """
-    free, _ = torch.cuda.mem_get_info(device)
-    c = model.config
-    per_token = 2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize
-    return min(max(int(free * 0.8) // per_token, DEFAULT_KV_TOKENS), MOST_KV_TOKENS)
-
-
-def _filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, attention: str) -> EngineConfig:
-    """The config with every "auto" and None that depends on model and machine replaced."""
-    kv_tokens = config.kv_tokens
-    if kv_tokens is None:
-        kv_tokens = kv_tokens_that_fit(model, device) if device.type == "cuda" else DEFAULT_KV_TOKENS
-        kv_tokens = max(kv_tokens // config.page_size, 1) * config.page_size
-    limit = model.config.max_position_embeddings
-    if config.max_context is not None and config.max_context > limit:
-        raise ValueError(f"max_context {config.max_context} is more than the model's {limit}")
-    return dataclasses.replace(
-        config,
-        device=str(device),
-        dtype=str(model.dtype).removeprefix("torch."),
-        attention=attention,
-        kv_tokens=kv_tokens,
-        max_context=config.max_context or limit,
-    )
 
 
 def _checked_cache(cache: PrefixCache | None, config: EngineConfig) -> PrefixCache:

@@ -45,7 +45,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RequestAdded(Event):
-    """A request joined the waiting queue. `namespace` 0 is the default one (extra_key None)."""
+    """A request joined the waiting queue; enough to submit it again elsewhere.
+
+    `namespace` 0 is the default one (extra_key None).
+    """
 
     request: str
     token_ids: Ints
@@ -54,6 +57,12 @@ class RequestAdded(Event):
     n: int
     priority: int
     namespace: int
+    top_p: float
+    top_k: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    seed: int | None
+    logprob_start: int | None
 
     def describe(self) -> str:
         space = f" in namespace {self.namespace}" if self.namespace else ""
@@ -160,15 +169,20 @@ class TokenSampled(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestRetracted(Event):
-    """A running request gave its private slots back to let others decode, and waits again."""
+    """A running request gave its private slots back, and waits again.
+
+    by: the request of larger priority that pushed it out; "": there was no room for all to decode.
+    """
 
     request: str
     freed: int
     generated: int
+    by: str = ""
 
     def describe(self) -> str:
+        why = f" for {self.by}, which has priority," if self.by else ""
         return (
-            f"{self.request} retracted after {_n(self.generated, 'new token')}: "
+            f"{self.request} retracted{why} after {_n(self.generated, 'new token')}: "
             f"{_n(self.freed, 'private slot')} back to the pool"
         )
 
@@ -428,9 +442,12 @@ class EventBus:
         handlers = self._all if kind is None else self._by_type.setdefault(kind, [])
         handlers.append(handler)
         self._refresh()
+        active = True
 
         def unsubscribe() -> None:
-            if handler in handlers:
+            nonlocal active
+            if active:  # one handler may be subscribed twice: each subscription ends by itself
+                active = False
                 handlers.remove(handler)
                 self._refresh()
 

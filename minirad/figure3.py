@@ -33,7 +33,8 @@ from minirad.record import Frame, Recorder, Recording, ReplayState
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from minirad.engine import Engine, GenerationOutput
+    from minirad.engine import Engine
+    from minirad.outputs import GenerationOutput
 
 Panel = dict[str, Any]
 

@@ -236,10 +236,12 @@ class Recorder(Recording):
             config = dataclasses.asdict(engine.config)
             config["model"] = None if config["model"] is None else str(config["model"])
             header["config"] = config
-            source = None if config["model"] is None else str(engine.model_path)
+            known = engine.model_path is not None
+            source = (str(engine.model_path) if config["model"] is not None else None) if known else ""
             header["model"] = {
                 "parameters": engine.model.config.num_parameters,
-                "tokenizer": source,  # None: the classroom Llama's, which comes with the package
+                # None: the classroom Llama's, which comes with the package; "": there is none to name
+                "tokenizer": source,
             }
         header["start"] = self._snapshot()
         return header

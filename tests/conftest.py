@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from minirad.config import EngineConfig
-from minirad.engine import Engine, StepReport
+from minirad.engine import Engine
 from minirad.model.llama import LlamaConfig, LlamaModel, random_weights
+from minirad.outputs import StepReport
 
 torch.set_num_threads(1)  # two threads beside another busy process are slower than one
 

@@ -10,8 +10,9 @@ import torch
 from minirad import events as ev
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
-from minirad.engine import Engine, GenerationOutput
+from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
+from minirad.outputs import GenerationOutput
 
 
 class PlainCache:

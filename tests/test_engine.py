@@ -14,9 +14,9 @@ from support import ColdReference, PlainCache, ScriptedModel, drive, listen
 
 from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
-from minirad.engine import GenerationOutput
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.model.load import load_tokenizer, resolve_model
+from minirad.outputs import GenerationOutput
 
 MakeEngine = Callable[..., CheckedEngine]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]

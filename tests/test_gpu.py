@@ -23,7 +23,8 @@ from minirad import events as ev
 from minirad.attention import AttentionBackend, BatchEntry, TorchPagedAttention, build_metadata
 from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
 from minirad.bench.gpu import AttentionCase, backend_for
-from minirad.engine import Engine, kv_tokens_that_fit
+from minirad.engine import Engine
+from minirad.machine import kv_tokens_that_fit
 from minirad.model.classroom.corpus import documents
 from minirad.model.classroom.score import EXAMS
 from minirad.model.dummy import dummy_config, dummy_model, dummy_weights

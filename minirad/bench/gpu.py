@@ -36,8 +36,9 @@ from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_meta
 from minirad.attention.radix_attention import AttentionBackend, RadixAttention
 from minirad.attention.torch_paged import TorchPagedAttention
 from minirad.config import EngineConfig, SamplingParams
-from minirad.engine import Engine, kv_tokens_that_fit
+from minirad.engine import Engine
 from minirad.kv.kv_pool import KVPool
+from minirad.machine import kv_tokens_that_fit
 from minirad.model.dummy import SHAPES, dummy_model
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, resolve_model

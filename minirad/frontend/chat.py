@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from minirad.config import SamplingParams
 
 if TYPE_CHECKING:  # torch is heavy, and programs are simulated without it
-    from minirad.engine import Engine, GenerationOutput, StreamToken
+    from minirad.engine import Engine
+    from minirad.outputs import GenerationOutput, StreamToken
 
 _SYSTEM, _USER, _REPLY, _NEXT = (f"MINIRAD-{word}-GOES-HERE" for word in ("SYSTEM", "USER", "REPLY", "NEXT"))
 

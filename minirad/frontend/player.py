@@ -35,7 +35,8 @@ from minirad.frontend.tasks import ProgramError, Resume, Task, Waitable
 from minirad.frontend.texts import Texts
 
 if TYPE_CHECKING:
-    from minirad.engine import Engine, Pin
+    from minirad.engine import Engine
+    from minirad.outputs import Pin
 
 T = TypeVar("T")
 R = TypeVar("R")

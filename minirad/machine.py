@@ -1,0 +1,83 @@
+"""What "auto" and None in a config come to on this machine: device, number type, attention, pool size."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
+from minirad.attention.radix_attention import AttentionBackend
+from minirad.attention.torch_paged import TorchPagedAttention
+from minirad.config import DEFAULT_KV_TOKENS, MOST_KV_TOKENS, EngineConfig
+from minirad.model.llama import LlamaModel
+
+
+def choose_device(name: str, model: LlamaModel | None) -> torch.device:
+    """The device that the config names; a ready-made model decides it."""
+    if model is not None:  # it lies where it lies
+        if name not in ("auto", model.device.type, str(model.device)):
+            raise ValueError(f"device {name!r}: the given model lies on {str(model.device)!r}")
+        return model.device
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: torch sees no NVIDIA GPU here; use 'cpu' or 'auto'")
+    return torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The number type that the config names; "auto" goes by the device."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def choose_attention(
+    config: EngineConfig, model: LlamaModel, device: torch.device
+) -> tuple[AttentionBackend, str]:
+    """The backend that the config names; and what is missing, in one sentence, if "auto" fell back."""
+    if config.attention == "torch":
+        return TorchPagedAttention(), ""
+    shape = model.config
+    missing = what_is_missing(device, model.dtype, shape.head_dim)
+    if not missing:
+        return FlashInferAttention(shape.heads, shape.kv_heads, shape.head_dim, device=device), ""
+    where = "GPU" if device.type == "cuda" else "CPU"
+    note = f"{missing}, so attention runs in plain torch on the {where}."
+    if config.attention == "flashinfer":
+        raise ValueError(f"attention 'flashinfer' cannot run: {missing}; 'auto' and 'torch' run anywhere")
+    # Who asked for the CPU misses nothing.
+    return TorchPagedAttention(), "" if config.device == "cpu" else note[:1].upper() + note[1:]
+
+
+def kv_tokens_that_fit(model: LlamaModel, device: torch.device) -> int:
+    """How many tokens' KV fill most of the memory that a GPU has free now.
+
+    A fifth is left for what a batch computes. A tiny model is not given all of a large card: nobody
+    would fill it, and the host's lists of free pages grow with it.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    c = model.config
+    per_token = 2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize
+    return min(max(int(free * 0.8) // per_token, DEFAULT_KV_TOKENS), MOST_KV_TOKENS)
+
+
+def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, attention: str) -> EngineConfig:
+    """The config with every "auto" and None that depends on model and machine replaced."""
+    kv_tokens = config.kv_tokens
+    if kv_tokens is None:
+        kv_tokens = kv_tokens_that_fit(model, device) if device.type == "cuda" else DEFAULT_KV_TOKENS
+        kv_tokens = max(kv_tokens // config.page_size, 1) * config.page_size
+    limit = model.config.max_position_embeddings
+    if config.max_context is not None and config.max_context > limit:
+        raise ValueError(f"max_context {config.max_context} is more than the model's {limit}")
+    return dataclasses.replace(
+        config,
+        device=str(device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        attention=attention,
+        kv_tokens=kv_tokens,
+        max_context=config.max_context or limit,
+    )

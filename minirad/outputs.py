@@ -1,0 +1,104 @@
+"""What comes out of the engine: finished samples, step reports, streamed tokens, pins. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """One finished sample.
+
+    cached_tokens: prompt tokens whose KV came from the tree (with n > 1 they count once per request,
+    like prompt_tokens). ttft, seconds: wall-clock from add_request to the first token, to the end.
+    logprobs: one per generated token; prompt_logprobs: from `logprob_start` on (None for token 0).
+    finish_reason: "stop", "length", "abort" or "error" (then `error` says what).
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    finish_reason: str
+    ttft: float
+    seconds: float
+    logprobs: list[float]
+    prompt_logprobs: list[float | None]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did. Request ids; tokens are counted over the whole batch.
+
+    kind: "prefill", "decode", "mixed" or "idle". hit_tokens of prompt_tokens came from the cache,
+    for the requests admitted in this step for the first time. again_hit_tokens of again_tokens did
+    for those admitted again after a retraction (prompt and what was generated before it).
+    new_token_ratio: what share of the tokens still to be generated admission reckons with.
+    """
+
+    index: int
+    kind: str
+    admitted: list[str]
+    batch: list[str]
+    finished: list[GenerationOutput]
+    retracted: list[str]
+    evicted_tokens: int
+    hit_tokens: int
+    prompt_tokens: int
+    seconds: float
+    again_hit_tokens: int = 0
+    again_tokens: int = 0
+    new_token_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamToken:
+    """One new token of a streamed request. Texts joined together are the output's text.
+
+    `text` may be empty while a character or a stop text is not complete.
+    """
+
+    request_id: str
+    index: int
+    token_id: int
+    text: str
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A held prefix: `length` tokens of it are in the tree and stay there until `unpin`."""
+
+    id: int
+    length: int
+
+
+class StreamText:
+    """Turns a growing list of tokens into text pieces that never have to be taken back."""
+
+    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str]) -> None:
+        self._decode, self._stop = decode, stop
+        self._tokens: list[int] = []
+        self._sent = 0
+
+    def add(self, token: int, output: GenerationOutput | None) -> tuple[str, GenerationOutput | None]:
+        """The new piece of text; and the output, if this token is its last one."""
+        self._tokens.append(token)
+        done = output if output and len(output.token_ids) == len(self._tokens) else None
+        text = done.text if done else self._safe(self._decode(self._tokens))
+        piece, self._sent = text[self._sent :], max(self._sent, len(text))
+        return piece, done
+
+    def _safe(self, text: str) -> str:
+        """Without an unfinished character, and without what may turn out to begin a stop text."""
+        text = text.rstrip("\ufffd")
+        held = 0
+        for stop in self._stop:
+            for length in range(1, min(len(stop), len(text) + 1)):
+                if text.endswith(stop[:length]):
+                    held = max(held, length)
+        return text[: len(text) - held]

@@ -1,0 +1,392 @@
+"""Workloads as data: who asks what, and when. No engine code; a Player says what is due.
+
+A workload is a list of sessions. A session arrives at a step and has turns; each later turn comes a
+few steps after the reply to the one before, and its prompt is *the token ids so far* plus the ids of
+the new text. Generated text is never turned into tokens again: "Hello!" may have been generated as
+two tokens that a tokenizer would write as one, and then the longest prefix match ends there.
+
+    workload = load("mixed")                   # a name of WORKLOADS, or a JSON or recording file
+    player = Player(workload, engine.encode)
+    for asked in player.due(step):             # before each step
+        player.sent(asked, engine.add_request(asked.prompt, asked.params))
+    player.finished(output, step)              # for each GenerationOutput
+
+Texts are from the classroom Llama's lessons; other models read them as well.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from minirad.config import SamplingParams
+from minirad.model.classroom import corpus
+
+Encode = Callable[[str], Sequence[int]]
+END = "<|im_end|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a session: what is added to the history, and how to go on from there.
+
+    text, or token_ids where a recording or file has them. wait: steps after the reply before.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    max_new_tokens: int = 24
+    temperature: float = 0.0
+    n: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    wait: int = 2
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n, seed=self.seed,
+            stop=self.stop, ignore_eos=self.ignore_eos,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Turns that build on one another. arrival: the step before which the first one is sent."""
+
+    name: str
+    turns: tuple[Turn, ...]
+    arrival: int = 0
+    extra_key: str | int | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Sessions by arrival. kv_tokens: a pool small enough for evictions to be seen."""
+
+    name: str
+    title: str
+    sessions: tuple[Session, ...]
+    kv_tokens: int = 512
+
+    @property
+    def requests(self) -> int:
+        return sum(len(session.turns) for session in self.sessions)
+
+    def save(self, path: str | Path) -> None:
+        """As JSON that `load` reads."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+# ---------------------------------------------------------------------- the built-in ones
+
+
+def _chat(name: str, arrival: int, questions: Iterable[str], system: str, **turn: Any) -> Session:
+    """A ChatML chat; the system prompt goes before the first question."""
+    turns: list[Turn] = []
+    for question in questions:
+        said = [corpus.message("user", question)]
+        if not turns:
+            said.insert(0, corpus.message("system", system))
+        turns.append(Turn(corpus.chat_text(said, add_generation_prompt=True), **turn))
+    return Session(name, tuple(turns), arrival)
+
+
+def chat() -> Workload:
+    """Chat sessions of several turns under one system prompt."""
+    talks = (
+        ("Hello", "My name is Ada.", "What is my name?", "Thanks!"),
+        ("Hi", "What is the capital of France?", "What color is the sky?"),
+        ("Hello", "What does a dog say?", "What can you do?"),
+        ("Good morning", "What is the opposite of hot?", "Goodbye"),
+    )
+    sessions = tuple(
+        _chat(f"chat {number}", 5 * (number - 1), talk, corpus.SYSTEM_PROMPT, max_new_tokens=40)
+        for number, talk in enumerate(talks, start=1)
+    )
+    return Workload("chat", "Chat sessions", sessions, kv_tokens=220)
+
+
+def _header(examples: int) -> str:
+    return corpus.few_shot_header(corpus.few_shot_examples(examples, random.Random("few-shot")))
+
+
+def few_shot(examples: int = 6) -> Workload:
+    """A batch of questions behind the same solved examples."""
+    questions = [
+        "What is the capital of Italy?", "What color is snow?", "What does a cow say?",
+        "What is the opposite of big?", "What day comes after Monday?", "What is the capital of Peru?",
+    ]  # fmt: skip
+    return Workload(
+        "few-shot", "Few-shot batch",
+        tuple(
+            _few_shot_session(f"few-shot {i}", 0 if i == 1 else 4, examples, question)
+            for i, question in enumerate(questions, start=1)
+        ),
+        kv_tokens=320,
+    )  # fmt: skip
+
+
+def _few_shot_session(name: str, arrival: int, examples: int, question: str) -> Session:
+    text = _header(examples) + corpus.few_shot_question(examples + 1, question)
+    return Session(name, (Turn(text, max_new_tokens=8, stop=("\n",)),), arrival)
+
+
+def agents() -> Workload:
+    """Agents that share a prompt of some 270 tokens word for word."""
+    tasks = (
+        ("Who are you?", "What is the capital of Japan?"),
+        ("What color is grass?", "What does a bee say?"),
+        ("What is the opposite of fast?", "Thank you"),
+        ("What is the capital of Egypt?",),
+        ("What day comes after Friday?",),
+    )
+    sessions = tuple(
+        _chat(f"agent {number}", 4 * (number - 1), talk, corpus.AGENT_PROMPT)
+        for number, talk in enumerate(tasks, start=1)
+    )
+    return Workload("agents", "Agents with one long prompt", sessions, kv_tokens=400)
+
+
+def raw() -> Workload:
+    """Prompts that share nothing: the cache can only be in the way."""
+    sessions = tuple(
+        Session(f"raw {i}", (Turn(raw_prompt(i), max_new_tokens=12),), 2 * (i - 1)) for i in range(1, 13)
+    )
+    return Workload("raw", "Raw prompts, nothing shared", sessions, kv_tokens=256)
+
+
+def raw_prompt(number: int) -> str:
+    """A text whose very first token differs from that of its neighbours."""
+    rng = random.Random(f"raw {number}")
+    first = corpus.WORDS[number % len(corpus.WORDS)]
+    return " ".join([first, *(rng.choice(corpus.WORDS) for _ in range(16))])
+
+
+def agent_prompt(question: str) -> str:
+    """A question to an agent, behind the long prompt that all agents share."""
+    said = [corpus.message("system", corpus.AGENT_PROMPT), corpus.message("user", question)]
+    return corpus.chat_text(said, add_generation_prompt=True)
+
+
+def chat_prompt(question: str) -> str:
+    """A question as the first turn of a chat."""
+    said = [corpus.message("system", corpus.SYSTEM_PROMPT), corpus.message("user", question)]
+    return corpus.chat_text(said, add_generation_prompt=True)
+
+
+def self_consistency(samples: int = 4) -> Workload:
+    """One question, several sampled answers: the prompt is computed once and shared."""
+    asks = [corpus.PROBLEMS[0], "Write a story about a cat.", "Name an animal."]
+    sessions = []
+    for number, ask in enumerate(asks, start=1):
+        turn = Turn(chat_prompt(ask), max_new_tokens=28, temperature=0.9, n=samples, seed=number)
+        sessions.append(Session(f"samples {number}", (turn,), 12 * (number - 1)))
+    return Workload("self-consistency", "Several samples of one prompt", tuple(sessions), kv_tokens=300)
+
+
+def mixed() -> Workload:
+    """A little of everything, crowded enough for splits, evictions and retractions."""
+    sessions: list[Session] = []
+
+    def add(arrival: int, *more: Session) -> None:
+        sessions.extend(replace(session, arrival=arrival + i) for i, session in enumerate(more))
+
+    talk = chat().sessions
+    add(0, talk[0])
+    add(9, talk[1])
+    shots = few_shot(5).sessions
+    add(24, shots[0])
+    add(30, shots[1], shots[2], shots[3])
+    agent = agents().sessions
+    add(44, agent[0])
+    add(58, agent[1], agent[2])
+    add(66, talk[2])
+    story = {"max_new_tokens": 110, "temperature": 0.7}
+    for number, animal in enumerate(("cat", "dog", "cow", "bee", "pig"), start=1):
+        ask = f"Write a story about a {animal}."
+        add(92 + number, _chat(f"story {number}", 0, (ask,), corpus.SYSTEM_PROMPT, seed=number, **story))
+    add(150, self_consistency(4).sessions[2], *raw().sessions[:3])
+    add(166, talk[3], agent[3])
+    title = "Chats, few-shot, agents, stories, samples, raw prompts"
+    return Workload("mixed", title, tuple(sorted(sessions, key=lambda s: s.arrival)), kv_tokens=400)
+
+
+def nothing() -> Workload:
+    """No requests: for typing one's own."""
+    return Workload("none", "Your own prompts", (), kv_tokens=480)
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "mixed": mixed,
+    "chat": chat,
+    "few-shot": few_shot,
+    "agents": agents,
+    "raw": raw,
+    "self-consistency": self_consistency,
+    "none": nothing,
+}
+
+
+# ---------------------------------------------------------------------- from files
+
+
+def load(name_or_file: str | Path) -> Workload:
+    """A built-in workload by name, or one from a JSON file, or the requests of a recording.
+
+    ValueError names what is wrong with the name or the file.
+    """
+    if str(name_or_file) in WORKLOADS:
+        return WORKLOADS[str(name_or_file)]()
+    path = Path(name_or_file)
+    if not path.is_file():
+        raise ValueError(
+            f"no workload {str(name_or_file)!r}: there is no such file, and the names are "
+            f"{', '.join(WORKLOADS)}"
+        )
+    text = path.read_text(encoding="utf-8")
+    if text.startswith('{"minirad"'):
+        from minirad.record import Recorder
+
+        return from_recording(Recorder.load(path), name=path.stem)
+    try:
+        return from_json(json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is no workload: {error}") from error
+
+
+def from_json(data: Any) -> Workload:
+    """The reverse of `Workload.save`; fields with a default may be left out."""
+    if not isinstance(data, dict) or not isinstance(data.get("sessions"), list):
+        raise ValueError('it must be an object with a list of "sessions"')
+    sessions = []
+    for number, each in enumerate(data["sessions"], start=1):
+        turns = tuple(Turn(**{**turn, **_tuples(turn)}) for turn in each["turns"])
+        for turn in turns:
+            turn.params()  # ValueError now rather than in the middle of a run
+            if not turn.text and not turn.token_ids:
+                raise ValueError(f"session {number} has a turn without text or token_ids")
+        rest = {key: value for key, value in each.items() if key not in ("turns", "name")}
+        sessions.append(Session(str(each.get("name", f"session {number}")), turns, **rest))
+    name = str(data.get("name", "file"))
+    pool = int(data.get("kv_tokens", 512))
+    return Workload(name, str(data.get("title", name)), tuple(sessions), pool)
+
+
+def _tuples(turn: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {key: tuple(turn[key]) for key in ("token_ids", "stop") if key in turn}
+
+
+def from_recording(recording: Any, until: int | None = None, name: str = "fork") -> Workload:
+    """The requests of a recording, each at the step at which it came, as ready token ids.
+
+    until: index of the last frame whose requests count; None: all. Replies may differ from those
+    recorded (another policy, pool or seed), prompts do not: they come as they came.
+    """
+    from minirad.events import RequestAdded
+
+    sessions = []
+    frames = recording.frames if until is None else recording.frames[: until + 1]
+    for frame in frames:
+        for event in frame.events:
+            if isinstance(event, RequestAdded):
+                turn = Turn(
+                    token_ids=event.token_ids, max_new_tokens=event.max_new_tokens,
+                    temperature=event.temperature, n=event.n,
+                )  # fmt: skip
+                key = event.namespace or None
+                sessions.append(Session(event.request, (turn,), max(frame.step - 1, 0), key, event.priority))
+    pool = int(recording.header["start"]["kv_tokens"]) or 512
+    return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
+
+
+# ---------------------------------------------------------------------- playing one
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is due: add it to an engine, then tell `Player.sent` its id."""
+
+    session: Session
+    turn: int
+    prompt: list[int]
+    params: SamplingParams
+
+    @property
+    def label(self) -> str:
+        many = len(self.session.turns) > 1
+        return f"{self.session.name} · turn {self.turn + 1}" if many else self.session.name
+
+
+@dataclass(slots=True)
+class _Running:
+    session: Session
+    turn: int = 0
+    due: int | None = 0  # the step before which the next turn is to be sent; None: being answered
+    history: list[int] = field(default_factory=list)
+
+
+class Player:
+    """Says which requests of a workload are due, and keeps each session's history as token ids.
+
+    encode: text -> token ids, called for the texts of the workload only.
+    """
+
+    def __init__(self, workload: Workload, encode: Encode) -> None:
+        self.workload = workload
+        self.labels: dict[str, str] = {}
+        self._encode = encode
+        self._sessions = [_Running(session, due=session.arrival) for session in workload.sessions]
+        self._sent: dict[str, _Running] = {}
+
+    def due(self, step: int) -> list[Asked]:
+        """What is to be sent before step `step` (counted from 0) is run."""
+        asked = []
+        for running in self._sessions:
+            if running.due is not None and running.due <= step:
+                turn = running.session.turns[running.turn]
+                new = list(turn.token_ids) or [int(token) for token in self._encode(turn.text)]
+                running.history += new
+                running.due = None
+                asked.append(Asked(running.session, running.turn, list(running.history), turn.params()))
+        return asked
+
+    def sent(self, asked: Asked, request_id: str) -> None:
+        """The engine's id of a request that was due."""
+        self.labels[request_id] = asked.label
+        self._sent[request_id] = next(r for r in self._sessions if r.session is asked.session)
+
+    def refused(self, asked: Asked) -> None:
+        """The engine refused it (too long, say): the session ends here."""
+        self._sessions = [r for r in self._sessions if r.session is not asked.session]
+
+    def finished(self, output: Any, step: int) -> None:
+        """Takes a GenerationOutput: its first sample is what the next turn builds on."""
+        running = self._sent.get(output.request_id)
+        if running is None or output.index != 0:
+            return
+        del self._sent[output.request_id]
+        running.turn += 1
+        if output.finish_reason in ("abort", "error") or running.turn >= len(running.session.turns):
+            self._sessions = [r for r in self._sessions if r is not running]
+            return
+        running.history += output.token_ids
+        # A reply that was cut by its length lacks the end sign; after it, ChatML breaks the line.
+        closing = "\n" if output.finish_reason == "stop" else f"{END}\n"
+        running.history += [int(token) for token in self._encode(closing)]
+        running.due = step + running.session.turns[running.turn].wait
+
+    @property
+    def next_due(self) -> int | None:
+        """The step at which something is due next; None if nothing is (or only after replies)."""
+        return min((r.due for r in self._sessions if r.due is not None), default=None)
+
+    @property
+    def done(self) -> bool:
+        """Everything was sent and answered."""
+        return not self._sessions
