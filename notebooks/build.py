@@ -1,0 +1,66 @@
+"""Makes the notebooks from their texts: `python notebooks/build.py` (needs the extra `test`).
+
+Each NN_name.md (jupytext's Markdown) is run in a fresh kernel and written to NN_name.ipynb with
+its outputs as text and PNG only: no widget state, no Plotly data, so that the files stay small and show
+their pictures where nothing runs. Edit the text, not the notebook.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).parent
+KEPT = ("image/png", "text/plain")
+
+
+def texts() -> list[Path]:
+    """The texts that notebooks are made from."""
+    return sorted(HERE.glob("[0-9][0-9]_*.md"))
+
+
+def execute(notebook: Any, seconds: int = 300) -> Any:
+    """Runs all cells in a fresh kernel of this Python, and returns the notebook."""
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    client = NotebookClient(notebook, timeout=seconds, kernel_name="python3", store_widget_state=False)
+    client.create_kernel_manager()
+    # The kernel named python3 may belong to another Python: this one knows the packages.
+    client.km.kernel_spec.argv[0] = sys.executable
+    client.execute(env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}, cwd=str(HERE))
+    return notebook
+
+
+def slim(notebook: Any) -> Any:
+    """Leaves of each output its text and picture, and of the metadata the kernel."""
+    for number, cell in enumerate(notebook.cells):
+        cell.metadata.clear()
+        cell["id"] = f"cell-{number:02}"
+        for output in cell.get("outputs", ()):
+            output.pop("metadata", None)
+            if "data" in output:
+                output["metadata"] = {}
+                output["data"] = {kind: output["data"][kind] for kind in KEPT if kind in output["data"]}
+    kernel = notebook.metadata.get("kernelspec", {})
+    notebook.metadata.clear()
+    notebook.metadata.update({"kernelspec": kernel, "language_info": {"name": "python"}})
+    return notebook
+
+
+def build(text: Path) -> Path:
+    """Runs a text's cells and writes its notebook beside it."""
+    notebook = slim(execute(jupytext.read(text)))
+    target = text.with_suffix(".ipynb")
+    nbformat.write(notebook, target)
+    return target
+
+
+if __name__ == "__main__":
+    for each in texts():
+        made = build(each)
+        print(f"{made.name}: {made.stat().st_size // 1000} kB")

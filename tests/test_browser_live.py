@@ -1,0 +1,371 @@
+"""The live page and an exported file in a real browser: what is seen, and that nothing leaves the house."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from minirad.record import Recorder
+from viz import live
+from viz.live import Driver, Live, Replay, Settings
+
+pytestmark = pytest.mark.browser
+
+GROUPS = "[...document.querySelectorAll('.mr-tree g.node, .mr-tree g.edge')]"
+IDS = f"{GROUPS}.map(g => g.id + ' ' + g.getAttribute('class'))"
+POOL = "[...document.querySelectorAll('.pool i')].map(c => c.dataset.owner)"
+CARDS = """[...document.querySelectorAll('.card, .say, nav.bar, header')].map(e => {
+    const r = e.getBoundingClientRect();
+    return [r.left, r.top, r.right, r.bottom];
+})"""
+SEEK = """i => {
+    const slider = document.querySelector('.scrub input');
+    slider.value = i;
+    slider.dispatchEvent(new Event('input'));
+}"""
+WIDTHS = "s => { const e = document.querySelector(s); return [e.scrollWidth, e.clientWidth]; }"
+LIT = "[...document.querySelectorAll('.pool i.lit')].map(c => Number(c.dataset.page))"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next((found for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
+                 if (found := shutil.which(name))), None)  # fmt: skip
+    with playwright.sync_playwright() as started:
+        try:
+            chromium = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """A page that notes where it goes and what it complains about; both are checked at the end."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    page = context.new_page()
+    asked, complaints = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.allowed_complaints = []
+    yield page
+    context.close()
+    elsewhere = [
+        u
+        for u in asked
+        if urlsplit(u).scheme not in ("data", "file", "blob") and urlsplit(u).hostname != "127.0.0.1"
+    ]
+    assert elsewhere == []
+    assert [c for c in complaints if not any(part in c for part in page.allowed_complaints)] == []
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The mixed workload, run to its end, as a page and as an exported file."""
+    driver = Driver(Settings(workload="mixed"), speed=0)
+    with Live(driver) as server:
+        start = time.monotonic()
+        while driver.run_now is None or not driver.run_now.idle:
+            assert time.monotonic() - start < 120 and not driver.error
+            time.sleep(0.05)
+        file = tmp_path_factory.mktemp("export") / "run.html"
+        from viz.export import export
+
+        export(driver.run_now.page, file, title="mixed")
+        yield server, file
+
+
+def until(tab, condition: str, seconds: float = 20) -> None:
+    """Waits for a condition in the page. (Playwright's own wait evaluates text, which our CSP forbids.)"""
+    start = time.monotonic()
+    while not tab.evaluate(f"Boolean({condition})"):
+        assert time.monotonic() - start < seconds, (
+            f"{condition}: {tab.evaluate('document.body.dataset.position')}"
+        )
+        tab.wait_for_timeout(10)
+
+
+def at(tab, position: str) -> None:
+    until(tab, f"document.body.dataset.position === '{position}'")
+
+
+def open_at(tab, url: str, position: str) -> None:
+    granularity, index = position.split()
+    tab.goto(f"{url}#{granularity}={index}")
+    at(tab, position)
+
+
+@pytest.fixture(params=["server", "file"])
+def url(request, served):
+    server, file = served
+    return server.url if request.param == "server" else file.as_uri()
+
+
+def first_mark(served, kind: str) -> int:
+    return served[0].driver.run_now.trace.marks()[kind][0] + 1
+
+
+def test_the_tree_is_shown(tab, url, served):
+    index = first_mark(served, "evict")
+    open_at(tab, url, f"step {index}")
+    view = served[0].driver.run_now.trace.view("step", index)
+    shown = set(tab.evaluate("[...document.querySelectorAll('.mr-tree g.node')].map(g => g.id)"))
+    assert shown == {"n0", *(f"n{node}" for node in view.status)}
+    for node, status in view.status.items():
+        assert status in tab.get_attribute(f"#n{node}", "class").split()
+    assert "evicted" in tab.inner_text(".say")
+    assert tab.locator(".spoken").inner_text()
+
+
+def test_stepping_back_restores_the_very_same_picture(tab, url, served):
+    index = first_mark(served, "evict")
+    open_at(tab, url, f"step {index - 2}")
+    seen = {}
+    for i in range(index - 2, index + 4):
+        at(tab, f"step {i}")
+        seen[i] = tab.evaluate(IDS), tab.evaluate(POOL), tab.inner_text(".say")
+        tab.keyboard.press("ArrowRight")
+    at(tab, f"step {index + 4}")
+    for i in range(index + 3, index - 3, -1):
+        tab.keyboard.press("ArrowLeft")
+        at(tab, f"step {i}")
+        assert (tab.evaluate(IDS), tab.evaluate(POOL), tab.inner_text(".say")) == seen[i]
+    assert len({str(picture) for picture in seen.values()}) > 1
+
+
+def test_pointing_at_a_node_lights_exactly_its_pages(tab, url, served):
+    index = first_mark(served, "evict") - 1
+    open_at(tab, url, f"step {index}")
+    view = served[0].driver.run_now.trace.view("step", index)
+    for number, node in list(view.nodes.items())[:6]:
+        tab.locator(f"#n{number}").dispatch_event("pointerover")
+        assert tab.evaluate(LIT) == sorted(node["slots"])
+        assert tab.locator("#n0").evaluate("g => g.classList.contains('lit')") is False
+    tab.locator("#n0").dispatch_event("pointerover")
+    assert tab.evaluate(LIT) == []
+    number, node = next(iter(view.nodes.items()))
+    tab.locator(f".pool i[data-page='{node['slots'][0]}']").dispatch_event("pointerover")
+    assert tab.evaluate(LIT) == sorted(node["slots"])
+    assert "lit" in tab.get_attribute(f"#n{number}", "class").split()
+
+
+def test_requests_and_events_are_brushed_too(tab, url, served):
+    index = first_mark(served, "evict")
+    open_at(tab, url, f"step {index}")
+    trace = served[0].driver.run_now.trace
+    state = trace.state("step", index)
+    name, request = next((n, r) for n, r in state["requests"].items() if r["row"] >= 0)
+    tab.locator(f".lane[data-request='{name}']").dispatch_event("pointerenter")
+    lit = set(tab.evaluate("[...document.querySelectorAll('.mr-tree g.node.lit')].map(g => g.id)"))
+    assert f"n{request['node']}" in lit
+    assert set(request["slots"][request["protected"] :]) <= set(tab.evaluate(LIT))
+    tab.locator(".events li", has_text="evicted").first.dispatch_event("pointerenter")
+    lit = tab.evaluate("[...document.querySelectorAll('.mr-tree g.node.lit')].map(g => g.id)")
+    assert len(lit) == 1 and "evicted" in tab.get_attribute(f"#{lit[0]}", "class")
+
+
+def test_keys_and_jumps(tab, url, served):
+    trace = served[0].driver.run_now.trace
+    open_at(tab, url, "step 5")
+    tab.keyboard.press("Home")
+    at(tab, "step 0")
+    tab.keyboard.press("e")
+    evicts = trace.next_mark("step", 0, "evict")
+    at(tab, f"step {evicts}")
+    until(tab, f"location.hash === '#step={evicts}'")
+    tab.keyboard.press("End")
+    at(tab, f"step {trace.count() - 1}")
+    tab.keyboard.press("Shift+S")
+    at(tab, f"step {trace.marks()['split'][-1] + 1}")
+    tab.keyboard.press("3")
+    until(tab, "document.body.dataset.position.startsWith('scene')")
+    if not url.startswith("file"):  # too many events for a file
+        tab.keyboard.press("1")
+        until(tab, "document.body.dataset.position.startsWith('event')")
+        assert tab.locator(".events li.on").count() == 1
+    tab.keyboard.press("2")
+    tab.keyboard.press("Home")
+    at(tab, "step 0")
+    tab.keyboard.press(" ")
+    until(tab, "Number(document.body.dataset.position.split(' ')[1]) >= 3")
+    tab.keyboard.press(" ")
+    assert tab.locator(".go.main").get_attribute("aria-label").startswith("Play")
+
+
+def test_why_and_quiz(tab, url, served):
+    index = first_mark(served, "evict")
+    open_at(tab, url, f"step {index}")
+    tab.click(".say .link")
+    assert "evicted" in tab.inner_text(".why tr.victim")
+    tab.keyboard.press("ArrowLeft")
+    at(tab, f"step {index - 1}")
+    tab.keyboard.press("q")
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_selector(".panel.quiz:not([hidden])")
+    assert tab.evaluate("document.body.dataset.position") == f"step {index - 1}", "hidden until answered"
+    victim = served[0].driver.run_now.page.view("step", index)["quiz"]
+    if victim["ask"] == "victim":
+        tab.locator(f"#n{victim['answer']}").dispatch_event("click")
+    else:
+        tab.fill(".panel.quiz input", str(victim["answer"]))
+        tab.click("text=answer")
+    at(tab, f"step {index}")
+    assert "Right!" in tab.inner_text(".say") and "1 of 1 right" in tab.inner_text(".say")
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (1920, 1080)])
+def test_nothing_overlaps_or_is_cut_off(tab, url, served, size):
+    tab.set_viewport_size({"width": size[0], "height": size[1]})
+    open_at(tab, url, f"step {first_mark(served, 'retract')}")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    assert tab.evaluate("document.documentElement.scrollHeight") <= size[1]
+    boxes = tab.evaluate(CARDS)
+    for i, a in enumerate(boxes):
+        assert a[0] >= 0 and a[1] >= 0 and a[2] <= size[0] and a[3] <= size[1]
+        for b in boxes[i + 1 :]:
+            assert a[2] <= b[0] + 1 or b[2] <= a[0] + 1 or a[3] <= b[1] + 1 or b[3] <= a[1] + 1
+    bottom = "document.querySelector('{}').getBoundingClientRect().bottom"
+    last_page, card = (tab.evaluate(bottom.format(at)) for at in (".pool i:last-child", ".poolcard"))
+    assert last_page <= card, "every page is seen"
+    for selector in ("nav.bar", "header", ".ask .row"):
+        if tab.locator(selector).is_visible():
+            wide, room = tab.evaluate(WIDTHS, selector)
+            assert wide <= room + 1
+
+
+def test_a_prompt_is_text_and_never_markup(tab):
+    driver = Driver(Settings(workload="none", kv_tokens=400), speed=0)
+    with Live(driver) as server:
+        tab.goto(server.url)
+        at(tab, "step 0")
+        tab.wait_for_selector(".drivable")
+        tab.click(".ask .mode >> text=raw")
+        tab.fill(".prompt", "<script>document.title='owned'</script> \"quotes\" & 😀 שלום")
+        until(tab, "document.querySelector('.whatif').innerText.includes('would hit')")
+        tab.click("text=submit")
+        tab.wait_for_selector(".mr-tree g.node.new, .mr-tree g.node.cached, .mr-tree g.node.grown")
+        assert "<script>" in tab.inner_text(".lanes")
+        assert "<script>" in tab.locator(".mr-tree").evaluate("e => e.textContent")
+        assert tab.title() != "owned" and tab.locator(".mr-tree script").count() == 0
+        tab.locator("#n1").dispatch_event("pointerover")
+        assert "<script>" in tab.inner_text(".tip pre") and "שלום" in tab.inner_text(".tip pre")
+        tab.allowed_complaints.append("400")  # the browser's own note of the refusal
+        tab.fill(".prompt", "word " * 900)
+        until(tab, "document.querySelector('.whatif').innerText.includes('too long')")
+        tab.click("text=submit")
+        until(tab, "document.querySelector('.say').innerText.includes('more than the KV pool of 400')")
+        tab.fill(".prompt", "<script>document")
+        until(tab, "/^[1-9]\\d* of/.test(document.querySelector('.whatif').innerText)")
+        assert tab.inner_text(".whatif mark").startswith("<script>")
+
+
+def test_driving_restarting_and_going_back_while_it_runs(tab):
+    driver = Driver(Settings(workload="chat"), speed=12)
+    with Live(driver) as server:
+        tab.goto(server.url)
+        until(tab, "Number(document.body.dataset.position?.split(' ')[1]) >= 6")
+        tab.keyboard.press("ArrowLeft")
+        until(tab, "document.querySelector('.status').innerText.includes('paused')")
+        assert not driver.playing
+        frozen = len(driver.run_now.trace)
+        tab.click(".ask >> text=step")
+        until(tab, f"document.body.dataset.position === 'step {frozen + 1}'")
+        tab.click(".go.main")
+        until(tab, "document.querySelector('.status').innerText.includes('running')")
+        tab.click("text=restart…")
+        tab.select_option(".restart select >> nth=0", "raw")
+        tab.select_option(".restart select >> nth=2", "mru")
+        tab.click(".restart >> text=restart")
+        until(tab, "document.querySelector('.chips').innerText.includes('mru')")
+        until(tab, "document.querySelector('.status').innerText.includes('all requests done')", seconds=60)
+        assert driver.run_now.number == 2 and driver.run_now.engine.config.eviction_policy == "mru"
+
+
+def test_an_engine_error_is_shown(tab, monkeypatch):
+    driver = Driver(Settings(workload="chat"), speed=20)
+    advance = live.Run.advance
+
+    def breaks(self):
+        if self.clock == 10:
+            raise RuntimeError("a broken promise")
+        advance(self)
+
+    monkeypatch.setattr(live.Run, "advance", breaks)
+    with Live(driver) as server:
+        tab.goto(server.url)
+        until(tab, "document.querySelector('.banner').innerText.includes('a broken promise')")
+        tab.keyboard.press("ArrowLeft")
+        at(tab, "step 9")
+        assert tab.is_visible(".banner")
+
+
+def test_a_lost_connection_comes_back_with_history(tab, served):
+    driver = Driver(Settings(workload="chat"), speed=0)
+    tab.allowed_complaints += ["ERR_", "Failed to load"]
+    with Live(driver) as server:
+        port = server.server.port
+        tab.goto(server.url)
+        until(tab, "document.querySelector('.status').innerText.includes('all requests done')", seconds=60)
+        steps = len(driver.run_now.trace)
+    until(tab, "document.querySelector('.status').innerText.includes('lost')")
+    again = Driver(
+        Settings(workload="none"), speed=0, replay=Replay(served[0].driver.run_now.recorder, "again")
+    )
+    with Live(again, port=port) as server:
+        assert server.server.port == port
+        more = len(again.run_now.trace)
+        until(
+            tab,
+            f"document.querySelector('.status').innerText.includes('recording of {more} steps')",
+            seconds=20,
+        )
+    assert more != steps
+
+
+def test_a_click_is_answered_quickly(tab, served):
+    server, _ = served
+    index = first_mark(served, "evict")
+    open_at(tab, server.url, f"step {index - 20}")
+    times = []
+    for i in range(index - 19, index + 20):
+        tab.keyboard.press("ArrowRight")
+        at(tab, f"step {i}")
+        times.append(float(tab.evaluate("document.body.dataset.latency")))
+        tab.wait_for_timeout(30)
+    assert statistics.median(times) < 150, times  # 50 on a quiet machine
+
+
+def test_a_long_recording_scrubs(tab, make_engine):
+    """Thousands of steps: opens at once, and any place in it is soon there."""
+    import random
+
+    from minirad.config import SamplingParams
+
+    engine, rng = make_engine(kv_tokens=256), random.Random(0)
+    recorder = Recorder(engine)
+    while len(recorder.frames) < 3000:
+        if len(engine.scheduler.waiting) < 2:
+            prompt = [rng.randrange(3, 6) for _ in range(4)] + [rng.randrange(3, 60) for _ in range(8)]
+            engine.add_request(prompt, SamplingParams(max_new_tokens=20))
+        engine.step()
+    recorder.close()
+    driver = Driver(Settings(), speed=3, replay=Replay(recorder, "long"))
+    with Live(driver) as server:
+        start = time.monotonic()
+        open_at(tab, server.url, "step 1500")
+        until(tab, "document.querySelector('.status').innerText.includes('3000')")
+        assert time.monotonic() - start < 8
+        times = []
+        for _ in range(15):
+            i = rng.randrange(3000)
+            tab.evaluate(SEEK, i)
+            at(tab, f"step {i}")
+            times.append(float(tab.evaluate("document.body.dataset.latency")))
+        assert statistics.median(times) < 250, times

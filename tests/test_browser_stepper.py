@@ -1,0 +1,338 @@
+"""The stepper in a real JupyterLab and headless Chromium: what a student sees and presses.
+
+Skipped, with the reason, where Chromium, playwright or JupyterLab is missing. Everything runs on
+127.0.0.1 in temporary directories; a request to anywhere else fails the test.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+CHROMIUM = os.environ.get("MINIRAD_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+MISSING = [name for name in ("playwright", "jupyterlab", "nbformat") if not importlib.util.find_spec(name)]
+if CHROMIUM is None:
+    MISSING.append("Chromium")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+]
+
+RECORDING = """
+import torch; torch.set_num_threads(1)
+from minirad import Engine, EngineConfig, Recorder, SamplingParams
+from minirad.model.classroom import corpus
+from viz.stepper import Stepper
+engine = Engine(EngineConfig(kv_tokens=260, chunk_tokens=64))
+short = SamplingParams(max_new_tokens=12)
+with Recorder(engine) as recording:
+    for question in (*corpus.QUESTIONS[:4], "<script>alert(1)</script>"):
+        engine.generate(corpus.chat_text([corpus.message("user", question)], True), short)
+look = Stepper(recording)
+look
+"""
+ENGINE = """
+drive = Stepper(Engine(EngineConfig(kv_tokens=300)), params=SamplingParams(max_new_tokens=6))
+drive
+"""
+MANY = """
+import random
+import torch; torch.set_num_threads(1)
+from minirad import Engine, EngineConfig, Recorder, SamplingParams
+from viz.stepper import Stepper
+engine, rng = Engine(EngineConfig(kv_tokens=4096)), random.Random(0)
+hint = SamplingParams(max_new_tokens=0)
+with Recorder(engine) as recording:
+    while len(engine.snapshot()["tree"]["nodes"]) < NODES:
+        engine.generate([[rng.randrange(100, 104) for _ in range(4)] + [rng.randrange(300, 600)] * 9], hint)
+    for _ in range(40):
+        engine.generate([[100, 101] + [rng.randrange(300, 600)]], hint)
+Stepper(recording)
+"""
+KERNEL_IDLE = """() => {
+  const shown = window.jupyterapp.shell.currentWidget;
+  return shown?.sessionContext?.session?.kernel?.status === 'idle';
+}"""
+CLICK_AND_WAIT = """text => new Promise((done) => {
+  const stepper = document.querySelector('.mr-stepper');
+  const button = [...document.querySelectorAll('button')].find((b) => b.textContent.trim() === text);
+  const start = performance.now();
+  const observer = new MutationObserver(() => {
+    observer.disconnect();
+    requestAnimationFrame(() => done(performance.now() - start));
+  });
+  observer.observe(stepper, { attributes: true, attributeFilter: ['data-index'] });
+  button.click();
+})"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_notebook(path: Path, cells: list[str]) -> None:
+    import nbformat
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, path)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A JupyterLab of its own: its address and the folder it shows."""
+    home = tmp_path_factory.mktemp("lab")
+    root, settings = home / "root", home / "settings"
+    root.mkdir()
+    settings.mkdir()
+    quiet = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+    (settings / "overrides.json").write_text(json.dumps(quiet), encoding="utf-8")
+    folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    places = {name: str(home / name.lower()) for name in folders}
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    port = free_port()
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
+        f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=", "--ServerApp.password=",
+        f"--ServerApp.root_dir={root}", f"--LabApp.app_settings_dir={settings}",
+        "--LabApp.expose_app_in_browser=True",
+    ]  # fmt: skip
+    log = (home / "log").open("w", encoding="utf-8")
+    environment = {**os.environ, **places, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_for(address + "/api", server)
+        yield address, root
+    finally:
+        server.terminate()
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+        log.close()
+
+
+def wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(300):
+        assert server.poll() is None, "JupyterLab ended at once"
+        try:
+            urllib.request.urlopen(address, timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError("JupyterLab did not answer within a minute")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Notebook:
+    """A page with a notebook whose cells have been run."""
+
+    def __init__(self, browser: Any, lab: tuple[str, Path], name: str, cells: list[str]) -> None:
+        address, root = lab
+        write_notebook(root / name, cells)
+        self.outside: list[str] = []
+        self.errors: list[str] = []
+        self.page = browser.new_page(viewport={"width": 1280, "height": 800})
+        self.page.on("request", self._requested)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
+        self.page.goto(f"{address}/doc/tree/{name}")  # one document, no workspace to restore
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+        self.page.wait_for_function("window.jupyterapp", timeout=60_000)
+        self.page.wait_for_function(KERNEL_IDLE, timeout=60_000)
+        self.command("notebook:run-all-cells")
+        self.page.wait_for_selector(".mr-tree svg.tree", timeout=90_000)
+
+    def _requested(self, request: Any) -> None:
+        local = ("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:", "about:")
+        if not request.url.startswith(local):
+            self.outside.append(request.url)
+
+    def command(self, name: str) -> None:
+        self.page.evaluate("name => void window.jupyterapp.commands.execute(name)", name)  # not awaited
+
+    def stepper(self, number: int = 0) -> Any:
+        return self.page.locator(".mr-stepper").nth(number)
+
+    def press(self, text: str, number: int = 0) -> None:
+        """Clicks a button of the n-th stepper."""
+        self.page.get_by_role("button", name=text, exact=True).nth(number).click()
+
+    def index(self, number: int = 0) -> int:
+        return int(self.stepper(number).get_attribute("data-index"))
+
+    def wait_for_index(self, index: int, number: int = 0) -> None:
+        script = "([n, i]) => document.querySelectorAll('.mr-stepper')[n].dataset.index == i"
+        self.page.wait_for_function(script, arg=[number, index], timeout=10_000)
+
+    def ids(self, number: int = 0) -> list[str]:
+        script = (
+            "el => [...el.querySelectorAll('svg.tree g[id]')].map(g => g.id + '|' + g.getAttribute('class'))"
+        )
+        return self.stepper(number).evaluate(script)
+
+    def pool(self, number: int = 0) -> list[str]:
+        script = "el => [...el.querySelectorAll('.mr-pool rect')].map(r => r.dataset.look)"
+        return self.stepper(number).evaluate(script)
+
+    def lit(self, number: int = 0) -> list[int]:
+        script = "el => [...el.querySelectorAll('.mr-pool rect.lit')].map(r => Number(r.dataset.page))"
+        return self.stepper(number).evaluate(script)
+
+    def close(self) -> None:
+        self.page.close()
+        assert self.outside == []
+        real = [error for error in self.errors if "favicon" not in error and "404" not in error]
+        assert real == []
+
+
+@pytest.fixture(scope="module")
+def notebook(browser: Any, lab: tuple[str, Path]) -> Iterator[Notebook]:
+    opened = Notebook(browser, lab, "stepper.ipynb", [RECORDING, ENGINE])
+    opened.page.wait_for_function("document.querySelectorAll('.mr-tree svg.tree').length == 2")
+    yield opened
+    opened.close()
+
+
+def test_stepping_back_restores_the_very_same_picture(notebook: Notebook) -> None:
+    last = notebook.index()
+    seen = {last: (notebook.ids(), notebook.pool())}
+    for index in range(last - 1, last - 9, -1):
+        notebook.press("◀")
+        notebook.wait_for_index(index)
+        seen[index] = (notebook.ids(), notebook.pool())
+    for index in range(last - 7, last + 1):
+        notebook.press("▶")
+        notebook.wait_for_index(index)
+        assert (notebook.ids(), notebook.pool()) == seen[index]
+    assert len({str(picture) for picture in seen.values()}) > 3
+
+
+def test_pointing_at_a_node_lights_exactly_its_pages(notebook: Notebook) -> None:
+    page = notebook.page
+    page.mouse.move(5, 5)
+    notebook.stepper().scroll_into_view_if_needed()
+    cells = notebook.stepper().evaluate(
+        "el => [...el.querySelectorAll('.mr-tree g.node:not(.root):not(.evicted)')].map(g => g.id)"
+    )
+    assert cells
+    colours = notebook.pool()
+    for node in cells:
+        place = notebook.stepper().locator(f"#{node}").bounding_box()
+        frame = notebook.stepper().locator(".mr-tree").bounding_box()
+        x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+        inside = (
+            frame["x"] < x < frame["x"] + frame["width"] and frame["y"] < y < frame["y"] + frame["height"]
+        )
+        if not inside:
+            continue
+        page.mouse.move(x, y)
+        page.wait_for_function("document.querySelector('.mr-tree .node.lit')")
+        lit = notebook.lit()
+        assert lit and len({colours[number - 1].removesuffix("locked") for number in lit}) == 1
+        tokens = notebook.stepper().locator(".about").inner_text()
+        assert tokens.startswith(f"{node}: {len(lit)} token")
+    page.mouse.move(5, 5)
+    page.wait_for_function("!document.querySelector('.mr-pool rect.lit')")
+
+
+def test_pointing_at_a_page_a_request_or_an_event_lights_its_kin(notebook: Notebook) -> None:
+    look = notebook.stepper()
+    look.locator(".mr-pool rect.cached").first.hover()
+    assert look.locator("svg.tree g.node.lit").count() == 1
+    look.locator(".mr-requests li").last.hover()
+    assert look.locator("svg.tree g.node.lit").count() >= 1
+    assert look.locator(".mr-requests li.lit").count() == 1
+    look.locator(".mr-events li.new").first.hover()
+    assert look.locator(".mr-events li.lit").count() == 1
+    look.locator(".mr-requests li").last.click()
+    notebook.page.mouse.move(5, 5)
+    notebook.page.wait_for_timeout(700)
+    assert look.locator("svg.tree g.node.lit").count() >= 1
+
+
+def test_keys_step_when_the_picture_has_the_focus(notebook: Notebook) -> None:
+    notebook.press("|◀")
+    notebook.wait_for_index(0)
+    notebook.press("▶")
+    notebook.wait_for_index(1)
+    index = 1
+    notebook.stepper().focus()
+    for key, wanted in (("ArrowLeft", index - 1), ("ArrowRight", index), ("Home", 0), ("End", None)):
+        notebook.page.keyboard.press(key)
+        if wanted is not None:
+            notebook.wait_for_index(wanted)
+    notebook.page.keyboard.press("Home")
+    notebook.wait_for_index(0)
+    notebook.page.keyboard.press(" ")
+    notebook.wait_for_index(2)
+    notebook.page.keyboard.press(" ")
+
+
+def test_prompts_with_markup_show_as_text(notebook: Notebook) -> None:
+    notebook.press("▶|")
+    notebook.page.wait_for_timeout(300)
+    look = notebook.stepper()
+    assert "<script>alert(1)</script>" in look.locator(".mr-requests li").last.get_attribute("title")
+    assert look.locator("script").count() == 0
+    assert look.get_by_role("status").count() == 1
+
+
+def test_driving_an_engine(notebook: Notebook) -> None:
+    page = notebook.page
+    box = page.get_by_placeholder("Type a prompt")
+    box.fill("Hello")
+    page.wait_for_function("document.body.innerText.includes('0 of 20 tokens would hit')")
+    notebook.press("submit")
+    notebook.wait_for_index(1, 1)
+    notebook.press("run to end")
+    page.wait_for_function("document.querySelectorAll('.mr-stepper')[1].querySelector('svg.tree #n1')")
+    box.fill("Hello")
+    page.wait_for_function("document.body.innerText.includes('20 of 20 tokens would hit')")
+    box.fill("word " * 400)
+    notebook.press("submit")
+    page.wait_for_function("document.body.innerText.includes('more than the KV pool')")
+    notebook.press("|◀", 1)
+    page.wait_for_function("document.body.innerText.includes('The past is on view')")
+
+
+@pytest.mark.parametrize("nodes", [30, 100])
+def test_click_to_new_tree(browser: Any, lab: tuple[str, Path], nodes: int) -> None:
+    opened = Notebook(browser, lab, f"many{nodes}.ipynb", [MANY.replace("NODES", str(nodes))])
+    index, taken = opened.index(), []
+    for _ in range(30):
+        taken.append(opened.page.evaluate(CLICK_AND_WAIT, "◀"))
+        opened.page.wait_for_timeout(250)  # as a person clicks
+    assert opened.index() == index - 30
+    median, worst = statistics.median(taken), max(taken)
+    print(f"\n{nodes} nodes: click to new tree {median:.0f} ms median, {worst:.0f} ms at most")
+    opened.close()
+    assert median < 500  # wanted: 50 and 100 ms; a machine busy with other tests is given more

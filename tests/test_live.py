@@ -1,0 +1,387 @@
+"""viz/live.py: its routes, whom it refuses, what it streams, and that it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from minirad.record import Recorder
+from viz import export, live
+from viz.live import Driver, Live, Replay, Settings
+
+ROOT = Path(__file__).parent.parent
+
+
+class Client:
+    def __init__(self, server: Live) -> None:
+        self.port = server.server.port
+        self.driver = server.driver
+
+    def request(self, method, path, body=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        data = response.read()
+        connection.close()
+        return response, data
+
+    def do(self, name, **arguments):
+        body = json.dumps(arguments)
+        response, data = self.request("POST", f"/do/{name}", body, Content_Type="application/json")
+        return response.status, json.loads(data)
+
+    @property
+    def run(self):
+        return self.driver.key(self.driver.run_now)
+
+    def view(self, i, g="step"):
+        return json.loads(self.request("GET", f"/view?run={self.run}&g={g}&i={i}")[1])
+
+    def stream(self, until, since=""):
+        """Events [(id, name, data)] up to the first for which `until` holds."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection.request("GET", "/stream", headers={"Last-Event-ID": since} if since else {})
+        response = connection.getresponse()
+        assert response.getheader("Content-Type") == "text/event-stream"
+        found, event = [], {}
+        try:
+            while True:
+                line = response.readline().decode().rstrip("\n")
+                if line:
+                    name, _, value = line.partition(": ")
+                    event[name] = value
+                elif "event" in event:
+                    found.append((event["id"], event["event"], json.loads(event["data"])))
+                    event = {}
+                    if until(found[-1]):
+                        return found
+                else:
+                    event = {}
+        finally:
+            connection.close()
+
+
+def wait(condition, seconds=20.0):
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, "waited in vain"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A chat workload, run to its end."""
+    driver = Driver(Settings(workload="chat"), speed=0)
+    with Live(driver) as server:
+        wait(lambda: driver.run_now is not None and driver.run_now.idle, 60)
+        yield server, Client(server)
+    assert not driver.is_alive() and not driver.error
+
+
+@pytest.fixture
+def own():
+    """An engine of one's own, waiting for prompts."""
+    driver = Driver(Settings(workload="none", kv_tokens=400), speed=0, paused=True)
+    with Live(driver) as server:
+        wait(lambda: driver.run_now is not None)
+        yield driver, Client(server)
+
+
+def test_routes(served):
+    _, client = served
+    response, page = client.request("GET", "/")
+    assert response.status == 200 and b'id="app"' in page
+    assert "default-src 'none'" in response.getheader("Content-Security-Policy")
+    for name, kind in (
+        ("tree.js", "javascript"),
+        ("page.js", "javascript"),
+        ("style.css", "css"),
+        ("tree.css", "css"),
+    ):
+        response, data = client.request("GET", f"/static/{name}")
+        assert response.status == 200 and kind in response.getheader("Content-Type") and data
+    for path in ("/nothing", "/static/../live.py", "/static/%2e%2e/live.py", "/static/", "/static"):
+        assert client.request("GET", path)[0].status == 404
+    assert client.request("PUT", "/")[0].status == 501
+
+
+def test_nothing_on_the_page_is_from_elsewhere():
+    for file in live.STATIC.iterdir():
+        text = file.read_text(encoding="utf-8")
+        text = text.replace("http://www.w3.org/2000/svg", "")
+        assert (
+            "http:" not in text and "https:" not in text and "@import" not in text and "innerHTML" not in text
+        )
+
+
+def test_other_hosts_and_origins_are_refused(served):
+    _, client = served
+    port = client.port
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1:1", ""):
+        assert client.request("GET", "/", Host=host)[0].status == 403
+    for origin in ("http://evil.example", "null", f"https://127.0.0.1:{port}", "http://127.0.0.1:1"):
+        assert client.request("GET", "/view?run=1&g=step&i=1", Origin=origin)[0].status == 403
+        response, _ = client.request(
+            "POST", "/do/flush", "{}", Origin=origin, Content_Type="application/json"
+        )
+        assert response.status == 403
+    assert client.request("GET", "/stream", Sec_Fetch_Site="cross-site")[0].status == 403
+    assert client.request("GET", "/", Origin=f"http://127.0.0.1:{port}")[0].status == 200
+    assert client.request("GET", "/", Host=f"localhost:{port}")[0].status == 200
+
+
+def test_bodies_are_limited(served):
+    _, client = served
+    large = b"x" * (live.LARGEST_BODY + 1)
+    assert client.request("POST", "/do/peek", large, Content_Type="application/json")[0].status == 413
+    assert client.request("POST", "/do/peek", b"{}", Content_Type="text/plain")[0].status == 415
+    assert client.request("POST", "/do/peek", b"[1]", Content_Type="application/json")[0].status == 400
+    assert client.request("POST", "/do/peek", b"{", Content_Type="application/json")[0].status == 400
+    assert client.do("format_disk") == (400, {"error": "unknown command 'format_disk'"})
+
+
+def test_the_stream_replays_history_and_goes_on_where_it_was(served):
+    server, client = served
+    frames = len(server.driver.run_now.recorder.frames)
+    events = client.stream(lambda event: event[1] == "status")
+    assert events[0][1] == "run" and events[0][2]["meta"]["kv_tokens"] == 220
+    history = [event for event in events if event[1] == "frames"]
+    assert sum(len(data["frames"]) for _, _, data in history) == frames
+    assert set(history[0][2]["requests"]) == {f"R{i}" for i in range(1, 14)}
+    assert history[0][2]["requests"]["R1"]["label"] == "chat 1 · turn 1"
+    assert history[-1][0] == f"{client.run}:{frames}"
+    again = client.stream(lambda event: event[1] == "status", since=f"{client.run}:{frames - 3}")
+    assert [name for _, name, _ in again] == ["frames", "status"]
+    assert again[0][2]["from"] == frames - 3 and len(again[0][2]["frames"]) == 3
+    other_run = client.stream(lambda event: event[1] == "status", since="1.another:2")
+    assert other_run[0][1] == "run"
+
+
+def test_views(served):
+    server, client = served
+    trace = server.driver.run_now.trace
+    for index in (0, 1, 40, trace.count() - 1):
+        view = client.view(index)
+        state = trace.state("step", index)
+        assert view["svg"].startswith("<svg") and view["i"] == index
+        in_tree = {number for number, node in view["nodes"].items() if node["status"] != "evicted"}
+        assert in_tree == {str(node["id"]) for node in state["tree"]["nodes"]}
+        assert sum(length for _, length in view["pool"]) == 220
+        free = sum(length for owner, length in view["pool"] if owner == "" or owner[0] == "x")
+        assert free == state["free"] == view["usage"][0]
+        assert sum(view["usage"]) == 220
+    assert client.request("GET", f"/view?run={client.run}&g=step&i=99999")[0].status == 400
+    assert client.request("GET", f"/view?run={client.run}&g=eon&i=1")[0].status == 400
+    assert client.request("GET", f"/view?run={client.run}&g=step&i=x")[0].status == 400
+    assert client.request("GET", "/view?run=2&g=step&i=1")[0].status == 409
+
+
+def test_an_eviction_says_why(served):
+    server, client = served
+    trace = server.driver.run_now.trace
+    view = client.view(trace.marks()["evict"][0] + 1)
+    (victim, *_) = view["why"]
+    assert view["kind"] == "evict" and f"n{victim['node']} evicted" in view["say"]
+    assert victim["policy"] == "lru" and victim["candidates"][0]["id"] == victim["node"]
+    oldest = min(c["last_access"] for c in victim["candidates"])
+    assert victim["candidates"][0]["last_access"] == oldest, "lru: nobody was older"
+
+
+def test_usage_and_requests_agree_with_the_events(served):
+    server, _ = served
+    page = server.driver.run_now.page
+    frames, requests = page.frames(), page.requests()
+    for record in frames:
+        assert sum(record["u"]) == 220
+    for request in requests.values():
+        assert request["end"] is not None and request["reason"] in ("stop", "length")
+        kinds = [kind for kind, _, _ in request["segs"]]
+        assert kinds[:3] == ["waiting", "prefill", "decode"]
+        ends = [part for segment in request["segs"] for part in segment[1:]]
+        assert ends == sorted(ends), "one stretch ends where the next begins"
+
+
+def test_peek_leaves_the_engine_alone(own):
+    driver, client = own
+    client.do("submit", text="Hello", **{"as": "chat"})
+    for _ in range(30):
+        client.do("step")
+    before, frames = driver.run_now.engine.snapshot(), len(driver.run_now.recorder.frames)
+    status, found = client.do("peek", text="Hello", **{"as": "chat"})
+    assert status == 200 and found["hit"] == found["tokens"] > 10
+    assert found["hit_text"].endswith("assistant\n") and found["rest_text"] == ""
+    status, found = client.do("peek", text="Hey there", **{"as": "chat"})
+    assert 0 < found["hit"] < found["tokens"]
+    assert found["hit_text"] + found["rest_text"] == live._composed({"text": "Hey there", "as": "chat"})
+    assert client.do("peek", text="", **{"as": "raw"})[1]["tokens"] == 0
+    assert driver.run_now.engine.snapshot() == before
+    assert len(driver.run_now.recorder.frames) == frames
+
+
+def test_bad_prompts_are_refused_with_the_reason(own):
+    driver, client = own
+    before = driver.run_now.engine.snapshot()
+    status, answer = client.do("submit", text="word " * 900, **{"as": "raw"})
+    assert status == 400 and "are more than the KV pool of 400" in answer["error"]
+    assert client.do("peek", text="word " * 900, **{"as": "raw"})[1]["too_long"]
+    assert client.do("submit", text="  ")[0] == 400
+    assert client.do("submit", text=["a"])[0] == 400
+    assert driver.run_now.engine.snapshot() == before and not driver.error
+
+
+def test_driving(own):
+    driver, client = own
+    assert client.do("step")[0] == 400
+    status, answer = client.do("submit", text="<script>alert(1)</script>", **{"as": "raw"})
+    assert (status, answer) == (200, {"request": "R1"})
+    assert client.view(1)["requests"]["R1"]["waiting"]
+    assert client.do("flush")[0] == 400, "refused while requests live"
+    client.do("play", on=True)
+    wait(lambda: driver.run_now.idle)
+    view = client.view(driver.run_now.trace.count() - 1)
+    assert "<script>" not in view["svg"] and "&lt;script&gt;" in "".join(view["svg"].split("¶"))
+    assert client.do("evict", tokens=0)[0] == 400
+    status, answer = client.do("evict", tokens=5)
+    assert status == 200 and answer["freed"] >= 5
+    assert client.view(driver.run_now.trace.count() - 1)["kind"] == "evict"
+    client.do("submit", text="again", **{"as": "raw"})
+    wait(lambda: driver.run_now.idle)
+    assert client.do("flush")[0] == 200
+    assert client.view(driver.run_now.trace.count() - 1)["usage"] == [400, 0, 0, 0]
+    driver.run_now.engine.check()
+
+
+def test_restart_and_fork(own):
+    driver, client = own
+    first = client.run
+    client.do("submit", text="Hello", **{"as": "chat"})
+    client.do("play", on=True)
+    wait(lambda: driver.run_now.idle)
+    status, _ = client.do(
+        "fork", frame=len(driver.run_now.recorder.frames) - 1, eviction_policy="fifo", page_size=4
+    )
+    assert status == 200 and driver.run_now.number == 2
+    wait(lambda: driver.run_now.idle)
+    config = driver.run_now.engine.config
+    assert (config.eviction_policy, config.page_size, config.kv_tokens) == ("fifo", 4, 400)
+    assert driver.run_now.recorder.frames[0].events[0].request == "R1"
+    assert client.request("GET", f"/view?run={first}&g=step&i=0")[0].status == 409
+    assert client.do("restart", eviction_policy="nonsense")[0] == 400
+    for bad in ({"page_size": 0}, {"kv_tokens": -5}, {"page_size": "many"}, {"kv_tokens": 2, "page_size": 4}):
+        assert client.do("restart", **bad)[0] == 400
+    assert not driver.error and driver.run_now.number == 2
+    assert client.do("restart", workload="raw", eviction_policy="lfu", page_size="2")[0] == 200
+    assert driver.run_now.workload.name == "raw" and driver.run_now.engine.config.kv_tokens == 256
+    assert client.do("restart", workload="/etc/passwd")[0] == 200
+    assert driver.run_now.workload.name == "raw", "pages name no files"
+
+
+def test_an_error_in_the_engine_reaches_the_page(monkeypatch, capfd):
+    def broken(self):
+        raise AssertionError("page 3 has two owners")
+
+    monkeypatch.setattr(live.Run, "advance", broken)
+    driver = Driver(Settings(workload="chat"), speed=0)
+    with Live(driver) as server:
+        events = Client(server).stream(lambda event: event[1] == "status" and event[2]["error"])
+        assert "page 3 has two owners" in events[-1][2]["error"]
+        assert Client(server).do("step")[0] == 400
+    assert "page 3 has two owners" in capfd.readouterr().err
+    assert live.main(["--workload", "chat", "--no-open", "--port", "0", "--speed", "0"]) == 1
+
+
+def test_it_stops_at_once_even_with_open_streams():
+    driver = Driver(Settings(workload="mixed"), speed=5)
+    server = Live(driver).__enter__()
+    client = Client(server)
+    threading.Thread(target=lambda: client.stream(lambda event: False), daemon=True).start()
+    wait(lambda: driver.run_now is not None and len(driver.run_now.trace) > 2)
+    start = time.monotonic()
+    server.__exit__(None, None, None)
+    assert time.monotonic() - start < 1.0 and not driver.is_alive()
+
+
+def test_a_taken_port_gives_way():
+    first = Live(Driver(Settings(workload="none"), speed=0))
+    with first, Live(Driver(Settings(workload="none"), speed=0), port=first.server.port) as second:
+        assert second.server.port != first.server.port
+        assert second.server.server_address[0] == "127.0.0.1"
+
+
+def test_command_line(tmp_path, capsys):
+    record, page, movie = tmp_path / "run.jsonl", tmp_path / "run.html", tmp_path / "run.gif"
+    shared = ["--export", str(page), "--export", str(movie)]
+    code = live.main(["--workload", "few-shot", "--record", str(record), *shared])
+    assert code == 0
+    assert "run.html" in capsys.readouterr().out
+    recording = Recorder.load(record)
+    assert len(recording) > 5
+    assert movie.read_bytes().startswith(b"GIF89a")
+    text = page.read_text(encoding="utf-8")
+    assert 'id="recording"' in text and "/static/" not in text and "import {" not in text
+    assert live.main(["--replay", str(record), "--export", str(tmp_path / "again.html")]) == 0
+    for bad in (
+        ["--workload", "nonsense"],
+        ["--page-size", "0"],
+        ["--kv-tokens", "0"],
+        ["--model", "nowhere"],
+    ):
+        assert live.main(bad) == 2
+    assert live.main(["--replay", str(tmp_path / "none.jsonl")]) == 2
+    assert live.main(["--workload", "raw", "--export", str(tmp_path / "x.pdf"), "--steps", "3"]) == 2
+    assert "must end in .html or .gif" in capsys.readouterr().err
+
+
+def test_a_replay_cannot_be_driven(tmp_path, served):
+    server, _ = served
+    server.driver.run_now.recorder.save(tmp_path / "run.jsonl")
+    replay = Replay(Recorder.load(tmp_path / "run.jsonl"), "run.jsonl")
+    driver = Driver(Settings(), speed=3, replay=replay)
+    with Live(driver) as other:
+        client = Client(other)
+        assert client.do("submit", text="x")[0] == 400
+        assert client.view(20)["svg"] == Client(server).view(20)["svg"]
+        status = client.stream(lambda event: event[1] == "status")[-1][2]
+        assert not status["drivable"]
+
+
+def test_ctrl_c_ends_it_within_a_second():
+    import signal
+
+    if sys.platform == "win32":
+        pytest.skip("no SIGINT to send to a child there")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "viz.live", "--no-open", "--port", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        assert "http://127.0.0.1:" in line
+        time.sleep(2.5)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=5) == 0
+        assert time.monotonic() - start < 1.5  # 0.1 on a quiet machine, 0.6 while the model still loads
+    finally:
+        process.kill()
+
+
+def test_a_long_recording_is_thinned_out(monkeypatch, served, tmp_path):
+    server, _ = served
+    page = server.driver.run_now.page
+    monkeypatch.setattr(export, "MOST_VIEWS", 20)
+    monkeypatch.setattr(export, "MOST_EVENTS", 10)
+    data = export.page_data(page, "thin")
+    assert "event" not in data["views"]
+    kept = data["views"]["step"]
+    assert len(kept) <= 60 and 0 in kept and page.trace.count() - 1 in kept

@@ -1,0 +1,100 @@
+"""Every notebook runs from a fresh kernel, is in step with its text, and is small and visible as saved."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import io
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("nbclient", reason="the extra `test` brings nbclient")
+jupytext = pytest.importorskip("jupytext", reason="the extra `test` brings jupytext")
+nbformat = pytest.importorskip("nbformat", reason="the extra `test` brings nbformat")
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LARGEST = 500_000  # bytes
+PICTURES = ("kv.", "tour", "small")  # how the last line of a cell with a picture begins
+
+
+@pytest.fixture(scope="module")
+def builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_notebooks", FOLDER / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def shows_a_picture(cell: Any) -> bool:
+    lines = cell.source.strip().splitlines()
+    return (
+        cell.cell_type == "code" and bool(lines) and lines[-1].startswith(PICTURES) and "=" not in lines[-1]
+    )
+
+
+def pictures(cell: Any) -> list[bytes]:
+    bundles = [output.get("data", {}) for output in cell.outputs]
+    return [base64.b64decode(bundle["image/png"]) for bundle in bundles if "image/png" in bundle]
+
+
+def test_there_is_a_tour() -> None:
+    assert "00_tour.ipynb" in [path.name for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_as_saved_it_is_small_and_shows_its_pictures(path: Path) -> None:
+    assert path.stat().st_size < LARGEST
+    notebook = load(path)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    text = path.read_text(encoding="utf-8")
+    for word in ("widget-view", "widget-state", "vnd.plotly", "plotly.js", "<script"):
+        assert word not in text
+    shown = 0
+    for cell in notebook.cells:
+        assert not cell.metadata
+        if cell.cell_type != "code":
+            continue
+        assert all(output.output_type != "error" for output in cell.outputs)
+        assert all(set(o.get("data", {})) <= {"image/png", "text/plain"} for o in cell.outputs)
+        if shows_a_picture(cell):
+            (png,) = pictures(cell)
+            assert Image.open(io.BytesIO(png)).width > 200
+            shown += 1
+    assert shown >= 3
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_in_step_with_its_text(path: Path) -> None:
+    written = jupytext.read(path.with_suffix(".md"))
+    saved = load(path)
+    assert [(c.cell_type, c.source) for c in written.cells] == [(c.cell_type, c.source) for c in saved.cells]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs_from_a_fresh_kernel(path: Path, builder: ModuleType, monkeypatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    before = path.read_bytes()
+    notebook = builder.execute(load(path))
+    for cell in notebook.cells:
+        if shows_a_picture(cell):
+            assert len(pictures(cell)) == 1
+    assert any(
+        "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+    )
+    assert path.read_bytes() == before
+    slim = nbformat.writes(builder.slim(notebook))
+    assert len(slim) < LARGEST and "vnd." not in slim

@@ -1,0 +1,603 @@
+"""viz/stepper.py without a browser: real buttons are pressed, the engine's own state is the judge."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from minirad import events as ev
+from minirad.config import EngineConfig, SamplingParams
+from minirad.engine import Engine
+from minirad.model.classroom import corpus
+from minirad.record import Recorder, Recording
+from viz.dot import find_dot
+from viz.fork import evict_by_hand
+from viz.panels import TAGS, Ledger, event_lines, payload, pool_cells, ranges
+from viz.quiz import question_for, state_before, unlocked_leaves, why
+from viz.stepper import Stepper, _esm, fork
+from viz.trace import Trace, ids_as_text
+
+WORDS = SamplingParams(max_new_tokens=6, ignore_eos=True)
+
+
+def tiny_run(make_engine, **config) -> tuple[Engine, Recorder]:
+    """Shared prefixes, evictions and a split, on the tiny model."""
+    engine = make_engine(**{"kv_tokens": 40, "chunk_tokens": 8, **config})
+    recording = Recorder(engine)
+    for number, start in enumerate((3, 3, 20, 3, 40, 50, 20)):
+        prompt = [*range(start, start + 7), 30 + number]
+        engine.add_request(prompt, SamplingParams(max_new_tokens=5))
+        engine.step()
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    recording.close()
+    return engine, recording
+
+
+@pytest.fixture
+def stepper(make_engine) -> Stepper:
+    """Driving the tiny engine; prompts are typed as token ids, for it has no tokenizer."""
+    return Stepper(make_engine(kv_tokens=40), params=SamplingParams(max_new_tokens=5, ignore_eos=True))
+
+
+@pytest.fixture(scope="module")
+def classroom() -> Engine:
+    """Loaded once; tests that use it flush it first."""
+    return Engine(EngineConfig(kv_tokens=600))
+
+
+# ---------------------------------------------------------------------- looking
+
+
+@pytest.mark.parametrize("granularity", ["event", "step", "scene"])
+def test_forward_and_back_show_the_recorded_states(make_engine, granularity: str) -> None:
+    _, recording = tiny_run(make_engine)
+    stepper = Stepper(recording, granularity=granularity, decode=ids_as_text)
+    trace = Trace(recording, ids_as_text)
+    controls = stepper.controls
+    controls.first.click()
+    there = []
+    while not controls.forward.disabled:
+        there.append((stepper.state, stepper.shown["svg"]))
+        controls.forward.click()
+    assert stepper.index == trace.count(granularity) - 1
+    assert stepper.state == recording.state(len(recording) - 1)
+    for index in range(stepper.index - 1, -1, -1):
+        controls.back.click()
+        assert stepper.index == index
+        assert (stepper.state, stepper.shown["svg"]) == there[index]
+        assert stepper.state == trace.state(granularity, index)
+    assert controls.back.disabled and controls.first.disabled
+
+
+def test_slider_granularity_and_keys_are_the_same_as_the_buttons(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    stepper = Stepper(recording, decode=ids_as_text)
+    controls = stepper.controls
+    controls.slider.value = 4
+    assert stepper.index == 4 and controls.play.value == 4
+    moment = stepper.state
+    controls.granularity.value = "event"
+    assert stepper.state == moment and stepper.view.granularity == "event"
+    assert controls.slider.max == stepper.count - 1
+    at = stepper.index
+    stepper._from_browser(None, {"kind": "forward"}, [])
+    assert stepper.index == at + 1
+    stepper._from_browser(None, {"kind": "back"}, [])
+    assert stepper.index == at
+    stepper._from_browser(None, {"kind": "play"}, [])
+    assert controls.play.playing
+    stepper._from_browser(None, {"kind": "play"}, [])
+    assert not controls.play.playing
+    for nonsense in ("forward", None, {}, {"kind": "open", "node": "x"}, {"kind": "rm"}):
+        stepper._from_browser(None, nonsense, [])
+    assert stepper.index == at
+
+
+def test_jumps_go_to_the_marks(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    stepper = Stepper(recording, decode=ids_as_text)
+    kinds = {"split": ev.NodeSplit, "evict": ev.NodeEvicted}
+    for kind, event in kinds.items():
+        stepper.first()
+        stepper.controls.jumps[kind].click()
+        assert any(isinstance(e, event) for e in stepper.view.events)
+        frame = stepper.view.frame
+        assert not any(isinstance(e, event) for f in recording.frames[:frame] for e in f.events)
+    stepper.last()
+    assert not stepper.jump("evict")
+    assert "no further eviction" in stepper.message
+    assert stepper.controls.jumps["retract"].disabled == (not Trace(recording).marks()["retract"])
+
+
+def test_positions_that_are_not_there(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    stepper = Stepper(recording, decode=ids_as_text)
+    with pytest.raises(ValueError, match="there is no step 9999"):
+        stepper.go(9999)
+    with pytest.raises(ValueError, match="-1"):
+        stepper.go(-1)
+    stepper.forward()
+    assert "end of the recording" in stepper.message
+    assert stepper.submit("x") is None and "no engine" in stepper.message
+    assert not stepper.fork() and "recording" in stepper.message
+    with pytest.raises(ValueError, match="not an engine"):
+        stepper.what_if("x")
+
+
+def test_the_picture_is_of_the_engines_own_state(make_engine) -> None:
+    engine, recording = tiny_run(make_engine)
+    stepper = Stepper(recording, decode=ids_as_text)
+    shown = stepper.shown
+    state = engine.snapshot()
+    cells = shown["pool"]["cells"]
+    for node in state["tree"]["nodes"]:
+        assert f'id="n{node["id"]}"' in shown["svg"]
+        assert all(cells[slot - 1] == node["id"] for slot in node["slots"])
+    assert sum(owner == 0 for owner in cells) == state["free"]
+    assert json.loads(stepper.view_widget.payload) == shown
+
+
+# ---------------------------------------------------------------------- panels
+
+
+def test_pool_cells_equal_the_state_at_every_event(make_engine) -> None:
+    _, recording = tiny_run(make_engine, page_size=2)
+    trace = Trace(recording, ids_as_text)
+    for index in range(trace.count("event")):
+        view = trace.view("event", index)
+        pool = pool_cells(view, ids_as_text)
+        assert len(pool["cells"]) == len(pool["locked"]) == 20
+        nodes = {node["id"]: node for node in view.state["tree"]["nodes"]}
+        for page, owner in enumerate(pool["cells"], start=1):
+            if owner > 0:
+                assert page in {slot // 2 for slot in nodes[owner]["slots"]}
+                assert (pool["locked"][page - 1] == "1") == (nodes[owner]["lock_ref"] > 0)
+
+
+def test_requests_never_tell_the_future(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    trace = Trace(recording, ids_as_text)
+    ledger = Ledger(recording, ids_as_text)
+    ledger.requests(trace.view())  # it has seen everything
+    for index in range(trace.count("event")):
+        view = trace.view("event", index)
+        known = {
+            e.request
+            for f in recording.frames[: max(view.frame, 0)]
+            for e in f.events
+            if isinstance(e, ev.RequestAdded)
+        }
+        known |= {e.request for e in view.so_far if isinstance(e, ev.RequestAdded)}
+        seen = ledger.requests(view)
+        assert {request["id"] for request in seen} == known
+        for request in seen:
+            assert all(last <= ledger.step_of(view) for _, _, last in request["spans"])
+            assert set(request["path"]) <= set(view.nodes)
+
+
+def test_requests_equal_rows_and_reports(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    trace = Trace(recording, ids_as_text)
+    ledger = Ledger(recording, ids_as_text)
+    for index in range(1, trace.count()):
+        view = trace.view("step", index)
+        for request in ledger.requests(view):
+            live = view.state["requests"].get(request["id"])
+            if live:
+                assert request["pages"] == ranges(live["slots"])
+                assert request["path"] == [] or request["path"][-1] == live["node"]
+                assert not request["ended"]
+    done = {e.request: e for f in recording for e in f.events if isinstance(e, ev.RequestFinished)}
+    for request in ledger.requests(trace.view()):
+        end = done[request["id"]]
+        assert (request["prompt"], request["cached"], request["ended"]) == (
+            end.prompt_tokens, end.cached_tokens, end.reason,
+        )  # fmt: skip
+
+
+def test_requests_that_were_there_before_the_recording(make_engine) -> None:
+    engine = make_engine()
+    engine.add_request([3, 4, 5], SamplingParams(max_new_tokens=4, ignore_eos=True))
+    engine.step()
+    engine.add_request([6, 7, 8], SamplingParams(max_new_tokens=4, ignore_eos=True))
+    stepper = Stepper(engine)
+    stepper.run()
+    assert [request["id"] for request in stepper.shown["requests"]] == ["R1", "R2"]
+    assert [request["ended"] for request in stepper.shown["requests"]] == ["length", "length"]
+    assert not stepper.fork() and "begins in the middle" in stepper.message
+
+
+def test_every_event_type_has_a_tag(make_engine) -> None:
+    assert set(TAGS) == set(ev.EVENT_TYPES)
+    _, recording = tiny_run(make_engine)
+    lines = event_lines(Trace(recording).view("step", 1))
+    assert [line["text"] for line in lines] == [e.describe() for e in recording.frames[0].events]
+
+
+def test_ranges() -> None:
+    assert ranges([3, 1, 2, 7, 7]) == [[1, 3], [7, 7]]
+    assert ranges([]) == []
+
+
+def test_a_payload_is_small(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    trace = Trace(recording, ids_as_text)
+    assert len(json.dumps(payload(trace, trace.view(), Ledger(recording, ids_as_text)))) < 20_000
+
+
+# ---------------------------------------------------------------------- quiz and reasons
+
+
+def test_why_names_the_policy_and_the_runner_up(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    stepper = Stepper(recording, decode=ids_as_text)
+    stepper.controls.why.click()
+    assert "Nothing was evicted here" in stepper.message
+    stepper.first()
+    stepper.jump("evict")
+    stepper.controls.why.click()
+    (event, *_) = [e for e in stepper.view.events if isinstance(e, ev.NodeEvicted)]
+    assert f"n{event.node} went by the policy lru" in stepper.message
+    if event.runner_up:
+        assert f"n{event.runner_up}" in stepper.message
+    assert stepper.message == stepper.shown["message"]
+
+
+def test_victims_are_among_the_unlocked_leaves_of_the_state_before(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    trace = Trace(recording, ids_as_text)
+    seen = 0
+    for granularity in ("step", "event", "scene"):
+        for index in range(1, trace.count(granularity)):
+            view = trace.view(granularity, index)
+            for event in view.events:
+                if isinstance(event, ev.NodeEvicted):
+                    leaves = [node["id"] for node in unlocked_leaves(state_before(trace, view, event))]
+                    assert event.node in leaves
+                    assert event.runner_up is None or event.runner_up != event.node
+                    seen += 1
+            assert len(why(trace, view)) <= 4
+    assert seen
+
+
+def test_the_quiz_asks_before_it_shows(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    stepper = Stepper(recording, decode=ids_as_text)
+    controls = stepper.controls
+    stepper.first()
+    controls.quiz.value = True
+    asked = {"victim": 0, "hit": 0}
+    while not controls.forward.disabled:
+        before = stepper.index
+        controls.forward.click()
+        question = stepper.question
+        if question is None:
+            assert stepper.index == before + 1
+            continue
+        assert stepper.index == before and controls.asking.layout.display == "flex"
+        asked[question.kind] += 1
+        if question.choices:
+            assert question.answer in question.choices
+            controls.choice.value = question.answer
+        else:
+            controls.number.value = int(question.answer)
+        controls.answer.click()
+        assert stepper.index == before + 1 and "Right" in stepper.message
+        assert controls.asking.layout.display == "none"
+    assert min(asked.values()) > 0
+    assert stepper.score == [sum(asked.values())] * 2
+
+
+def test_a_wrong_answer_is_told_with_the_reason(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    stepper = Stepper(recording, decode=ids_as_text)
+    stepper.first()
+    stepper.quiz = True
+    stepper.forward()
+    assert stepper.question == question_for(stepper.trace, "step", 1)
+    assert not stepper.answer("77")
+    assert "Not quite" in stepper.message and stepper.score == [0, 1]
+    assert not stepper.answer("1") and "no question" in stepper.message
+
+
+# ---------------------------------------------------------------------- driving
+
+
+def test_buttons_drive_the_engine(stepper: Stepper) -> None:
+    controls, engine = stepper.controls, stepper.engine
+    assert controls.step.disabled and controls.run.disabled
+    controls.text.value = "3 4 5 6"
+    assert "0 of 4 tokens would hit" in controls.hits.value
+    controls.submit.click()
+    assert controls.text.value == "" and engine.has_work
+    assert "R1" in stepper.state["waiting"] and stepper.shown["requests"][0]["id"] == "R1"
+    controls.step.click()
+    assert stepper.state == engine.snapshot()
+    controls.run.click()
+    assert not engine.has_work and stepper.state == engine.snapshot()
+    controls.text.value = "3 4 5 6"
+    assert "4 of 4 tokens would hit" in controls.hits.value
+    controls.tokens.value = 2
+    controls.evict.click()
+    assert stepper.state == engine.snapshot()
+    assert any(isinstance(e, ev.NodeEvicted) for e in stepper.view.events)
+    stepper.submit("7 8 9")
+    controls.flush.click()
+    assert "cannot flush" in stepper.message
+    controls.run.click()
+    controls.flush.click()
+    assert engine.cache.total_size == 0 and stepper.state == engine.snapshot()
+    controls.evict.click()
+    assert "no token can be evicted" in stepper.message
+    engine.check()
+
+
+def test_forward_at_the_present_steps_the_engine(stepper: Stepper) -> None:
+    stepper.submit("3 4 5")
+    for _ in range(5):
+        assert not stepper.controls.forward.disabled
+        stepper.controls.forward.click()
+        assert stepper.state == stepper.engine.snapshot()
+    assert stepper.controls.forward.disabled
+    stepper.forward()
+    assert "Nothing is left" in stepper.message
+
+
+def test_what_if_touches_nothing(stepper: Stepper) -> None:
+    stepper.submit("3 4 5 6 7 8")
+    stepper.run()
+    before, frames = stepper.engine.snapshot(), len(stepper.recording)
+    for text in ("3", "3 4 5 60", "", "9 9 9"):
+        stepper.controls.text.value = text
+    assert stepper.what_if("3 4 5 60") == (3, 4)
+    assert stepper.engine.snapshot() == before
+    stepper.recording.cut()
+    assert len(stepper.recording) == frames
+
+
+def test_a_refused_prompt_is_told_and_nothing_is_lost(stepper: Stepper) -> None:
+    stepper.submit("3 4 5")
+    stepper.run()
+    before = stepper.engine.snapshot()
+    stepper.controls.text.value = " ".join(["7"] * 90)
+    stepper.controls.submit.click()
+    assert "more than the KV pool" in stepper.message
+    assert stepper.shown["message"] == stepper.message
+    assert stepper.controls.text.value != ""  # to be corrected
+    assert stepper.engine.snapshot() == before
+    stepper.controls.text.value = "9999"
+    stepper.controls.submit.click()
+    assert "outside the vocabulary" in stepper.message
+    assert stepper.submit("words") is None and "no tokenizer" in stepper.message
+    assert stepper.submit("") is None and "empty" in stepper.message
+
+
+def test_submitting_while_the_past_is_on_view(stepper: Stepper) -> None:
+    stepper.submit("3 4 5")
+    stepper.run()
+    stepper.go(1)
+    assert "goes to the present" in stepper.controls.present.value
+    assert stepper.submit("3 4 6") == "R2"
+    assert stepper.at_present and "went to the present" in stepper.message
+    assert stepper.controls.present.value == ""
+
+
+def test_an_engine_error_in_a_step_becomes_text(stepper: Stepper, monkeypatch) -> None:
+    stepper.submit("3 4 5")
+    stepper.step()
+    shown = stepper.state
+
+    def broken() -> None:
+        raise RuntimeError("<b>out of order</b>")
+
+    monkeypatch.setattr(stepper.engine, "step", broken)
+    stepper.controls.run.click()
+    stepper.controls.forward.click()
+    assert stepper.message == "RuntimeError: <b>out of order</b>"
+    assert stepper.state == shown
+    with pytest.raises(RuntimeError):  # from Python it is an error like any other
+        stepper.run()
+
+
+# ---------------------------------------------------------------------- forks
+
+
+def same_events(a: Recording, b: Recording) -> None:
+    """Equal but for wall-clock seconds."""
+
+    def plain(recording: Recording) -> list:
+        return [
+            [e if not isinstance(e, ev.StepEnded) else (e.step, e.kind, e.free, e.private) for e in f.events]
+            for f in recording
+        ]
+
+    assert plain(a) == plain(b)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_fork_with_nothing_changed_is_the_same_run(make_engine, page_size: int) -> None:
+    engine, recording = tiny_run(make_engine, page_size=page_size)
+    for upto in (None, 0, 5, len(recording) - 1):
+        forked, recorder = fork(recording, upto, model=engine.model)
+        forked.check()
+        cut = Recording(recording.header, recording.frames[: None if upto is None else upto + 1])
+        same_events(recorder, cut)
+        assert forked.snapshot() == recording.state(len(cut) - 1)
+
+
+def test_a_fork_repeats_aborts_evictions_and_flushes(make_engine) -> None:
+    engine = make_engine(kv_tokens=40)
+    recording = Recorder(engine)
+    engine.generate([[3, 4, 5, 6], [3, 4, 9, 9, 9]], SamplingParams(max_new_tokens=3))
+    assert evict_by_hand(engine, 2) >= 2
+    recording.cut()
+    rid = engine.add_request([7, 8, 9], SamplingParams(max_new_tokens=9))
+    engine.step()
+    engine.abort(rid)
+    recording.cut()
+    engine.step()
+    engine.flush_cache()
+    recording.cut()
+    engine.generate([[3, 4, 5]], SamplingParams(max_new_tokens=2))
+    recording.close()
+    forked, recorder = fork(recording, model=engine.model)
+    same_events(recorder, recording)
+    assert forked.snapshot() == engine.snapshot()
+
+
+def test_a_fork_with_another_policy_or_pool_has_the_same_requests(make_engine) -> None:
+    engine, recording = tiny_run(make_engine)
+    added = [e for f in recording for e in f.events if isinstance(e, ev.RequestAdded)]
+    for changes in ({"eviction_policy": "mru"}, {"kv_tokens": 20}, {"page_size": 2}, {"chunk_tokens": 3}):
+        forked, recorder = fork(recording, model=engine.model, **changes)
+        forked.check()
+        for name, value in changes.items():
+            assert getattr(forked.config, name) == value
+        assert [e for f in recorder for e in f.events if isinstance(e, ev.RequestAdded)] == added
+
+
+def test_what_cannot_be_forked(make_engine) -> None:
+    engine, recording = tiny_run(make_engine)
+    with pytest.raises(ValueError, match="not in this recording"):
+        fork(recording, 999, model=engine.model)
+    with pytest.raises(ValueError, match="has no size"):
+        fork(recording, size=3, model=engine.model)
+    with pytest.raises(ValueError, match="more than the KV pool"):
+        fork(recording, kv_tokens=8, model=engine.model)
+    with Recorder(engine) as late:
+        engine.step()
+    with pytest.raises(ValueError, match="begins in the middle"):
+        fork(late, model=engine.model)
+    with pytest.raises(ValueError, match="cache on its own"):
+        fork(Recorder(engine.cache))
+
+
+def test_fork_from_here_and_back(stepper: Stepper) -> None:
+    for text in ("3 4 5 6 7", "3 4 9 9", "20 21 22 23", "30 31 32 33 34 35"):
+        stepper.submit(text)
+        stepper.run()
+    original, there = stepper.engine, stepper.engine.snapshot()
+    stepper.go(8)
+    past = stepper.state
+    controls = stepper.controls
+    controls.fork_fields["eviction_policy"].value = "mru"
+    controls.fork.click()
+    assert stepper.engine is not original and stepper.engine.config.eviction_policy == "mru"
+    assert "Forked at step" in stepper.message
+    assert stepper.state["step"] == past["step"]
+    assert original.snapshot() == there
+    stepper.submit("3 4 5")
+    stepper.run()
+    controls.original.click()
+    assert stepper.engine is original and stepper.state == past
+    assert not stepper.original()
+    controls.fork_fields["kv_tokens"].value = 4
+    controls.fork.click()
+    assert "more than the KV pool" in stepper.message
+    assert stepper.engine is original and stepper.state == past
+    controls.fork_fields["kv_tokens"].value = 0
+    controls.fork.click()
+    assert "kv_tokens" in stepper.message
+
+
+# ---------------------------------------------------------------------- the classroom model
+
+
+def test_agent_and_raw_do_what_their_names_say(classroom: Engine) -> None:
+    classroom.flush_cache()
+    stepper = Stepper(classroom)
+    shared = len(classroom.encode(corpus.AGENT_PROMPT))
+    for button in (
+        stepper.controls.agent,
+        stepper.controls.agent,
+        stepper.controls.raw,
+        stepper.controls.raw,
+    ):
+        button.click()
+        stepper.controls.run.click()
+    requests = stepper.shown["requests"]
+    assert requests[1]["cached"] >= shared
+    assert requests[2]["cached"] <= 1 and requests[3]["cached"] <= 2
+    assert "agent" in requests[0]["text"]
+
+
+def test_chat_or_not(classroom: Engine) -> None:
+    classroom.flush_cache()
+    stepper = Stepper(classroom)
+    messages = [corpus.message("system", corpus.SYSTEM_PROMPT), corpus.message("user", "Hello")]
+    assert stepper.prompt("Hello") == corpus.chat_text(messages, True)
+    stepper.controls.chat.value = False
+    assert stepper.prompt("Hello") == "Hello"
+    assert stepper.prompt("12 34") == "12 34"
+
+
+ODD_TEXTS = (
+    "<script>alert(1)</script>",
+    "a \"quoted\" 'one'\nand\r\nlines",
+    "🦙 héé",
+    "שלום עולם",
+    "\u202egnp\u0000\x1b[31m",
+    "&lt;b&gt; %s {x}",
+)
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_any_text_is_shown_as_text(classroom: Engine, text: str) -> None:
+    classroom.flush_cache()
+    stepper = Stepper(classroom)
+    stepper.controls.text.value = text
+    stepper.controls.submit.click()
+    stepper.run()
+    shown = stepper.shown
+    assert "<script" not in shown["svg"]
+    for characters in ("\u202e", "\x00", "\x1b", "\n"):
+        assert characters not in json.dumps([shown["requests"], shown["events"]], ensure_ascii=False)
+    assert "<script" not in stepper.controls.hits.value
+    assert stepper.png().startswith(b"\x89PNG")
+
+
+def test_without_javascript_there_is_a_picture_and_the_sentences(classroom: Engine) -> None:
+    classroom.flush_cache()
+    stepper = Stepper(classroom)
+    stepper.submit("Hello")
+    stepper.run()
+    bundle = stepper._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "image/png", "application/vnd.jupyter.widget-view+json"}
+    image = Image.open(io.BytesIO(bundle["image/png"]))
+    assert image.width > 100
+    for sentence in stepper.sentences():
+        assert sentence in bundle["text/plain"]
+    assert stepper.sentence in repr(stepper)
+
+
+def test_without_graphviz_it_says_how_to_get_it(make_engine, monkeypatch, request) -> None:
+    _, recording = tiny_run(make_engine)
+    monkeypatch.setenv("MINIRAD_DOT", "no-such-program")
+    find_dot.cache_clear()
+    request.addfinalizer(find_dot.cache_clear)
+    stepper = Stepper(recording, decode=lambda ids: "other text " + ids_as_text(ids))
+    assert "no-such-program" in stepper.message
+    assert "image/png" not in stepper._repr_mimebundle_()
+
+
+def test_an_open_recorder_brings_its_past(make_engine) -> None:
+    engine = make_engine()
+    recorder = Recorder(engine)
+    engine.generate([[3, 4, 5]], WORDS)
+    stepper = Stepper(engine, recording=recorder)
+    assert stepper.count == len(recorder) + 1 > 1
+    stepper.submit("3 4 5 6")
+    assert stepper.run() > 0
+
+
+def test_the_module_is_one_file_that_fetches_nothing() -> None:
+    code = _esm()
+    assert "import " not in code.replace("important", "")
+    for word in ("http://", "https://", "fetch(", "innerHTML", "eval("):
+        assert word not in code.replace("http://www.w3.org/2000/svg", "")
+    assert code.count("export default") == 1

@@ -1,0 +1,203 @@
+"""Recordings as files: one self-contained HTML page that plays from disk, or an animated GIF.
+
+The page is the live page with all its data inside (compressed), so it looks and works the same, save
+that there is no engine to drive. A long recording is thinned out: past `MOST_VIEWS` positions only
+those with a split, an eviction, an admission or a retraction and every k-th other one are kept.
+
+Fetches nothing and needs no server; the module scripts are put into the page as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minirad import events as ev
+from viz import tree
+from viz.page import Page
+from viz.trace import summary
+
+STATIC = Path(__file__).parent / "static"
+MOST_VIEWS = 1200
+MOST_EVENTS = 1500
+GIF_SIZE = (1100, 620)
+GIF_PACE = 700  # milliseconds per picture
+
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<link rel="icon" href="data:,">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+{head}
+</head>
+<body>
+<div id="app"></div>
+<noscript>This page needs JavaScript to draw the tree.</noscript>
+{data}
+{script}
+</body>
+</html>
+"""
+
+
+def page_html(data: Any = None, title: str = "minirad live") -> str:
+    """The page: with `data` a self-contained file, without it the live one that loads /static/."""
+    if data is None:
+        links = "".join(f'<link rel="stylesheet" href="/static/{n}">' for n in ("tree.css", "style.css"))
+        script = '<script type="module" src="/static/page.js"></script>'
+        return _HEAD.format(title=html.escape(title), head=links, data="", script=script)
+    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+    style = "\n".join(_static(name) for name in ("tree.css", "style.css"))
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>\n{style}</style>'
+    packed = base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 6, mtime=0))
+    return _HEAD.format(
+        title=html.escape(title), head=head,
+        data=f'<script type="application/octet-stream" id="recording">{packed.decode()}</script>',
+        script=f'<script type="module">\n{one_script()}</script>',
+    )  # fmt: skip
+
+
+def _static(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
+
+
+def one_script() -> str:
+    """tree.js and page.js as one module: files on disk may not import one another."""
+    trees = re.sub(r"^export default .*$", "", _static("tree.js"), flags=re.MULTILINE)
+    trees = re.sub(r"^export (async function|function|const)", r"\1", trees, flags=re.MULTILINE)
+    page = re.sub(r"^import .*$", "", _static("page.js"), flags=re.MULTILINE)
+    page = re.sub(r"^export (async function|function|const)", r"\1", page, flags=re.MULTILINE)
+    return f"{trees}\n{{\n{page}\n}}\n".replace("</script", "<\\/script")
+
+
+# ---------------------------------------------------------------------- HTML
+
+
+def export(page: Page, path: str | Path, title: str = "", note: str = "") -> int:
+    """Writes what the file's ending asks for (.html or .gif) and returns its size in bytes."""
+    kinds = {".html": export_html, ".htm": export_html, ".gif": export_gif}
+    writer = kinds.get(Path(path).suffix.lower())
+    if writer is None:
+        raise ValueError(f"cannot export to {str(path)!r}: the name must end in .html or .gif")
+    return writer(page, path, title, note)
+
+
+def export_html(page: Page, path: str | Path, title: str = "", note: str = "") -> int:
+    """One file with every position of a recording (of a long one: those that matter)."""
+    text = page_html(page_data(page, title, note), title=f"minirad: {title}" if title else "minirad")
+    data = text.encode("utf-8")
+    Path(path).write_bytes(data)
+    return len(data)
+
+
+def page_data(page: Page, title: str = "", note: str = "") -> dict[str, Any]:
+    """All that the page would ask a server for; equal pictures and node texts are kept once."""
+    pool = _Pool()
+    views: dict[str, dict[int, Any]] = {}
+    trace = page.trace
+    for granularity in ("step", "scene", "event"):
+        count = trace.count(granularity)
+        if granularity == "event" and count > MOST_EVENTS:
+            continue
+        wanted = _wanted(page, granularity, count)
+        views[granularity] = {index: pool.pack(page.view(granularity, index)) for index in wanted}
+    return {
+        "meta": page.meta(title, note),
+        "frames": page.frames(),
+        "requests": page.requests(),
+        "views": views,
+        "shared": pool.shared,
+    }
+
+
+def _wanted(page: Page, granularity: str, count: int) -> Sequence[int]:
+    if count <= MOST_VIEWS:
+        return range(count)
+    trace = page.trace
+    telling = {0, count - 1}
+    for index, frame in enumerate(trace.recording.frames):
+        if any(isinstance(e, ev.NodeEvicted | ev.NodeSplit | ev.RequestAdmitted | ev.RequestRetracted)
+               for e in frame.events):  # fmt: skip
+            telling.add(trace.position_of(granularity, index))
+    ordered = sorted(telling)
+    if len(ordered) > MOST_VIEWS:
+        ordered = ordered[:: -(-len(ordered) // MOST_VIEWS)]
+    every = range(0, count, max(count // max(MOST_VIEWS - len(ordered), 1), 1))
+    return sorted({*ordered, *every, count - 1})
+
+
+class _Pool:
+    """Things that many views have in common, each stored once."""
+
+    def __init__(self) -> None:
+        self.shared: list[Any] = []
+        self._known: dict[str, int] = {}
+
+    def _place(self, thing: Any) -> int:
+        key = thing if isinstance(thing, str) else json.dumps(thing, separators=(",", ":"))
+        if key not in self._known:
+            self._known[key] = len(self.shared)
+            self.shared.append(thing)
+        return self._known[key]
+
+    def pack(self, view: dict[str, Any]) -> dict[str, Any]:
+        nodes = {
+            number: {**node, "body": self._place(node["body"])} for number, node in view["nodes"].items()
+        }
+        return {**view, "svg": self._place(view["svg"]), "nodes": nodes}
+
+
+# ---------------------------------------------------------------------- GIF
+
+
+def export_gif(page: Page, path: str | Path, title: str = "", note: str = "") -> int:
+    """The tree step by step, equal pictures left out, each with its sentence."""
+    from PIL import Image
+
+    trace = page.trace
+    pictures: list[Any] = []
+    last = ""
+    for index in range(trace.count("step")):
+        view = trace.view("step", index)
+        text = tree.dot_text(view, trace.decode)
+        outline = re.sub(r"\bt \d+", "", text)  # a new access tick alone is no new picture
+        if outline == last:
+            continue
+        last = outline
+        drawn = Image.open(io.BytesIO(tree.tree_png(view, trace.decode, dpi=110)))
+        pictures.append(_framed(drawn.convert("RGB"), title, view.title, summary(view.events)[1]))
+    if not pictures:
+        raise ValueError("there is nothing to draw: the recording is empty")
+    durations = [GIF_PACE] * (len(pictures) - 1) + [3 * GIF_PACE]
+    pictures[0].save(
+        path, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=False
+    )
+    return Path(path).stat().st_size
+
+
+def _framed(drawn: Any, title: str, step: str, sentence: str) -> Any:
+    """A tree picture, made to fit, under a line of text."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    width, height = GIF_SIZE
+    top = 64
+    canvas = Image.new("RGB", GIF_SIZE, "white")
+    scale = min((width - 30) / drawn.width, (height - top - 15) / drawn.height, 1.0)
+    size = (max(int(drawn.width * scale), 1), max(int(drawn.height * scale), 1))
+    drawn = drawn.resize(size, Image.Resampling.LANCZOS)
+    canvas.paste(drawn, ((width - size[0]) // 2, top + (height - top - size[1]) // 2))
+    pen = ImageDraw.Draw(canvas)
+    plain = sentence.replace("→", "->").encode("latin-1", "replace").decode("latin-1")
+    plain = plain if len(plain) <= 120 else f"{plain[:117]}..."
+    pen.text((16, 10), f"{title}   {step}".strip(), fill="#868e96", font=ImageFont.load_default(14))
+    pen.text((16, 32), plain, fill="#212529", font=ImageFont.load_default(17))
+    return canvas.quantize(48)

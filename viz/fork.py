@@ -1,0 +1,106 @@
+"""What if? A recording's requests replayed on a new engine with another policy, page size or pool.
+
+`fork` reads what was asked of the first engine (prompts, aborts, evictions by hand, flushes) and asks
+the same of a new one at the same steps. What the new engine then does is its own: it computes anew.
+
+Not replayed: pins (no event tells of them) and what a recording does not hold of a request. Today
+that is everything in SamplingParams but max_new_tokens, temperature and n; the defaults stand in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from minirad import events as ev
+from minirad.config import EngineConfig, SamplingParams
+from minirad.engine import Engine
+from minirad.record import Frame, Recorder, Recording
+
+
+def fork(
+    recording: Recording,
+    upto: int | None = None,
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    **config_changes: Any,
+) -> tuple[Engine, Recorder]:
+    """A new engine after the recorded requests of frames 0 to `upto` (None: all), and its recorder.
+
+    config_changes: fields of EngineConfig (eviction_policy="fifo", kv_tokens=200, ...). model,
+    tokenizer: ready-made ones, for a recording of an engine that was given them.
+
+    Raises ValueError when the recording does not begin with an empty engine, is not of an engine, or
+    a request does not fit the new sizes.
+    """
+    config = _forked_config(recording, config_changes)
+    last = len(recording) - 1 if upto is None else upto
+    if not -1 <= last < len(recording):
+        raise ValueError(f"frame {last} is not in this recording of {len(recording)} frames")
+    engine = Engine(config, model=model, tokenizer=tokenizer)
+    recorder = Recorder(engine)
+    for frame in recording.frames[: last + 1]:
+        if frame.scene is not None:
+            recorder.scene(frame.scene)
+        _replay_frame(engine, frame, keep_policy="eviction_policy" not in config_changes)
+        recorder.cut()
+    return engine, recorder
+
+
+def evict_by_hand(engine: Engine, tokens: int) -> int:
+    """Evicts at least `tokens` cached tokens, or as many as are unlocked; returns how many went."""
+    ownership = engine.ownership
+    before = ownership.evicted_tokens
+    tokens = min(max(tokens, 0), engine.cache.evictable_size)
+    ownership.make_room(engine.allocator.available + tokens)
+    return ownership.evicted_tokens - before
+
+
+def _forked_config(recording: Recording, changes: dict[str, Any]) -> EngineConfig:
+    saved = recording.header.get("config") or {}
+    start = recording.header["start"]
+    if not saved:
+        raise ValueError("only the recording of an engine can be forked: this one is of a cache on its own")
+    if start["tree"]["nodes"] or start["requests"]:
+        raise ValueError(
+            f"this recording begins in the middle, at step {start['step']}: "
+            "what was asked before is not known"
+        )
+    known = {field.name for field in dataclasses.fields(EngineConfig)}
+    unknown = sorted(set(changes) - known)
+    if unknown:
+        raise ValueError(f"EngineConfig has no {', '.join(unknown)}")
+    return EngineConfig(**{**{name: value for name, value in saved.items() if name in known}, **changes})
+
+
+def _replay_frame(engine: Engine, frame: Frame, keep_policy: bool) -> None:
+    """Asks the engine what was asked in this frame, and steps it if the frame was a step."""
+    is_step = any(isinstance(event, ev.StepEnded) for event in frame.events)
+    for event in frame.events:
+        if isinstance(event, ev.RequestAdded):
+            engine.add_request(event.token_ids, sampling_of(event), event.namespace or None, event.priority)
+        elif isinstance(event, ev.RequestAborted):
+            engine.abort(event.request.split(".")[0])
+        elif isinstance(event, ev.PolicyChanged) and keep_policy:
+            engine.cache.eviction_policy = event.new  # type: ignore[attr-defined]
+        elif isinstance(event, ev.CacheFlushed):
+            _flush(engine)
+        elif isinstance(event, ev.NodeEvicted) and not is_step:
+            evict_by_hand(engine, len(event.slots))
+    if is_step:
+        engine.step()
+
+
+def _flush(engine: Engine) -> None:
+    """Nobody was running when it was flushed; here somebody may be, then all that is unlocked goes."""
+    if engine.has_work:
+        evict_by_hand(engine, engine.cache.evictable_size)
+    else:
+        engine.flush_cache()
+
+
+def sampling_of(event: ev.RequestAdded) -> SamplingParams:
+    """How a recorded request was to be continued, as far as the event says it."""
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    return SamplingParams(**{name: getattr(event, name) for name in names if hasattr(event, name)})

@@ -1,0 +1,546 @@
+"""Charts of the KV pool from a recording: pool map, usage, hit rate, request timeline, age at eviction.
+
+Each chart has two halves. A plain function reads the frames into a list of small dataclasses (`pages`,
+`usage_points`, `request_hits`, `spans`, `evictions`): those are the numbers, and the tests hold them to
+the engine's own. A second function of the chart's name draws them as a Plotly figure. Where a colour
+means something, a letter, a pattern or a word means it too.
+
+A figure shown in a notebook is saved as a small still picture beside its numbers: Plotly's own 5 MB of
+JavaScript never enters the file. Nothing here looks at a live engine or changes anything.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.utils import PlotlyJSONEncoder
+
+from minirad import events as ev
+from minirad.record import Recording, ReplayState, State
+from viz.still import still
+from viz.trace import Decode, View, decoder_for, ids_as_text, key_tokens
+from viz.tree import visible
+
+FREE, PRIVATE = "#eef0f3", "#343a40"
+OWNERS = (
+    "#9ecbf0", "#f6c177", "#a8d8b9", "#d7b8e8", "#f2a9a0", "#b8c4ff", "#e3d37a", "#8fd3d1",
+    "#e6b3c8", "#c9d48c", "#b7cbd6", "#d9bd9c",
+)  # fmt: skip
+"""Light tints that dark text can be read on; neighbours differ in lightness as well as in hue."""
+
+USAGE = (
+    ("protected", "#0072b2", ""), ("evictable", "#8fc1e3", "/"), ("private", "#e69f00", "x"),
+    ("free", "#eef0f3", ""),
+)  # fmt: skip
+PHASES = (
+    ("waiting", "#ced4da", "."), ("prefill", "#e69f00", ""), ("decode", "#009e73", ""),
+    ("paused", "#a8d8b9", "/"), ("retracted", "#cc3311", "x"),
+)  # fmt: skip
+"""What a request does in a step, with colour and pattern. paused: it holds a row, others compute."""
+
+
+def owner_colour(node: int) -> str:
+    """The tint of a node's pages, the same in every picture."""
+    return OWNERS[(node - 1) % len(OWNERS)]
+
+
+# ---------------------------------------------------------------------- pool map
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of the pool. owner: "free", "node" or "private" (one request's, not yet the tree's).
+
+    node, request: who owns it. users: requests whose rows read it. locked: it cannot be evicted now.
+    text: what its tokens say.
+    """
+
+    number: int
+    owner: str
+    node: int | None = None
+    request: str | None = None
+    users: tuple[str, ...] = ()
+    locked: bool = False
+    text: str = ""
+
+    @property
+    def label(self) -> str:
+        """n7, R3, or nothing."""
+        return f"n{self.node}" if self.owner == "node" else self.request or ""
+
+
+def pages(state: State | ReplayState | View, decode: Decode | None = None) -> list[Page]:
+    """Every page of the pool in order, page 0 (a dummy) left out. Without `decode`, text is token ids."""
+    state = _plain(state)
+    decode = decode or ids_as_text
+    size = int(state["tree"]["page_size"])
+    users = _page_users(state, size)
+    owned: dict[int, Page] = {}
+    for name, request in state["requests"].items():
+        for number in sorted({slot // size for slot in request["slots"][request["protected"] :]}):
+            owned[number] = Page(number, "private", request=name, users=tuple(users[number]), locked=True)
+    for node in state["tree"]["nodes"]:
+        tokens = key_tokens(node)
+        for at in range(0, len(node["slots"]), size):
+            number = node["slots"][at] // size
+            text = decode(tokens[at : at + size])
+            owned[number] = Page(
+                number, "node", node["id"], users=tuple(users.get(number, ())),
+                locked=node["lock_ref"] > 0, text=text,
+            )  # fmt: skip
+    last = int(state["kv_tokens"]) // size or max(owned, default=0)  # a bare cache has no pool size
+    return [owned.get(number) or Page(number, "free") for number in range(1, last + 1)]
+
+
+def pool_map(state: State | ReplayState | View, decode: Decode | None = None) -> go.Figure:
+    """Every page as a square in the colour of its owner; n7 or R3 is written where a run begins."""
+    cells = pages(state, decode)
+    columns = _columns(len(cells))
+    rows = range(0, len(cells), columns)
+    codes = {"": 0, **{cell.label: i for i, cell in enumerate(_owners(cells), start=1)}}
+    colours = [FREE, *(_page_colour(cell) for cell in _owners(cells))]
+    labels = ["" if i and cells[i - 1].label == c.label else c.label for i, c in enumerate(cells)]
+    grid = go.Heatmap(
+        z=[_padded([codes[c.label] for c in cells[r : r + columns]], columns, None) for r in rows],
+        text=[_padded(labels[r : r + columns], columns) for r in rows],
+        customdata=[_padded([_page_hover(c) for c in cells[r : r + columns]], columns) for r in rows],
+        colorscale=_steps(colours),
+        zmin=-0.5, zmax=len(colours) - 0.5, showscale=False, xgap=1.5, ygap=1.5,
+        texttemplate="%{text}" if len(cells) <= 1200 else None, textfont={"size": 9},
+        hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
+    )  # fmt: skip
+    count = {kind: sum(c.owner == kind for c in cells) for kind in ("node", "private", "free")}
+    figure = _figure(
+        f"KV pool: {count['node']} pages cached, {count['private']} private, {count['free']} free", [grid]
+    )
+    figure.update_xaxes(visible=False, constrain="domain")
+    figure.update_yaxes(visible=False, autorange="reversed", scaleanchor="x", constrain="domain")
+    figure.update_layout(height=round(60 + len(rows) * 720 / columns), margin={"l": 12, "r": 12, "b": 8})
+    return figure
+
+
+def _page_users(state: State, size: int) -> dict[int, list[str]]:
+    users: dict[int, list[str]] = {}
+    for name, request in state["requests"].items():
+        for number in sorted({slot // size for slot in request["slots"]}):
+            users.setdefault(number, []).append(name)
+    return users
+
+
+def _owners(cells: Iterable[Page]) -> list[Page]:
+    return list({cell.label: cell for cell in cells if cell.owner != "free"}.values())
+
+
+def _page_colour(cell: Page) -> str:
+    return PRIVATE if cell.node is None else owner_colour(cell.node)
+
+
+def _page_hover(cell: Page) -> str:
+    if cell.owner == "free":
+        return f"page {cell.number}: free"
+    lock = " (protected)" if cell.locked else " (evictable)"
+    who = f"node n{cell.node}{lock}" if cell.owner == "node" else f"private to {cell.request}"
+    lines = [f"page {cell.number}: {who}"]
+    if cell.text:
+        lines.append(shown(cell.text, 60))
+    if cell.users:
+        lines.append("read by " + ", ".join(cell.users))
+    return "<br>".join(lines)
+
+
+def _columns(count: int) -> int:
+    return max(1, min(count, 16 * math.ceil(math.sqrt(count * 2.6) / 16)))
+
+
+def _padded(row: list[Any], columns: int, empty: str | None = "") -> list[Any]:
+    return row + [empty] * (columns - len(row))
+
+
+def _steps(colours: Sequence[str]) -> list[tuple[float, str]]:
+    """A colour scale of equal flat steps."""
+    n = len(colours)
+    return [(edge / n, colour) for i, colour in enumerate(colours) for edge in (i, i + 1)]
+
+
+# ---------------------------------------------------------------------- usage
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePoint:
+    """The pool's books after one frame, in tokens."""
+
+    frame: int
+    step: int
+    free: int
+    evictable: int
+    protected: int
+    private: int
+
+
+def usage_points(recording: Recording) -> list[UsagePoint]:
+    """One point per frame: the engine's own books where the frame ends a step, else recomputed."""
+    points = []
+    for frame, replay in _walk(recording):
+        ended = next((e for e in frame.events if isinstance(e, ev.StepEnded)), None)
+        books = (ended.free, ended.evictable, ended.protected, ended.private) if ended else _books(replay)
+        points.append(UsagePoint(frame.index, frame.step, *books))
+    return points
+
+
+def _books(replay: ReplayState) -> tuple[int, int, int, int]:
+    free = int(replay.rest["free"])
+    sizes = [(len(node["slots"]), node["lock_ref"]) for node in replay.nodes.values()]
+    protected = sum(size for size, lock in sizes if lock)
+    evictable = sum(size for size, lock in sizes if not lock)
+    total = int(replay.rest["kv_tokens"])
+    return free, evictable, protected, total - free - protected - evictable if total else 0
+
+
+def usage(recording: Recording) -> go.Figure:
+    """The pool over time: protected, evictable, private and free tokens, stacked."""
+    points = usage_points(recording)
+    steps = [point.step for point in points]
+    traces = [
+        go.Scatter(
+            x=steps, y=[getattr(point, name) for point in points], name=name, stackgroup="pool",
+            mode="lines", line={"shape": "hvh", "width": 0.7, "color": colour}, fillcolor=colour,
+            fillpattern={
+                "shape": pattern, "size": 6, "solidity": 0.2, "fillmode": "overlay",
+                "fgcolor": "#495057",
+            },
+            hovertemplate="%{y} " + name + "<extra></extra>",
+        )
+        for name, colour, pattern in USAGE
+    ]  # fmt: skip
+    figure = _figure("Pool usage", traces, "step", "tokens")
+    figure.update_layout(hovermode="x unified")
+    return figure
+
+
+# ---------------------------------------------------------------------- hit rate
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHit:
+    """How much of a request's prompt came from the cache, and H over all admitted so far.
+
+    H = 1 - C / sum of prompt tokens, C the prompt tokens that had to be computed.
+    """
+
+    request: str
+    step: int
+    prompt_tokens: int
+    cached_tokens: int
+    cumulative: float
+    text: str
+
+    @property
+    def rate(self) -> float:
+        return self.cached_tokens / self.prompt_tokens
+
+
+def request_hits(recording: Recording, decode: Decode | None = None) -> list[RequestHit]:
+    """Requests in order of their first admission (a retracted one is not counted again)."""
+    decode = decode or decoder_for(recording.header)
+    prompts = _prompts(recording)
+    hits, cached, total = [], 0, 0
+    for frame in recording:
+        for event in frame.events:
+            if isinstance(event, ev.RequestAdmitted) and event.attempt == 1 and "." not in event.request:
+                tokens = prompts.get(event.request, ())
+                length = len(tokens) or event.length
+                cached, total = cached + event.cached, total + length
+                hits.append(
+                    RequestHit(
+                        event.request, frame.step, length, event.cached, cached / total, decode(tokens)
+                    )
+                )
+    return hits
+
+
+def hit_rate(recording: Recording, decode: Decode | None = None) -> go.Figure:
+    """A bar per request (share of its prompt that was cached) and the cumulative rate as a line."""
+    hits = request_hits(recording, decode)
+    names = [hit.request for hit in hits]
+    bars = go.Bar(
+        x=names, y=[hit.rate for hit in hits], name="per request",
+        marker={"color": "#8fc1e3", "line": {"color": "#0072b2", "width": 1}},
+        text=[f"{hit.cached_tokens}/{hit.prompt_tokens}" for hit in hits], textposition="outside",
+        customdata=[shown(hit.text, 120) for hit in hits], cliponaxis=False,
+        hovertemplate="%{x}: %{text} prompt tokens cached (%{y:.0%})<br>%{customdata}<extra></extra>",
+    )  # fmt: skip
+    line = go.Scatter(
+        x=names, y=[hit.cumulative for hit in hits], name="cumulative H", mode="lines+markers",
+        line={"color": "#d55e00", "width": 2, "dash": "dot"},
+        hovertemplate="up to %{x}: H = %{y:.1%}<extra></extra>",
+    )  # fmt: skip
+    total = hits[-1].cumulative if hits else 0.0
+    figure = _figure(f"Hit rate: H = {total:.0%}", [bars, line], "request, in order of admission", "")
+    figure.update_yaxes(range=[0, 1.12], tickformat=".0%")
+    return figure
+
+
+# ---------------------------------------------------------------------- timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A request did one thing from `start` to `end` (steps, both included).
+
+    phase: one of PHASES. tokens: computed in it. ending: on the last span, the finish reason.
+    """
+
+    request: str
+    phase: str
+    start: int
+    end: int
+    tokens: int = 0
+    ending: str = ""
+
+
+class Lives:
+    """Follows every request through the frames; `spans` grows as they do."""
+
+    def __init__(self, start: State) -> None:
+        self.spans: dict[str, list[Span]] = {}
+        self.idle: dict[str, str] = {}  # what a request does in a step in which it is not computed
+        self._prefilling: set[str] = set()  # admitted, and nothing sampled since
+        for name, request in start["requests"].items():
+            self.idle[name] = "paused" if request["row"] >= 0 else "waiting"
+
+    def frame(self, step: int, events: Sequence[ev.Event]) -> None:
+        """Takes in a frame; frames come in order."""
+        batch: dict[str, tuple[str, int]] = {}
+        ended: dict[str, str] = {}
+        for event in events:
+            if isinstance(event, ev.BatchScheduled):
+                for name, tokens in zip(event.requests, event.tokens, strict=True):
+                    batch[name] = ("prefill" if name in self._prefilling else "decode", tokens)
+            elif isinstance(event, (ev.RequestFinished, ev.RequestAborted)):
+                ended[event.request] = getattr(event, "reason", "abort")
+            else:
+                self._note(event, batch)
+        for name, idle in self.idle.items():
+            phase, tokens = batch.get(name, (idle, 0))
+            self._add(Span(name, phase, step, step, tokens, ended.get(name, "")))
+        for name in ended:
+            self.idle.pop(name, None)
+            self._prefilling.discard(name)
+
+    def _note(self, event: ev.Event, batch: dict[str, tuple[str, int]]) -> None:
+        if isinstance(event, ev.RequestAdded):
+            self.idle[event.request] = "waiting"
+        elif isinstance(event, ev.RequestAdmitted):
+            self.idle[event.request] = "paused"
+            self._prefilling.add(event.request)
+        elif isinstance(event, ev.TokenSampled):
+            self._prefilling.discard(event.request)
+        elif isinstance(event, ev.RequestForked):
+            self.idle[event.request] = "waiting" if event.row < 0 else "paused"
+            batch.setdefault(event.request, ("prefill", 0))  # it shares its leader's prefill
+        elif isinstance(event, ev.RequestRetracted):
+            self.idle[event.request] = "retracted"
+            self._prefilling.discard(event.request)
+
+    def _add(self, span: Span) -> None:
+        mine = self.spans.setdefault(span.request, [])
+        last = mine[-1] if mine else None
+        if last and last.end == span.start and span.tokens == 0:  # a frame between two steps
+            mine[-1] = Span(last.request, last.phase, last.start, last.end, last.tokens, span.ending)
+        elif last and last.phase == span.phase != "prefill":  # prefill chunks stay apart
+            tokens = last.tokens + span.tokens
+            mine[-1] = Span(span.request, span.phase, last.start, span.end, tokens, span.ending)
+        else:
+            mine.append(span)
+
+
+def spans(recording: Recording) -> list[Span]:
+    """What every request did when, request by request in order of arrival."""
+    lives = Lives(recording.header["start"])
+    for frame in recording:
+        lives.frame(frame.step, frame.events)
+    return [span for mine in lives.spans.values() for span in mine]
+
+
+def timeline(recording: Recording, decode: Decode | None = None) -> go.Figure:
+    """A lane per request: waiting, prefill chunks, decoding, paused, retracted; its end on the right."""
+    decode = decode or decoder_for(recording.header)
+    found = spans(recording)
+    texts = {name: shown(decode(tokens), 90) for name, tokens in _prompts(recording).items()}
+    traces: list[Any] = [_lane_bars(found, phase, texts) for phase in PHASES]
+    last = [span for span in found if span.ending]
+    traces.append(
+        go.Scatter(
+            x=[span.end + 0.5 for span in last], y=[span.request for span in last], mode="text",
+            text=[f" {span.ending}" for span in last], textposition="middle right",
+            showlegend=False, hoverinfo="skip", textfont={"size": 10, "color": "#495057"},
+            cliponaxis=False,
+        )
+    )  # fmt: skip
+    figure = _figure("Requests", traces, "step", "")
+    names = list(dict.fromkeys(span.request for span in found))
+    figure.update_layout(barmode="overlay", bargap=0.3, height=max(240, 90 + 22 * len(names)))
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names)
+    return figure
+
+
+def _lane_bars(found: list[Span], phase: tuple[str, str, str], texts: dict[str, str]) -> go.Bar:
+    name, colour, pattern = phase
+    mine = [span for span in found if span.phase == name]
+    return go.Bar(
+        y=[span.request for span in mine], base=[span.start - 0.5 for span in mine],
+        x=[span.end - span.start + 1 for span in mine], orientation="h", name=name,
+        marker={
+            "color": colour, "line": {"color": "#ffffff", "width": 1},
+            "pattern": {
+                "shape": pattern, "size": 5, "solidity": 0.25, "fillmode": "overlay",
+                "fgcolor": "#495057",
+            },
+        },
+        customdata=[_span_hover(span, texts.get(span.request.split(".")[0], "")) for span in mine],
+        hovertemplate="%{customdata}<extra></extra>",
+    )  # fmt: skip
+
+
+def _span_hover(span: Span, text: str) -> str:
+    when = f"step {span.start}" if span.start == span.end else f"steps {span.start} to {span.end}"
+    computed = f", {span.tokens} tokens computed" if span.tokens else ""
+    ending = f", then finished ({span.ending})" if span.ending else ""
+    return f"{span.request}: {span.phase}, {when}{computed}{ending}<br>{text}"
+
+
+# ---------------------------------------------------------------------- evictions
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A node that left the tree. age: clock ticks since it was last used; life: since it was made."""
+
+    step: int
+    node: int
+    tokens: int
+    age: int
+    life: int
+    hits: int
+    policy: str
+    reason: str
+    runner_up: int | None
+    text: str
+
+
+def evictions(recording: Recording, decode: Decode | None = None) -> list[Eviction]:
+    """Evicted nodes in the order in which they went."""
+    decode = decode or decoder_for(recording.header)
+    found: list[Eviction] = []
+    replay = ReplayState(recording.header["start"])
+    for frame in recording:
+        for event in frame.events:
+            if isinstance(event, ev.NodeEvicted) and event.node in replay.nodes:
+                found.append(_eviction(frame.step, event, replay, decode))
+            replay.apply(event)
+    return found
+
+
+def _eviction(step: int, event: ev.NodeEvicted, replay: ReplayState, decode: Decode) -> Eviction:
+    node, now = replay.nodes[event.node], int(replay.tree["tick"])
+    return Eviction(
+        step, event.node, len(event.slots), now - node["last_access"], now - node["created"],
+        node["hits"], event.policy, event.reason, event.runner_up, decode(key_tokens(node)),
+    )  # fmt: skip
+
+
+def age_at_eviction(recording: Recording, decode: Decode | None = None) -> go.Figure:
+    """How long each evicted node had not been used: a bar per eviction, in order."""
+    gone = evictions(recording, decode)
+    bars = go.Bar(
+        x=list(range(1, len(gone) + 1)), y=[e.age for e in gone], name="age",
+        text=[f"n{e.node}" for e in gone], textposition="outside", cliponaxis=False,
+        marker={"color": "#f2a9a0", "line": {"color": "#cc3311", "width": 1}},
+        customdata=[_eviction_hover(e) for e in gone], hovertemplate="%{customdata}<extra></extra>",
+    )  # fmt: skip
+    tokens = sum(e.tokens for e in gone)
+    return _figure(
+        f"Age at eviction: {len(gone)} nodes, {tokens} tokens", [bars], "evictions, in order",
+        "ticks since last use",
+    )  # fmt: skip
+
+
+def _eviction_hover(gone: Eviction) -> str:
+    then = f", next would have been n{gone.runner_up}" if gone.runner_up else ""
+    return (
+        f"n{gone.node}, {gone.tokens} tokens, evicted in step {gone.step}<br>"
+        f"{html.escape(gone.policy)}: {html.escape(gone.reason)}{then}<br>"
+        f"unused for {gone.age} ticks, {gone.hits} hits in a life of {gone.life}<br>"
+        f"{shown(gone.text, 90)}"
+    )
+
+
+# ---------------------------------------------------------------------- shared
+
+
+def shown(text: str, width: int) -> str:
+    """Any text as one line that is safe in a hover box: escaped, elided, its direction kept inside."""
+    line = visible(text)
+    if len(line) > width:
+        line = line[: width // 2] + " … " + line[-(width // 2) :]
+    return f"\u2068{html.escape(line)}\u2069" if line else ""
+
+
+def _plain(state: State | ReplayState | View) -> State:
+    if isinstance(state, View):
+        return state.state
+    return state.snapshot() if isinstance(state, ReplayState) else state
+
+
+def _walk(recording: Recording) -> Iterator[tuple[Any, ReplayState]]:
+    """Frames with the replayed state after each; the state is the same object all along."""
+    replay = ReplayState(recording.header["start"])
+    for frame in recording:
+        for event in frame.events:
+            replay.apply(event)
+        yield frame, replay
+
+
+def _prompts(recording: Recording) -> dict[str, tuple[int, ...]]:
+    added = (e for frame in recording for e in frame.events if isinstance(e, ev.RequestAdded))
+    return {event.request: event.token_ids for event in added}
+
+
+class KvFigure(go.Figure):
+    """A Plotly figure that is saved small: its data for viewers that know Plotly, a still PNG for others.
+
+    Plotly's own choice would put its JavaScript, or the address of a server that has it, into the file.
+    """
+
+    _ipython_display_ = None
+
+    def _repr_mimebundle_(self, *args: object, **kwargs: object) -> dict[str, Any]:
+        figure = self.to_plotly_json()
+        return {
+            "application/vnd.plotly.v1+json": json.loads(json.dumps(figure, cls=PlotlyJSONEncoder)),
+            "image/png": still(self),
+            "text/plain": f"{self.layout.title.text}",
+        }
+
+    def _repr_html_(self) -> None:
+        return None
+
+
+def _figure(title: str, traces: Sequence[Any], x: str = "", y: str = "") -> KvFigure:
+    figure = KvFigure(list(traces))
+    grid = {"gridcolor": "#eef0f3", "zeroline": False, "linecolor": "#ced4da"}
+    figure.update_layout(
+        template="none", title={"text": title, "x": 0.01, "font": {"size": 14}},
+        height=300, margin={"l": 56, "r": 24, "t": 44, "b": 44},
+        font={"family": "Inter, Helvetica, Arial, sans-serif", "size": 11, "color": "#343a40"},
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+        paper_bgcolor="#ffffff", plot_bgcolor="#ffffff", hoverlabel={"align": "left"},
+        xaxis={"title": {"text": x}, **grid}, yaxis={"title": {"text": y}, **grid},
+    )  # fmt: skip
+    return figure

@@ -1,0 +1,771 @@
+"""The live page: `python -m viz.live` runs an engine and shows every step of it in the browser.
+
+    python -m viz.live                               a mixed workload on the classroom Llama
+    python -m viz.live --workload agents --kv-tokens 600 --eviction-policy lfu
+    python -m viz.live --replay run.jsonl            a recording instead of an engine
+    python -m viz.live --export run.html             no server: run to the end, write one file, leave
+
+Three kinds of threads: ONE drives the engine (whoever wants something of it puts a command into its
+queue and waits), the HTTP threads only read what was recorded, and the main thread waits for Ctrl-C.
+Listens on 127.0.0.1 alone and answers only its own page: Host and Origin are checked, sizes limited.
+
+Does not draw (tree.py), count (page.py) or lay out (static/); the engine does not know of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import queue
+import secrets
+import sys
+import threading
+import time
+import traceback
+import webbrowser
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import parse_qs, urlsplit
+
+from minirad import workloads
+from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
+from minirad.config import EngineConfig, SamplingParams
+from minirad.model.load import resolve_model
+from minirad.record import Recorder, Recording
+from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
+from viz.page import Page, asked_text
+from viz.trace import GRANULARITIES, Trace, decoder_of
+
+Json = dict[str, Any]
+HOST, PORT = "127.0.0.1", 8321
+STATIC = Path(__file__).parent / "static"
+STATIC_TYPES = {".js": "text/javascript", ".css": "text/css"}
+LARGEST_BODY = 64 * 1024
+LONGEST_WAIT = 30.0  # seconds that a page's command may wait for the engine
+NEW_TOKENS = 24  # of a prompt typed on the page
+SECURITY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run is made of. None: the workload's own pool size."""
+
+    workload: str = "mixed"
+    model: str | None = None
+    kv_tokens: int | None = None
+    page_size: int = 1
+    schedule_policy: str = "lpm"
+    eviction_policy: str = "lru"
+    chunk_tokens: int = 128
+    record: str | None = None
+
+    def config(self, kv_tokens: int) -> EngineConfig:
+        """The engine's configuration; kv_tokens: the pool where none is set. ValueError as its own."""
+        config = EngineConfig(
+            model=self.model, page_size=self.page_size, schedule_policy=self.schedule_policy,
+            eviction_policy=self.eviction_policy, chunk_tokens=self.chunk_tokens,
+        )  # fmt: skip
+        tokens = kv_tokens if self.kv_tokens is None else self.kv_tokens
+        if tokens < self.page_size:
+            raise ValueError(f"a pool of {tokens} tokens does not hold one page of {self.page_size}")
+        return dataclasses.replace(config, kv_tokens=tokens // self.page_size * self.page_size)
+
+
+# ---------------------------------------------------------------------- one run
+
+
+class Run:
+    """A workload on an engine, recorded; or (replay) a recording alone. Not for several threads."""
+
+    def __init__(
+        self, number: int, settings: Settings, workload: workloads.Workload | None, engine: Any = None
+    ) -> None:
+        from minirad.engine import Engine
+
+        self.number, self.settings = number, settings
+        self.workload = workload or workloads.load(settings.workload)
+        self.engine = engine or Engine(settings.config(self.workload.kv_tokens))
+        self.recorder = Recorder(self.engine, _numbered(settings.record, number), keyframe_every=50)
+        self.player = workloads.Player(self.workload, self.engine.encode)
+        self.clock = 0
+        self.notices: list[str] = []
+        decode = decoder_of(self.engine.tokenizer) if engine is None else None
+        self.trace = Trace(self.recorder, decode)
+        self.page = Page(self.trace, self.player.labels)
+        self.settle()
+
+    def settle(self) -> None:
+        """Notes, between two steps (within one the queues are in motion), whether all is done:
+        nothing to compute now and nothing that will come by itself."""
+        self.idle = not self.engine.has_work and self.player.next_due is None
+
+    def advance(self) -> None:
+        """Sends what is due, then one engine step. When nobody runs, time jumps to the next arrival."""
+        engine, player = self.engine, self.player
+        if not engine.has_work and player.next_due is not None:
+            self.clock = max(self.clock, player.next_due)
+        for asked in player.due(self.clock):
+            session = asked.session
+            try:
+                name = engine.add_request(asked.prompt, asked.params, session.extra_key, session.priority)
+            except ValueError as error:
+                player.refused(asked)
+                self.notices.append(f"{asked.label} was refused: {error}")
+            else:
+                player.sent(asked, name)
+        self.clock += 1
+        for output in engine.step().finished:
+            player.finished(output, self.clock)
+        self.settle()
+
+    def close(self) -> None:
+        self.recorder.close()
+
+
+class Replay:
+    """A finished recording in the place of a Run: nothing can be driven."""
+
+    def __init__(self, recording: Recording, title: str) -> None:
+        self.number, self.engine = 1, None
+        self.recorder, self.trace = recording, Trace(recording)
+        self.workload = workloads.Workload(title, f"Recording {title}", ())
+        self.page = Page(self.trace)
+        self.notices: list[str] = []
+        self.idle = True
+
+    def close(self) -> None:
+        pass
+
+
+def _numbered(path: str | None, run: int) -> str | None:
+    """A restarted run records beside the first one, not over it."""
+    if path is None or run == 1:
+        return path
+    file = Path(path)
+    return str(file.with_name(f"{file.stem}-{run}{file.suffix}"))
+
+
+# ---------------------------------------------------------------------- the engine's thread
+
+
+class Driver(threading.Thread):
+    """The one thread that touches the engine: runs steps at a pace, and commands in between."""
+
+    def __init__(
+        self, settings: Settings, speed: float, *, paused: bool = False, replay: Replay | None = None
+    ):
+        super().__init__(name="engine", daemon=True)
+        self.settings, self.speed = settings, speed
+        self.playing = not paused and replay is None
+        self.run_now: Run | Replay | None = replay
+        self.error = ""
+        self.busy = False
+        self.changed = threading.Condition()
+        self.version = 0
+        self._token = secrets.token_hex(4)
+        self._commands: queue.Queue[tuple[Callable[..., Any], Json, Future[Any]]] = queue.Queue()
+        self._stopping = threading.Event()
+
+    # ------------------------------------------------------------ from other threads
+
+    def ask(self, name: str, arguments: Json) -> Any:
+        """Runs a command in the engine's thread and returns its answer, or raises its ValueError."""
+        command = COMMANDS.get(name)
+        if command is None:
+            raise ValueError(f"unknown command {name!r}")
+        if self.error:
+            raise ValueError("the engine has stopped with an error")
+        answer: Future[Any] = Future()
+        self._commands.put((command, arguments, answer))
+        return answer.result(timeout=LONGEST_WAIT)
+
+    def stop(self) -> None:
+        """Ends the thread after the step that it is in."""
+        self._stopping.set()
+        self._commands.put((_nothing, {}, Future()))  # it may be waiting for one
+        self._announce()
+
+    def wait_for_news(self, version: int, seconds: float) -> int:
+        """Blocks until something has changed since `version`; returns the present version."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.version != version or self._stopping.is_set(), seconds)
+            return self.version
+
+    def key(self, run: Run | Replay) -> str:
+        """Names a run so that no page takes it for one of a server that was here before."""
+        return f"{run.number}.{self._token}"
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def status(self) -> Json:
+        """What the page's header and buttons depend on."""
+        run = self.run_now
+        return {
+            "run": self.key(run) if run else "",
+            "playing": self.playing,
+            "speed": self.speed,
+            "idle": run is None or run.idle,
+            "drivable": isinstance(run, Run) and not self.error,
+            "error": self.error,
+            "notices": list(run.notices[-3:]) if run else [],
+        }
+
+    # ------------------------------------------------------------ in the engine's thread
+
+    def run(self) -> None:
+        try:
+            if self.run_now is None:
+                self.begin(self.settings, None)
+            while not self._stopping.is_set():
+                self._turn()
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+            self._announce()
+        finally:
+            if self.run_now is not None:
+                self.run_now.close()
+
+    def begin(self, settings: Settings, workload: workloads.Workload | None) -> None:
+        """A new engine with a new recording takes the place of the present one."""
+        number = self.run_now.number + 1 if self.run_now else 1
+        run = Run(number, settings, workload)
+        if self.run_now is not None:
+            self.run_now.close()
+        self.settings, self.run_now = settings, run
+        self._announce()
+
+    def _turn(self) -> None:
+        """One step if one is due, and every command that comes until the next one is."""
+        started = time.perf_counter()
+        run = self.run_now
+        pause = 0.5
+        if isinstance(run, Run) and self.playing and not run.idle:
+            run.advance()
+            self._announce()
+            pause = 1 / self.speed if self.speed > 0 else 0.0
+        while not self._stopping.is_set():
+            left = started + pause - time.perf_counter()
+            try:
+                command, arguments, answer = self._commands.get(timeout=max(left, 0.0005))
+            except queue.Empty:
+                return
+            if self._obey(command, arguments, answer):
+                return
+
+    def _obey(self, command: Callable[..., Any], arguments: Json, answer: Future[Any]) -> bool:
+        """Runs one command. A ValueError is the page's to show; anything else ends the engine."""
+        try:
+            answer.set_result(command(self, arguments))
+        except ValueError as error:
+            answer.set_exception(error)
+        except Exception as error:
+            answer.set_exception(ValueError(f"{type(error).__name__}: {error}"))
+            raise
+        self._announce()
+        return command is not _peek
+
+    def _announce(self) -> None:
+        with self.changed:
+            self.version += 1
+            self.changed.notify_all()
+
+
+# ---------------------------------------------------------------------- commands of the page
+
+
+def _engine_run(driver: Driver) -> Run:
+    if not isinstance(driver.run_now, Run):
+        raise ValueError("this is a recording: there is no engine to drive")
+    return driver.run_now
+
+
+def _nothing(driver: Driver, arguments: Json) -> Json:
+    return {}
+
+
+def _play(driver: Driver, arguments: Json) -> Json:
+    _engine_run(driver)
+    driver.playing = bool(arguments.get("on", True))
+    return {}
+
+
+def _speed(driver: Driver, arguments: Json) -> Json:
+    driver.speed = min(max(float(arguments.get("speed", 3)), 0.0), 1000.0)
+    return {}
+
+
+def _step(driver: Driver, arguments: Json) -> Json:
+    run = _engine_run(driver)
+    driver.playing = False
+    if run.idle:
+        raise ValueError("nothing is left to do: submit a prompt, or restart with a workload")
+    run.advance()
+    return {"frames": len(run.recorder.frames)}
+
+
+def _composed(arguments: Json) -> str:
+    """The prompt that a typed text stands for: as it is, or as a question in a chat or to an agent."""
+    text = arguments.get("text")
+    if not isinstance(text, str):
+        raise ValueError("a prompt must be text")
+    frame = {"chat": workloads.chat_prompt, "agent": workloads.agent_prompt}.get(str(arguments.get("as")))
+    return frame(text) if frame else text
+
+
+def _peek(driver: Driver, arguments: Json) -> Json:
+    """What would hit if this prompt came now; the engine stays as it is."""
+    run = _engine_run(driver)
+    engine = run.engine
+    tokens = engine.encode(_composed(arguments)) if arguments.get("text") else []
+    hit = engine.peek(tokens) if len(tokens) else 0
+    limit = min(engine.config.max_context, engine.config.kv_tokens)
+    decode = run.trace.decode
+    return {
+        "tokens": len(tokens),
+        "hit": hit,
+        "hit_text": decode([int(t) for t in tokens[:hit]]),
+        "rest_text": decode([int(t) for t in tokens[hit:]]),
+        "too_long": len(tokens) + NEW_TOKENS > limit,
+        "limit": limit - NEW_TOKENS,
+    }
+
+
+def _submit(driver: Driver, arguments: Json) -> Json:
+    run = _engine_run(driver)
+    text = _composed(arguments)
+    if not str(arguments.get("text", "")).strip():
+        raise ValueError("the prompt is empty: type something first")
+    name = run.engine.add_request(text, SamplingParams(max_new_tokens=NEW_TOKENS))
+    run.player.labels[name] = f"yours: {asked_text(text)}"
+    run.recorder.cut()  # so that it is seen waiting
+    run.settle()
+    return {"request": name}
+
+
+def _evict(driver: Driver, arguments: Json) -> Json:
+    run = _engine_run(driver)
+    count = int(arguments.get("tokens", 0))
+    if count < 1:
+        raise ValueError(f"evict at least 1 token, not {count}")
+    before = run.engine.allocator.available
+    run.engine.ownership.make_room(before + count)
+    run.recorder.cut()
+    freed = run.engine.allocator.available - before
+    if not freed:
+        raise ValueError("nothing can be evicted: no unlocked leaf is in the tree")
+    return {"freed": freed}
+
+
+def _flush(driver: Driver, arguments: Json) -> Json:
+    run = _engine_run(driver)
+    run.engine.flush_cache()
+    run.recorder.cut()
+    return {}
+
+
+def _changed_settings(driver: Driver, arguments: Json) -> Settings:
+    allowed = {"workload", "kv_tokens", "page_size", "schedule_policy", "eviction_policy"}
+    changes = {
+        name: value for name, value in arguments.items() if name in allowed and value not in ("", None)
+    }
+    for name in ("kv_tokens", "page_size"):
+        if name in changes:
+            changes[name] = int(changes[name])
+    if str(changes.get("workload", "mixed")) not in workloads.WORKLOADS:
+        changes.pop("workload")  # a file is named on the command line only: pages name no paths
+    if "workload" in changes and changes["workload"] != driver.settings.workload:
+        changes.setdefault("kv_tokens", None)
+    return dataclasses.replace(driver.settings, **changes)
+
+
+def _restart(driver: Driver, arguments: Json) -> Json:
+    _engine_run(driver)
+    driver.begin(_changed_settings(driver, arguments), None)
+    driver.playing = True
+    return {"run": driver.run_now.number if driver.run_now else 0}
+
+
+def _fork(driver: Driver, arguments: Json) -> Json:
+    """The requests recorded up to a frame, as they came, on a new engine with other settings."""
+    run = driver.run_now
+    if run is None:
+        raise ValueError("nothing has run yet")
+    until = int(arguments.get("frame", len(run.recorder.frames) - 1))
+    workload = workloads.from_recording(run.recorder, until)
+    if not workload.sessions:
+        raise ValueError("no request had come by then: there is nothing to replay")
+    settings = _changed_settings(driver, {**arguments, "workload": ""})
+    if isinstance(run, Run):
+        settings = dataclasses.replace(
+            settings,
+            kv_tokens=run.engine.config.kv_tokens if settings.kv_tokens is None else settings.kv_tokens,
+        )
+    driver.begin(settings, workload)
+    driver.playing = True
+    return {"requests": len(workload.sessions)}
+
+
+COMMANDS: dict[str, Callable[[Driver, Json], Json]] = {
+    "play": _play, "speed": _speed, "step": _step, "peek": _peek, "submit": _submit, "evict": _evict,
+    "flush": _flush, "restart": _restart, "fork": _fork,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------------- HTTP
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one driver's page on 127.0.0.1. port 0: any free one; a taken one: the next free one."""
+
+    daemon_threads = True
+    allow_reuse_address = sys.platform != "win32"  # there it would share the port with others
+
+    def __init__(self, driver: Driver, port: int = PORT) -> None:
+        self.driver = driver
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError:
+            super().__init__((HOST, 0), Handler)
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes its tab in the middle of an answer is no error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET / /static/* /hello /view /stream, POST /do/<command>."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet: the terminal is for the engine."""
+
+    # ------------------------------------------------------------ checks
+
+    def _refusal(self) -> str:
+        """Why a request is not answered: it does not come from our own page; else empty.
+
+        A page of another origin could otherwise drive the engine, or (by a name that is made to
+        resolve to 127.0.0.1) read what is shown here.
+        """
+        names = {f"{name}:{self.server.port}" for name in (HOST, "localhost")}
+        if self.headers.get("Host", "") not in names:
+            return f"host {self.headers.get('Host', '')!r} is not this server"
+        origin = self.headers.get("Origin")
+        if origin is not None and origin not in {f"http://{name}" for name in names}:
+            return f"requests from {origin!r} are refused"
+        if self.headers.get("Sec-Fetch-Site") == "cross-site" and self.path.partition("?")[0] not in (
+            "/",
+            "",
+        ):
+            return "requests from other sites are refused"
+        return ""
+
+    # ------------------------------------------------------------ routes
+
+    def do_GET(self) -> None:
+        refusal = self._refusal()
+        if refusal:
+            return self._error(HTTPStatus.FORBIDDEN, refusal)
+        parts = urlsplit(self.path)
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        if parts.path == "/":
+            from viz.export import page_html
+
+            return self._send(page_html().encode("utf-8"), "text/html; charset=utf-8")
+        if parts.path == "/favicon.ico":  # some browsers ask, whatever the page says
+            return self._send(b"", "image/x-icon", HTTPStatus.OK)
+        if parts.path.startswith("/static/"):
+            return self._static(parts.path.removeprefix("/static/"))
+        if parts.path == "/view":
+            return self._view(query)
+        if parts.path == "/stream":
+            return self._stream(query)
+        return self._error(HTTPStatus.NOT_FOUND, f"there is nothing at {parts.path}")
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        refusal = self._refusal()
+        if refusal:
+            return self._error(HTTPStatus.FORBIDDEN, refusal)
+        if not length.isdigit() or int(length) > LARGEST_BODY:
+            return self._error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {LARGEST_BODY} bytes are taken")
+        if self.headers.get("Content-Type", "").partition(";")[0] != "application/json":
+            return self._error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "JSON only")
+        name = urlsplit(self.path).path.removeprefix("/do/")
+        try:
+            arguments = json.loads(self.rfile.read(int(length)) or b"{}")
+            if not isinstance(arguments, dict):
+                raise ValueError("the body must be a JSON object")
+            self._json(self.server.driver.ask(name, arguments))
+        except (ValueError, TypeError, UnicodeDecodeError) as error:
+            self._error(HTTPStatus.BAD_REQUEST, str(error))
+        except TimeoutError:
+            self._error(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is busy")
+
+    def _static(self, name: str) -> None:
+        files = {file.name: file for file in STATIC.iterdir() if file.suffix in STATIC_TYPES}
+        if name not in files:
+            return self._error(HTTPStatus.NOT_FOUND, f"there is no {name}")
+        file = files[name]
+        return self._send(file.read_bytes(), f"{STATIC_TYPES[file.suffix]}; charset=utf-8")
+
+    def _view(self, query: dict[str, str]) -> None:
+        run = self.server.driver.run_now
+        if run is None or self.server.driver.key(run) != query.get("run"):
+            return self._error(HTTPStatus.CONFLICT, "that run is over")
+        granularity = query.get("g", "step")
+        try:
+            if granularity not in GRANULARITIES:
+                raise ValueError(f"unknown granularity {granularity!r}")
+            opened = frozenset(int(number) for number in query.get("open", "").split(",") if number)
+            height = min(max(int(query.get("height", "400")), 100), 4000)
+            view = run.page.view(granularity, int(query.get("i", "0")), opened, height)
+        except ValueError as error:
+            return self._error(HTTPStatus.BAD_REQUEST, str(error))
+        return self._json(view)
+
+    # ------------------------------------------------------------ the stream
+
+    def _stream(self, query: dict[str, str]) -> None:
+        """Server-sent events: the history first, then what comes. `run:frames` is each event's id,
+        so a browser that lost its connection goes on where it was."""
+        self.send_response(HTTPStatus.OK)
+        for name, value in self._headers("text/event-stream").items():
+            self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        driver = self.server.driver
+        key, sent = _last_event(self.headers.get("Last-Event-ID") or query.get("since", ""))
+        version, status = -1, None
+        while not driver.stopping:
+            version = driver.wait_for_news(version, 10.0)
+            run = driver.run_now
+            if run is not None and driver.key(run) != key:
+                key, sent = driver.key(run), 0
+                self._event("run", _hello(driver, run), f"{key}:0")
+            if run is not None:
+                sent = self._send_frames(run, key, sent)
+            now = driver.status()
+            if now != status:
+                self._event("status", now, f"{key}:{sent}")
+                status = now
+            elif run is None or sent == len(run.recorder.frames):
+                self.wfile.write(b": still here\n\n")
+            self.wfile.flush()
+
+    def _send_frames(self, run: Run | Replay, key: str, sent: int) -> int:
+        """In pieces, so that a long history shows while it still loads."""
+        while (known := len(run.trace)) > sent and not self.server.driver.stopping:
+            stop = min(known, sent + 2000)
+            frames = run.page.frames(sent)[: stop - sent]
+            requests = run.page.requests(sent)
+            news = {"run": key, "from": sent, "frames": frames, "requests": requests}
+            self._event("frames", news, f"{key}:{stop}")
+            sent = stop
+        return sent
+
+    def _event(self, name: str, data: Json, number: str) -> None:
+        text = json.dumps(data, separators=(",", ":"))
+        self.wfile.write(f"id: {number}\nevent: {name}\ndata: {text}\n\n".encode())
+        self.wfile.flush()
+
+    # ------------------------------------------------------------ answers
+
+    def _headers(self, kind: str) -> dict[str, str]:
+        return {
+            "Content-Type": kind,
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": SECURITY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+
+    def _send(self, body: bytes, kind: str, code: HTTPStatus = HTTPStatus.OK) -> None:
+        self.send_response(code)
+        for name, value in self._headers(kind).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        if code >= HTTPStatus.BAD_REQUEST:
+            self.send_header("Connection", "close")  # what is left of the request is not read
+            self.close_connection = True
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _json(self, data: Json) -> None:
+        self._send(json.dumps(data, separators=(",", ":")).encode(), "application/json")
+
+    def _error(self, code: HTTPStatus, reason: str) -> None:
+        self._send(json.dumps({"error": reason}).encode(), "application/json", code)
+
+
+def _last_event(text: str) -> tuple[str, int]:
+    key, _, sent = text.partition(":")
+    return (key, int(sent)) if sent.isdigit() else ("", 0)
+
+
+def _hello(driver: Driver, run: Run | Replay) -> Json:
+    """What a page needs when a run begins."""
+    return {
+        "run": driver.key(run),
+        "meta": run.page.meta(run.workload.title),
+        "choices": {
+            "workload": list(workloads.WORKLOADS),
+            "schedule_policy": list(SCHEDULE_POLICIES),
+            "eviction_policy": list(EVICTION_POLICIES),
+            "page_size": [1, 2, 4, 8, 16],
+        },
+        "settings": {**dataclasses.asdict(driver.settings), "record": None, "model": None,
+                     "workload": run.workload.name},
+        "status": driver.status(),
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- command line
+
+
+@dataclass(slots=True)
+class Live:
+    """Driver and server together, for tests and notebooks: `with Live(...) as live: live.url`."""
+
+    driver: Driver
+    port: int = 0
+    server: Server = field(init=False)
+
+    def __enter__(self) -> Live:
+        self.server = Server(self.driver, self.port)
+        threading.Thread(target=self.server.serve_forever, args=(0.1,), name="http", daemon=True).start()
+        self.driver.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.driver.stop()
+        self.driver.join(timeout=0.3)
+        self.server.shutdown()
+        self.server.server_close()
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m viz.live", description="Watch RadixAttention at work.")
+    names = ", ".join(workloads.WORKLOADS)
+    parser.add_argument("--workload", default="mixed", metavar="NAME|FILE", help=f"{names}; or a file")
+    parser.add_argument("--model", help="default: the classroom Llama that comes with minirad")
+    parser.add_argument("--kv-tokens", type=int, help="size of the KV pool (default: the workload's)")
+    parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--schedule-policy", default="lpm", choices=list(SCHEDULE_POLICIES))
+    parser.add_argument("--eviction-policy", default="lru", choices=list(EVICTION_POLICIES))
+    parser.add_argument("--speed", type=float, default=3.0, help="steps per second; 0: as fast as it goes")
+    parser.add_argument("--paused", action="store_true", help="wait for the page to press play")
+    parser.add_argument("--port", type=int, default=PORT, help="any free one if it is taken")
+    parser.add_argument("--no-open", action="store_true", help="do not open the browser")
+    parser.add_argument("--record", metavar="FILE.jsonl", help="write the recording as it grows")
+    parser.add_argument("--replay", metavar="FILE.jsonl", help="show a recording instead of an engine")
+    parser.add_argument("--export", metavar="FILE.html|FILE.gif", action="append", default=[],
+                        help="run to the end without a server and write a file")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=2000, help="with --export: steps at most")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    settings = Settings(
+        options.workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
+        options.eviction_policy, record=options.record,
+    )  # fmt: skip
+    try:
+        settings.config(workloads.load(settings.workload).kv_tokens)
+        resolve_model(settings.model)
+        replay = Replay(Recorder.load(options.replay), Path(options.replay).name) if options.replay else None
+        if options.export:
+            return _export(options, settings, replay)
+    except (ValueError, OSError) as error:
+        print(f"python -m viz.live: {error}", file=sys.stderr)
+        return 2
+    return _serve(options, settings, replay)
+
+
+def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
+    _one_thread(settings)
+    driver = Driver(settings, options.speed, paused=options.paused, replay=replay)
+    with Live(driver, options.port) as live:
+        print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
+        if not options.no_open:
+            threading.Thread(target=webbrowser.open, args=(live.url,), daemon=True).start()
+        try:
+            while not driver.error:
+                time.sleep(0.1)
+            time.sleep(1.5)  # so that open pages hear of it
+        except KeyboardInterrupt:
+            print()
+    if driver.error:
+        print(f"the engine stopped: {driver.error}", file=sys.stderr)
+    return 1 if driver.error else 0
+
+
+def _one_thread(settings: Settings) -> None:
+    """A tiny model is quicker on one thread than on several that wait for one another."""
+    if settings.model is None:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def _export(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
+    from viz.export import export
+
+    run: Run | Replay
+    if replay is not None:
+        run = replay
+    else:
+        _one_thread(settings)
+        run = Run(1, settings, None)
+        while not run.idle and run.clock < options.steps:
+            run.advance()
+        run.close()
+    for path in options.export:
+        size = export(run.page, path, title=run.workload.title)
+        print(f"{path}: {len(run.trace)} steps, {size / 1000:.0f} KB")
+    return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process at once: the interpreter's own tidy end waits for whatever import or forward
+    pass the engine's thread is in. Nothing is lost, recordings are flushed with every frame."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main())

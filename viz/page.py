@@ -1,0 +1,459 @@
+"""What the live page and exported files show, as plain data (JSON): no HTML, no HTTP, no engine.
+
+Three parts, from cheap to dear: `meta` (once per run), one small record per frame and per request
+(kept up to date as a recording grows), and a whole view of one position, made when it is asked for.
+static/page.js draws all of it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from minirad import events as ev
+from minirad.record import ReplayState, State
+from viz import tree
+from viz.trace import MARKS, Trace, View, key_tokens, nodes_of, path_of, requests_of, summary
+
+Json = dict[str, Any]
+_TEXT = 600  # characters of a node's text that a view carries
+_CANDIDATES = 12
+_LANES = 60  # requests that the page lists at a time
+
+# Event type -> (tag in the list, colour, whether it is one of the many small ones)
+_TAGS: dict[type[ev.Event], tuple[str, str, bool]] = {
+    ev.RequestAdded: ("wait", "grey", False),
+    ev.RequestAdmitted: ("match", "hit", False),
+    ev.RequestDeferred: ("defer", "amber", False),
+    ev.RequestForked: ("fork", "violet", False),
+    ev.Committed: ("commit", "violet", False),
+    ev.TokenSampled: ("token", "grey", True),
+    ev.RequestRetracted: ("retract", "evict", False),
+    ev.RequestAborted: ("abort", "evict", False),
+    ev.RequestFinished: ("done", "dark", False),
+    ev.PrefixTouched: ("touch", "hit", True),
+    ev.NodeInserted: ("insert", "new", False),
+    ev.NodeGrown: ("grow", "teal", False),
+    ev.NodeSplit: ("split", "amber", False),
+    ev.NodeLocked: ("lock", "dark", True),
+    ev.NodeUnlocked: ("unlock", "grey", True),
+    ev.NodeEvicted: ("evict", "evict", False),
+    ev.PolicyChanged: ("policy", "dark", False),
+    ev.CacheFlushed: ("flush", "evict", False),
+    ev.SlotsAllocated: ("alloc", "grey", True),
+    ev.SlotsFreed: ("free", "grey", True),
+    ev.BatchScheduled: ("batch", "dark", False),
+    ev.StepEnded: ("step", "grey", True),
+}
+
+
+class Page:
+    """The page's data about one recording, finished or growing. May be asked from several threads.
+
+    labels: request id -> what the workload calls it.
+    """
+
+    def __init__(self, trace: Trace, labels: Mapping[str, str] | None = None) -> None:
+        self.trace = trace
+        self.labels: Mapping[str, str] = labels if labels is not None else {}
+        self._lock = threading.RLock()
+        self._frames: list[Json] = []
+        self._requests: dict[str, Json] = {}
+        self._prompts: dict[str, tuple[tuple[int, ...], int]] = {}  # token ids and namespace
+        self._changed: dict[str, int] = {}  # request -> frames seen when it last changed
+        self._usage = [0, 0, 0, 0]
+
+    # ------------------------------------------------------------ the whole run
+
+    def meta(self, title: str = "", note: str = "") -> Json:
+        """What does not change during a run."""
+        header = self.trace.recording.header
+        config, start = header.get("config", {}), header["start"]
+        parameters = (header.get("model") or {}).get("parameters")
+        return {
+            "title": title,
+            "note": note,
+            "model": _model_name(config, parameters),
+            "kv_tokens": start["kv_tokens"],
+            "page_size": start["tree"]["page_size"],
+            "schedule_policy": config.get("schedule_policy", ""),
+            "eviction_policy": start["tree"]["eviction_policy"],
+            "styles": {
+                name: {"stroke": style.stroke, "fill": style.fill, "word": style.word}
+                for name, style in tree.STYLES.items()
+            },
+        }
+
+    def frames(self, start: int = 0) -> list[Json]:
+        """One record per frame from `start` on: step, kind, usage, marks, events, scene."""
+        with self._lock:
+            self._catch_up()
+            return self._frames[start:]
+
+    def requests(self, since: int = 0) -> dict[str, Json]:
+        """Requests that changed in frame `since` or later."""
+        with self._lock:
+            self._catch_up()
+            changed = [name for name, frame in self._changed.items() if frame >= since]
+            return {name: {**self._requests[name], "label": self._label(name)} for name in changed}
+
+    def _catch_up(self) -> None:
+        for index in range(len(self._frames), len(self.trace)):
+            frame = self.trace.recording.frames[index]
+            for event in frame.events:
+                self._note(event, index)
+            self._frames.append(self._frame_record(index))
+
+    def _frame_record(self, index: int) -> Json:
+        frame = self.trace.recording.frames[index]
+        ended = frame.events[-1] if frame.events else None
+        kind = ""
+        if isinstance(ended, ev.StepEnded):
+            kind = ended.kind
+            self._usage = [ended.free, ended.evictable, ended.protected, ended.private]
+        else:  # cut off between two steps (an eviction by hand, say): counted from the state itself
+            self._usage = usage_of(self.trace.view("step", index + 1).state)
+        marks = sorted({MARKS[type(event)] for event in frame.events if type(event) in MARKS})
+        return {
+            "s": frame.step,
+            "k": kind,
+            "u": self._usage,
+            "m": marks,
+            "e": len(frame.events),
+            "c": self.trace.position_of("scene", index),
+        }
+
+    def _note(self, event: ev.Event, index: int) -> None:
+        name = getattr(event, "request", None)
+        if name is None:
+            return
+        if isinstance(event, ev.RequestAdded):
+            self._requests[name] = self._new_request(event, index)
+        elif isinstance(event, ev.RequestForked):
+            leader = self._requests.get(event.leader, {})
+            kind = "decode" if event.row >= 0 else "waiting"
+            segments = [[kind, index, None]]
+            self._requests[name] = {**leader, "id": name, "added": index, "segs": segments, "sample": True}
+        request = self._requests.get(name)
+        if request is None:
+            return
+        if _moves(event, request, index) or isinstance(event, ev.RequestAdded | ev.RequestForked):
+            self._changed[name] = index
+
+    def _new_request(self, event: ev.RequestAdded, index: int) -> Json:
+        self._prompts[event.request] = event.token_ids, event.namespace
+        return {
+            "id": event.request,
+            "text": asked_text(self.trace.decode(event.token_ids)),
+            "added": index,
+            "prompt": len(event.token_ids),
+            "new": event.max_new_tokens,
+            "n": event.n,
+            "segs": [["waiting", index, None]],
+            "hit": None,
+            "node": None,
+            "end": None,
+            "reason": "",
+            "sample": False,
+        }
+
+    def _label(self, name: str) -> str:
+        leader, _, index = name.partition(".")
+        label = self.labels.get(leader, "")
+        return f"{label} · sample {int(index) + 1}" if label and index else label
+
+    # ------------------------------------------------------------ one position
+
+    def view(
+        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400
+    ) -> Json:
+        """Everything that the page shows of a position, the tree's SVG included."""
+        with self._lock:
+            self._catch_up()
+        view = self.trace.view(granularity, index)
+        kind, sentence = summary(view.events)
+        state = view.state
+        nodes = {**view.nodes, **view.ghosts}
+        options = tree.Options(opened=opened, height=height)
+        return {
+            "g": granularity,
+            "i": index,
+            "frame": view.frame,
+            "step": view.step,
+            "scene": self.trace.position_of("scene", view.frame),
+            "title": view.title,
+            "kind": kind,
+            "say": sentence,
+            "svg": tree.tree_svg(view, self.trace.decode, options),
+            "nodes": {number: self._node(nodes[number], view) for number in sorted(nodes)},
+            "pool": pool_runs(view),
+            "usage": usage_of(state),
+            "requests": {
+                name: {
+                    "path": path_of(nodes, request["node"]) if request["row"] >= 0 else [],
+                    "length": request["length"],
+                    "waiting": request["row"] < 0,
+                }
+                for name, request in state["requests"].items()
+            },
+            "left": self._left(view),
+            "events": self._events(view),
+            "policy": state["tree"]["eviction_policy"],
+            "why": self._why(view),
+            "quiz": self._quiz(view),
+        }
+
+    def _left(self, view: View) -> Json:
+        """Of the latest requests that are done: the path of what is still in the tree of their prompt."""
+        live = view.state["requests"]
+        done = [name for name, r in self._requests.items() if r["added"] <= view.frame and name not in live]
+        if not done:
+            return {}
+        children: dict[tuple[int, int], list[State]] = {}
+        for node in view.state["tree"]["nodes"]:
+            children.setdefault((node["parent"], node["namespace"]), []).append(node)
+        found = {}
+        for name in done[-_LANES:]:
+            tokens, namespace = self._prompts.get(name.partition(".")[0], ((), 0))
+            found[name] = spelled_path(children, tokens, namespace)
+        return found
+
+    def _node(self, node: State, view: View) -> Json:
+        tokens = key_tokens(node)
+        text = self.trace.decode(tokens)
+        if len(text) > _TEXT:
+            text = f"{text[: _TEXT // 2]} … {text[-_TEXT // 2 :]}"
+        return {
+            "status": view.status[node["id"]],
+            "parent": node["parent"],
+            "lock": node["lock_ref"],
+            "t": node["last_access"],
+            "created": node["created"],
+            "hits": node["hits"],
+            "priority": node["priority"],
+            "space": node["namespace"],
+            "body": {
+                "text": text,
+                "slots": runs(node["slots"]),
+                "size": len(tokens),
+                "pieces": [self.trace.decode([token]) for token in tokens],
+            },
+        }
+
+    def _events(self, view: View) -> list[Json]:
+        """Events of the position; by event those of the whole step, the present one marked."""
+        if view.granularity == "event" and view.frame >= 0:
+            events = self.trace.frame_events(view.frame)
+            now = len(view.so_far) - 1
+        else:
+            events, now = view.events, None
+        return [self._event(event, now is None or at == now, now is not None and at > now)
+                for at, event in enumerate(events[:400])]  # fmt: skip
+
+    def _event(self, event: ev.Event, present: bool, future: bool) -> Json:
+        tag, color, small = _TAGS.get(type(event), (type(event).__name__, "grey", True))
+        text = event.describe()
+        if isinstance(event, ev.TokenSampled):
+            text += f": {tree.visible(self.trace.decode([event.token]))!r}"
+        return {
+            "tag": tag,
+            "color": color,
+            "small": small,
+            "text": text,
+            "nodes": list(nodes_of(event)),
+            "requests": list(requests_of(event)),
+            "on": present,
+            "later": future,
+        }
+
+    def _why(self, view: View) -> list[Json]:
+        """For each eviction: the policy's reason, the runner-up, and who else could have gone."""
+        found: list[Json] = []
+        if not any(isinstance(event, ev.NodeEvicted) for event in view.events):
+            return found
+        last = view.frame
+        first = last - (self._frames_of(view) - 1)
+        state = self.trace.recording.replay_to(first - 1)
+        for frame in range(first, last + 1):
+            for event in self.trace.frame_events(frame):
+                if isinstance(event, ev.NodeEvicted) and event in view.events and len(found) < 8:
+                    found.append(self._victim(event, state))
+                try:
+                    state.apply(event)
+                except (KeyError, ValueError):
+                    return found  # a silent tree: what led to it is not known
+        return found
+
+    def _frames_of(self, view: View) -> int:
+        if view.granularity != "scene":
+            return 1
+        count, at = 0, view.frame
+        while at >= 0 and self.trace.position_of("scene", at) == view.index:
+            count, at = count + 1, at - 1
+        return max(count, 1)
+
+    def _victim(self, event: ev.NodeEvicted, state: ReplayState) -> Json:
+        leaves = evictable_leaves(state.nodes)
+        leaves.sort(
+            key=lambda n: (n["id"] != event.node, n["id"] != event.runner_up, n["last_access"], n["id"])
+        )
+        names = ("id", "last_access", "created", "hits", "priority")
+        return {
+            "node": event.node,
+            "policy": event.policy,
+            "reason": event.reason,
+            "runner_up": event.runner_up,
+            "free": len(event.slots),
+            "others": len(leaves),
+            "candidates": [
+                {**{name: leaf[name] for name in names}, "tokens": len(leaf["slots"])}
+                for leaf in leaves[:_CANDIDATES]
+            ],
+        }
+
+    def _quiz(self, view: View) -> Json | None:
+        """What could be asked before this position is shown."""
+        for event in view.events:
+            if isinstance(event, ev.NodeEvicted) and view.also.get(event.node, frozenset()).isdisjoint(
+                {"new"}
+            ):
+                return {"ask": "victim", "answer": event.node, "reason": event.reason, "policy": event.policy}
+            if isinstance(event, ev.RequestAdmitted) and event.attempt == 1:
+                request = self._requests.get(event.request, {})
+                return {
+                    "ask": "hit", "answer": event.matched, "request": event.request,
+                    "of": event.length, "text": request.get("text", ""), "label": self._label(event.request),
+                }  # fmt: skip
+        return None
+
+
+def _moves(event: ev.Event, request: Json, index: int) -> bool:
+    """Brings a request's record up to date; False if the event does not change it."""
+    segments = request["segs"]
+    if isinstance(event, ev.RequestAdmitted):
+        _enter(segments, "prefill", index)
+        request["node"] = event.node or None
+        if event.attempt == 1:
+            request["hit"] = event.cached
+            request["admitted"] = index
+    elif isinstance(event, ev.TokenSampled):
+        if segments[-1][0] != "prefill":
+            return False
+        _enter(segments, "decode", index + 1)  # this step's forward pass was still the prefill
+    elif isinstance(event, ev.Committed):
+        request["node"] = event.node
+    elif isinstance(event, ev.RequestRetracted):
+        _enter(segments, "retracted", index)
+    elif isinstance(event, ev.RequestFinished | ev.RequestAborted):
+        segments[-1][2] = index + 1
+        request["end"] = index
+        request["reason"] = getattr(event, "reason", "abort")
+    else:
+        return False
+    return True
+
+
+def _enter(segments: list[list[Any]], kind: str, index: int) -> None:
+    """Ends a request's present segment [kind, from, to) before frame `index` and begins another."""
+    segments[-1][2] = index
+    segments.append([kind, index, None])
+
+
+def _model_name(config: Json, parameters: int | None) -> str:
+    if parameters is None:
+        return "a tree on its own"
+    name = config.get("model") or "classroom Llama"
+    name = re.split(r"[\\/]", str(name).rstrip("\\/"))[-1]
+    size = f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
+    return f"{name} · {size}"
+
+
+def asked_text(prompt: str) -> str:
+    """What a prompt asks, in a few words: the last thing that the user says in it."""
+    said = re.findall(r"<\|im_start\|>user\n(.*?)(?:<\|im_end\|>|$)", prompt, flags=re.DOTALL)
+    if not said:
+        said = re.findall(r"Question \d+: (.*)", prompt)
+    text = tree.visible((said[-1] if said else prompt).strip().replace("\n", " "))
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def spelled_path(
+    children: Mapping[tuple[int, int], list[State]], tokens: tuple[int, ...], namespace: int
+) -> list[int]:
+    """Ids of the nodes that hold the beginning of `tokens`. children: by parent and namespace."""
+    path: list[int] = []
+    at = parent = 0
+    while at < len(tokens):
+        for node in children.get((parent, namespace), ()):
+            held = key_tokens(node)
+            if held and held[0] == tokens[at] and held == list(tokens[at : at + len(held)]):
+                path.append(node["id"])
+                at, parent = at + len(held), node["id"]
+                break
+        else:
+            break
+    return path
+
+
+def evictable_leaves(nodes: Mapping[int, State]) -> list[State]:
+    """Unlocked nodes without children."""
+    parents = {node["parent"] for node in nodes.values()}
+    return [node for node in nodes.values() if node["id"] not in parents and node["lock_ref"] == 0]
+
+
+def runs(numbers: list[int]) -> list[list[int]]:
+    """[3, 4, 5, 9] as [[3, 3], [9, 1]]: first and length of each run."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][0] + found[-1][1]:
+            found[-1][1] += 1
+        else:
+            found.append([number, 1])
+    return found
+
+
+def pool_owners(view: View) -> list[str]:
+    """Who owns each page, page 1 first: "n7" a node, "R3" a request alone, "x7" free since n7 was
+    evicted in this step or scene, "" free."""
+    state = view.state
+    page = int(state["tree"]["page_size"])
+    nodes = state["tree"]["nodes"]
+    # A tree on its own has no pool: as many pages as it uses.
+    highest = max((max(node["slots"]) for node in nodes if node["slots"]), default=0)
+    owners = [""] * (max(int(state["kv_tokens"]), 0 if state["kv_tokens"] else highest) // page + 1)
+
+    def give(slots: list[int], owner: str) -> None:
+        for slot in slots:
+            if slot // page < len(owners):
+                owners[slot // page] = owner
+
+    for ghost in view.ghosts.values():
+        give(ghost["slots"], f"x{ghost['id']}")
+    for name, request in state["requests"].items():
+        give(request["slots"][request["protected"] :], name)
+    for node in nodes:
+        give(node["slots"], f"n{node['id']}")
+    return owners[1:]
+
+
+def pool_runs(view: View) -> list[list[Any]]:
+    """`pool_owners` as runs: [owner, how many pages]."""
+    found: list[list[Any]] = []
+    for owner in pool_owners(view):
+        if found and found[-1][0] == owner:
+            found[-1][1] += 1
+        else:
+            found.append([owner, 1])
+    return found
+
+
+def usage_of(state: State) -> list[int]:
+    """[free, evictable, protected, private] tokens of a state."""
+    nodes = state["tree"]["nodes"]
+    total = sum(len(node["slots"]) for node in nodes)
+    protected = sum(len(node["slots"]) for node in nodes if node["lock_ref"])
+    free = int(state["free"])
+    private = max(int(state["kv_tokens"]) - free - total, 0)
+    return [free, total - protected, protected, private]

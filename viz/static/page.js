@@ -1,0 +1,921 @@
+// The live page: draws what viz/page.py says about a position, and drives the engine behind it.
+//
+// Data comes from a source: `LiveSource` (server-sent events and fetch, same origin only) or
+// `FileSource` (everything inside the file). The rest does not know which. All text from outside goes
+// through textContent; nothing is fetched from anywhere else.
+import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
+
+// ---------------------------------------------------------------- small helpers
+
+/** h("div.card#x", {onclick, title, ...}, children...): an element; strings become text. */
+function h(spec, props = {}, ...children) {
+  const [, tag, rest] = /^(\w+)(.*)$/.exec(spec);
+  const element = document.createElement(tag);
+  for (const part of rest.match(/[.#][\w-]+/g) ?? []) part[0] === "#" ? (element.id = part.slice(1)) : element.classList.add(part.slice(1));
+  for (const [name, value] of Object.entries(props)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(element.style, value);
+    else if (name in element && name !== "list") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+function s(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+const ICONS = {
+  first: "M6 5h2v14H6zM20 5v14L9 12z", back: "M17 5v14L6 12z", play: "M8 5v14l11-7z",
+  pause: "M7 5h4v14H7zM14 5h4v14h-4z", forward: "M8 5v14l11-7z", next: "M7 5v14l9-7zM17 5h2v14h-2z", last: "M16 5h2v14h-2zM4 5v14l11-7z",
+};
+const icon = (name) => s("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" }, s("path", { d: ICONS[name] }));
+const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
+const percent = (part, whole) => (whole ? Math.round((100 * part) / whole) : 0) + "%";
+const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+
+/** A stable soft colour of a node or request, the same on its card, its pages and its lane. */
+function tint(owner, light = 78) {
+  const number = Number(owner.replace(/\D+/g, "")) || 0;
+  return `hsl(${(number * 137.508 + 205) % 360} ${owner[0] === "R" ? 45 : 70}% ${light}%)`;
+}
+
+// ---------------------------------------------------------------- where the data comes from
+
+class Source {
+  constructor() {
+    this.frames = [];
+    this.requests = {};
+    this.meta = {};
+    this.status = { playing: false, idle: true, drivable: false, speed: 3, error: "", notices: [] };
+    this.offsets = [0];
+    this.listeners = [];
+  }
+  onchange(listener) { this.listeners.push(listener); }
+  tell(what) { for (const listener of this.listeners) listener(what); }
+  addFrames(frames) {
+    for (const frame of frames) {
+      this.frames.push(frame);
+      this.offsets.push(this.offsets.at(-1) + frame.e);
+    }
+  }
+  count(g) {
+    if (g === "step") return this.frames.length + 1;
+    return (g === "event" ? this.offsets.at(-1) : this.frames.at(-1)?.c ?? 0) + 1;
+  }
+  /** The frame in which a position lies; -1 for the start. */
+  frameAt(g, i) {
+    if (i <= 0) return -1;
+    if (g === "step") return Math.min(i, this.frames.length) - 1;
+    const key = g === "event" ? (f) => this.offsets[f + 1] >= i : (f) => this.frames[f].c > i;
+    let low = 0, high = this.frames.length;
+    while (low < high) { const mid = (low + high) >> 1; key(mid) ? (high = mid) : (low = mid + 1); }
+    return g === "event" ? low : low - 1;
+  }
+  positionOf(g, frame) {
+    if (frame < 0) return 0;
+    return g === "step" ? frame + 1 : g === "event" ? this.offsets[frame + 1] : this.frames[frame].c;
+  }
+  /** The next frame (direction -1: the last one before) that has a mark of a kind, or null. */
+  mark(kind, frame, direction) {
+    for (let f = frame + direction; f >= 0 && f < this.frames.length; f += direction)
+      if (this.frames[f].m.includes(kind)) return f;
+    return null;
+  }
+  granularities() { return ["event", "step", "scene"]; }
+}
+
+class LiveSource extends Source {
+  constructor() {
+    super();
+    this.run = "";
+    this.views = new Map();
+    this.lost = false;
+  }
+  start() {
+    const stream = new EventSource("/stream");
+    stream.addEventListener("run", (event) => this.begin(JSON.parse(event.data)));
+    stream.addEventListener("frames", (event) => this.grow(JSON.parse(event.data)));
+    stream.addEventListener("status", (event) => { this.status = JSON.parse(event.data); this.tell("status"); });
+    stream.onopen = () => { this.lost = false; this.tell("status"); };
+    stream.onerror = () => { this.lost = true; this.tell("status"); };
+  }
+  begin(hello) {
+    Object.assign(this, { run: hello.run, meta: hello.meta, choices: hello.choices, settings: hello.settings, status: hello.status });
+    Object.assign(this, { frames: [], requests: {}, offsets: [0] });
+    this.views.clear();
+    this.tell("run");
+  }
+  grow(news) {
+    if (news.run !== this.run) return;
+    this.addFrames(news.frames.slice(Math.max(this.frames.length - news.from, 0)));
+    Object.assign(this.requests, news.requests);
+    this.tell("frames");
+  }
+  view(g, i, opened = [], height = 400) {
+    const growing = g === "scene" && i === this.count("scene") - 1;
+    const key = `${g} ${i} ${opened} ${height} ${growing ? this.frames.length : ""}`;
+    if (!this.views.has(key)) {
+      const query = new URLSearchParams({ run: this.run, g, i, open: opened.join(","), height });
+      const promise = fetch("/view?" + query).then(answer);
+      promise.catch(() => this.views.delete(key));
+      this.views.set(key, promise);
+      if (this.views.size > 300) this.views.delete(this.views.keys().next().value);
+    }
+    return this.views.get(key);
+  }
+  command(name, body = {}) {
+    return fetch("/do/" + name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).then(answer);
+  }
+}
+
+async function answer(response) {
+  const data = await response.json();
+  if (!response.ok) throw new Error(data.error ?? response.statusText);
+  return data;
+}
+
+class FileSource extends Source {
+  async start() {
+    const text = document.getElementById("recording").textContent;
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const data = JSON.parse(await new Response(stream).text());
+    Object.assign(this, { meta: data.meta, requests: data.requests, stored: data.views, shared: data.shared });
+    this.known = Object.fromEntries(Object.entries(data.views).map(([g, views]) => [g, Object.keys(views).map(Number)]));
+    this.addFrames(data.frames);
+    this.tell("run");
+    this.tell("frames");
+    this.tell("status");
+  }
+  granularities() { return Object.keys(this.stored ?? { step: 0 }); }
+  async view(g, i) {
+    const known = this.known[g];
+    let index = i;
+    if (!(i in this.stored[g])) index = known.filter((k) => k <= i).at(-1) ?? known[0]; // thinned out
+    const packed = this.stored[g][index];
+    const nodes = Object.fromEntries(Object.entries(packed.nodes).map(([id, n]) => [id, { ...n, body: this.shared[n.body] }]));
+    return { ...packed, i, svg: this.shared[packed.svg], nodes };
+  }
+  command() { return Promise.reject(new Error("this is a file: there is no engine to drive")); }
+}
+
+// ---------------------------------------------------------------- the page
+
+const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
+const state = {
+  g: "step", i: 0, to: { g: "step", i: 0 }, view: null, // shown; asked for; what is known of it
+  follow: true, playing: false, opened: new Set(), height: 400,
+  everything: false, quiz: null, quizOn: false, score: [0, 0], ticket: 0, lastSpoken: -1e9, run: "",
+};
+const el = {};
+
+function build() {
+  const app = document.getElementById("app");
+  app.append(
+    h("header", {},
+      h("h1", {}, "minirad ", h("span", {}, "live")),
+      (el.chips = h("div.chips")),
+      (el.tools = h("div.tools", {}, 
+        (el.quizButton = button("quiz", "Quiz: guess the next victim or hit before it is shown (q)", toggleQuiz)),
+        button("projector", "Larger, for the back row (p)", () => document.body.classList.toggle("projector")),
+        (el.restartButton = button("restart…", "Restart with other settings, or fork from here", () => togglePanel(el.restart))),
+        button("?", "Keys", () => togglePanel(el.help)))),
+      (el.status = h("span.status", {}, h("i.dot"), (el.statusText = h("span", {}, "connecting"))))),
+    buildTransport(),
+    (el.banner = h("section.banner", { hidden: true, role: "alert" })),
+    (el.say = h("section.say", {}, (el.sayText = h("span.text")), (el.sayMore = h("span.more")))),
+    (el.why = h("section.panel.why", { hidden: true })),
+    (el.ask = h("section.panel.quiz", { hidden: true })),
+    (el.restart = h("section.panel.restart", { hidden: true })),
+    (el.help = buildHelp()),
+    h("main", {},
+      h("section.card.treecard", {},
+        h("h2", {}, "Radix tree", legend(), h("span.zoom", {}, button("−", "Smaller", () => zoom(el.tree, 0.8)), button("fit", "Show all that is readable (double click)", () => fit(el.tree)), button("+", "Larger", () => zoom(el.tree, 1.25)))),
+        (el.tree = h("div.mr-tree", { role: "img" }))),
+      h("section.side", {},
+        h("section.card.poolcard", {}, h("h2", {}, "KV pool", (el.poolText = h("small"))), (el.pool = h("div.pool"))),
+        h("div.two", {},
+          h("section.card", {}, h("h2", {}, "Usage", (el.usageText = h("small"))), (el.usage = h("div.chart")), h("div.keys", {}, key("protected", "#4dabf7"), key("private", "#fcc419"), key("evictable", "#ced4da"))),
+          h("section.card", {}, h("h2", {}, "Hit rate", (el.hitText = h("small"))), (el.hits = h("div.chart")))))),
+    h("div.low", {},
+      h("section.card.requests", {},
+        h("h2", {}, "Requests", h("small", {}, key("waiting", "#dee2e6"), key("prefill", "#f59f00"), key("decode", "#51cf66"), key("retracted", "#ff8787"), key("hit", "#4dabf7"))),
+        (el.lanes = h("div.lanes")), buildPrompt()),
+      h("section.card.eventcard", {},
+        h("h2", {}, (el.eventsTitle = h("span", {}, "Events")), h("label.all", {}, h("input", { type: "checkbox", onchange: (e) => { state.everything = e.target.checked; drawEvents(); } }), "all")),
+        (el.events = h("ol.events")))),
+    (el.live = h("div.spoken", { role: "status", "aria-live": "polite" })),
+    (el.tip = h("div.tip", { hidden: true })));
+  listen(el.tree, { over: overNode, click: clickNode });
+}
+
+const button = (text, title, onclick, kind = "") => h("button" + kind, { type: "button", title, onclick }, text);
+const key = (text, color) => h("span.key", {}, h("i", { style: { background: color } }), text);
+
+function legend() {
+  const sample = (name, word) => h("span.sample." + name, {}, h("i"), word);
+  return h("span.legend", {}, sample("new", "new"), sample("hit", "hit"), sample("split", "split"), sample("grown", "grown"), sample("locked", "locked"), sample("cached", "cached"), sample("evicted", "evicted"));
+}
+
+function buildTransport() {
+  const go = (name, title, onclick) => h("button.go." + name, { type: "button", title, "aria-label": title, onclick }, icon(name));
+  el.play = h("button.go.main", { type: "button", onclick: togglePlay }, icon("play"));
+  el.modes = h("div.modes", { role: "group", "aria-label": "Step by" });
+  el.slider = h("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Position", oninput: (e) => seek(Number(e.target.value)) });
+  el.speed = h("select", { title: "Steps per second", "aria-label": "Speed", onchange: setSpeed },
+    ...[[0.5, "½ /s"], [1, "1 /s"], [3, "3 /s"], [8, "8 /s"], [0, "max"]].map(([value, text]) => h("option", { value, selected: value === 3 }, text)));
+  return h("nav.bar", { "aria-label": "Time" },
+    go("first", "To the start (Home)", () => seek(0)), go("back", "Back (←)", () => step(-1)), el.play,
+    go("next", "Forward (→)", () => step(1)), go("last", "To the present (End)", toPresent), el.modes,
+    h("div.scrub", {}, (el.marks = s("svg", { class: "marks", preserveAspectRatio: "none", "aria-hidden": "true" })), el.slider),
+    (el.where = h("span.where")),
+    jump("split", "s"), jump("evict", "e"), jump("retract", "r"), el.speed);
+}
+
+function jump(kind, letter) {
+  return h("button.jump." + kind, { type: "button", title: `To the next ${kind} (${letter}); with shift the one before`, onclick: (e) => jumpTo(kind, e.shiftKey ? -1 : 1) }, h("i"), kind);
+}
+
+function buildHelp() {
+  const rows = [["space", "play, pause"], ["← →", "back, forward"], ["Home End", "start, present"], ["s e r", "next split, eviction, retraction (shift: the one before)"],
+    ["1 2 3", "by event, step, scene"], ["q", "quiz"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
+  return h("section.panel.help", { hidden: true }, h("table", {}, ...rows.map(([k, text]) => h("tr", {}, h("th", {}, k), h("td", {}, text)))));
+}
+
+function togglePanel(panel) {
+  for (const other of [el.why, el.restart, el.help]) if (other !== panel) other.hidden = true;
+  if (panel === el.restart && panel.hidden) fillRestart();
+  panel.hidden = !panel.hidden;
+}
+
+// ---------------------------------------------------------------- going somewhere
+
+/** Shows a position. Later calls win over earlier ones that are still under way. */
+async function show(g, i, { hash = true } = {}) {
+  i = clamp(i, 0, source.count(g) - 1);
+  const ticket = ++state.ticket;
+  state.to = { g, i };
+  const started = performance.now();
+  state.height = Math.round(chartSize(el.tree)[1] / 40) * 40 || 400; // in steps, so that views are found again
+  let view;
+  try { view = await source.view(g, i, [...state.opened], state.height); }
+  catch (error) {
+    if (ticket === state.ticket) { state.to = { g: state.g, i: state.i }; notice(error.message); }
+    return false;
+  }
+  if (ticket !== state.ticket) return false;
+  Object.assign(state, { g, i, view });
+  const arrived = performance.now();
+  draw();
+  document.body.dataset.drawing = (performance.now() - arrived).toFixed(1);
+  document.body.dataset.latency = (performance.now() - started).toFixed(1);
+  if (hash) address(`#${g}=${i}`);
+  for (const near of [i + 1, i - 1]) // so that the next click finds its answer here
+    if (!state.follow && near >= 0 && near < source.count(g)) source.view(g, near, [...state.opened], state.height).catch(() => {});
+  return true;
+}
+
+/** The position into the page's address; not oftener than browsers allow. */
+function address(hash) {
+  clearTimeout(state.addressing);
+  state.addressing = setTimeout(() => history.replaceState(null, "", hash), moving() ? 500 : 0);
+}
+
+function leavePresent() {
+  if (state.follow && source.status.playing && source.status.drivable) command("play", { on: false }, true);
+  state.follow = false;
+}
+
+function seek(i) {
+  stopPlaying();
+  if (i < source.count(state.to.g) - 1) leavePresent();
+  closeQuiz();
+  return show(state.to.g, i);
+}
+
+async function step(direction) {
+  stopPlaying();
+  if (direction < 0) { leavePresent(); closeQuiz(); return show(state.to.g, state.to.i - 1); }
+  return advance();
+}
+
+/** One position on; at the present end the engine is asked for one. False when there is none. */
+async function advance() {
+  if (state.quiz) return false;
+  const { g, i } = state.to, target = i + 1;
+  if (target >= source.count(g)) {
+    if (!source.status.drivable || source.status.idle) return false;
+    const before = source.frames.length;
+    try { await source.command("step"); } catch (error) { notice(error.message); return false; }
+    await until(() => source.frames.length > before);
+    if (g === "scene" && target >= source.count("scene")) return show("scene", i);
+  }
+  if (state.quizOn) {
+    const next = await source.view(g, Math.min(target, source.count(g) - 1), [...state.opened], state.height);
+    if (next.quiz && (next.quiz.ask !== "victim" || state.view.nodes[next.quiz.answer])) { askQuiz(next.quiz, target); return true; }
+  }
+  state.follow = target === source.count(g) - 1 && !state.quizOn;
+  return show(g, target);
+}
+
+function until(condition, ms = 3000) {
+  const start = performance.now();
+  return new Promise((done) => {
+    const look = () => (condition() || performance.now() - start > ms ? done() : setTimeout(look, 5));
+    look();
+  });
+}
+
+function toPresent() { stopPlaying(); closeQuiz(); state.follow = true; return show(state.to.g, source.count(state.to.g) - 1); }
+
+function setGranularity(g) {
+  const frame = source.frameAt(state.to.g, state.to.i);
+  state.follow = state.follow && g !== "event";
+  return show(g, source.positionOf(g, frame));
+}
+
+function jumpTo(kind, direction) {
+  const frame = source.mark(kind, Math.max(source.frameAt(state.to.g, state.to.i), direction < 0 ? 0 : -1), direction);
+  if (frame === null) return notice(`No ${direction < 0 ? "earlier" : "further"} ${{ split: "split", evict: "eviction", retract: "retraction" }[kind]}${source.status.playing ? " yet" : ""}.`);
+  stopPlaying();
+  leavePresent();
+  show(state.to.g, source.positionOf(state.to.g, frame));
+}
+
+// Playing: in the past a timer of this page; at the present the engine's own pace.
+
+function togglePlay() {
+  if (state.timer || (source.status.playing && state.follow)) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
+  if (state.to.i >= source.count(state.to.g) - 1 && !source.status.drivable) return seek(0).then(startTimer);
+  if (state.to.i >= source.count(state.to.g) - 1 && !state.quizOn) { state.follow = true; command("play", { on: true }); return; }
+  startTimer();
+}
+
+function startTimer() {
+  stopPlaying();
+  const pace = source.status.drivable ? source.status.speed : Number(el.speed.value);
+  const tick = async () => {
+    const more = state.quiz ? true : await advance();
+    if (!state.timer) return;
+    if (!more || (state.follow && !state.quizOn)) { // arrived at the present: the engine goes on from here
+      stopPlaying();
+      if (source.status.drivable && !source.status.idle) { state.follow = true; command("play", { on: true }); }
+      return drawTransport();
+    }
+    state.timer = setTimeout(tick, pace > 0 ? 1000 / pace : 30);
+  };
+  state.timer = setTimeout(tick, 0);
+  drawTransport();
+}
+
+function stopPlaying() { clearTimeout(state.timer); state.timer = null; }
+
+function setSpeed() {
+  source.status.speed = Number(el.speed.value);
+  if (source.status.drivable) command("speed", { speed: source.status.speed });
+}
+
+async function command(name, body, quiet = false) {
+  try { return await source.command(name, body); }
+  catch (error) { if (!quiet) notice(error.message); return null; }
+}
+
+// ---------------------------------------------------------------- drawing
+
+function draw() {
+  const view = state.view;
+  const pace = source.status.speed > 0 ? 800 / source.status.speed : 60;
+  const change = morph(el.tree, view.svg, state.first === undefined ? 0 : Math.min(380, moving() ? pace : 320));
+  state.first = false;
+  decorate(el.tree, (id) => tint(id));
+  el.tree.setAttribute("aria-label", `Radix tree with ${plural(Object.keys(view.nodes).length, "node")}. ${view.say}`);
+  document.body.dataset.position = `${view.g} ${view.i}`;
+  document.body.dataset.change = `${change.enter.length} ${change.exit.length} ${change.move.length}`;
+  drawSay();
+  drawTransport();
+  drawPool();
+  drawUsage();
+  drawHits();
+  drawLanes();
+  drawEvents();
+  brush(null);
+  speak();
+}
+
+function drawSay() {
+  const view = state.view;
+  el.say.dataset.kind = view.kind;
+  el.sayText.replaceChildren(...linked(view.say));
+  el.sayMore.replaceChildren(view.title);
+  if (view.why.length && !state.quizOn) {
+    el.sayMore.append(" · ", button("why this victim?", "The policy's key, and who would have been next", () => togglePanel(el.why), ".link"));
+    drawWhy();
+  } else el.why.hidden = true;
+}
+
+/** Text with n7 and R3 as things that can be pointed at. A quiz must not hear who would be next. */
+function linked(text) {
+  if (state.quizOn) text = text.replace(/, next would be n\d+/g, "");
+  return text.split(/\b(n\d+|R\d+(?:\.\d+)?)\b/).map((part, i) => {
+    if (i % 2 === 0) return document.createTextNode(part);
+    const nodes = part[0] === "n" ? [Number(part.slice(1))] : [], requests = part[0] === "R" ? [part] : [];
+    return h("b.ref", { onpointerenter: () => brush({ nodes, requests }), onpointerleave: () => brush(null), onclick: () => requests.length && walkRequest(part) }, part);
+  });
+}
+
+const KEY_OF = { lru: "last_access", mru: "last_access", fifo: "created", filo: "created", lfu: "hits", priority: "priority", slru: "hits" };
+
+function drawWhy() {
+  const tables = state.view.why.slice(0, 4).map((victim) => {
+    const names = { id: "leaf", last_access: "last use", created: "created", hits: "hits", priority: "priority", tokens: "tokens" };
+    const row = (c) => h("tr" + (c.id === victim.node ? ".victim" : c.id === victim.runner_up ? ".runner" : ""), { onpointerenter: () => brush({ nodes: [c.id], requests: [] }), onpointerleave: () => brush(null) },
+      ...Object.keys(names).map((name) => h("td" + (name === KEY_OF[victim.policy] ? ".key" : ""), {}, name === "id" ? `n${c.id}` : String(c[name]))),
+      h("td", {}, c.id === victim.node ? "evicted" : c.id === victim.runner_up ? "would be next" : ""));
+    return h("div", {}, h("p", {}, ...linked(`n${victim.node}: ${victim.reason}. `), `Policy ${victim.policy}; ${plural(victim.others, "unlocked leaf").replace("leafs", "leaves")} to choose from.`),
+      h("table", {}, h("tr", {}, ...Object.values(names).map((name) => h("th", {}, name)), h("th")), ...victim.candidates.slice(0, 6).map(row)));
+  });
+  const hidden = state.view.why.length - tables.length;
+  el.why.replaceChildren(...tables, hidden > 0 ? h("p", {}, `and ${hidden} more in this ${state.view.g}`) : "");
+}
+
+function notice(text) {
+  el.say.dataset.kind = "notice";
+  el.sayText.replaceChildren(text);
+  el.sayMore.replaceChildren();
+  el.live.textContent = text;
+}
+
+const moving = () => Boolean(state.timer) || (source.status.playing && !source.status.idle && state.follow);
+
+function speak() {
+  const now = performance.now();
+  if (moving() && now - state.lastSpoken < 2500) return; // not faster than can be listened to
+  state.lastSpoken = now;
+  el.live.textContent = `${state.view.title}: ${state.view.say}.`;
+}
+
+function drawHeader() {
+  const meta = source.meta;
+  const chip = (text, title) => h("span.chip", { title }, text);
+  el.chips.replaceChildren(chip(meta.title ?? "", "workload"), chip(meta.model ?? "", "model"),
+    chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
+    chip([meta.schedule_policy, meta.eviction_policy].filter(Boolean).join(" · "), "schedule policy · eviction policy"));
+  document.title = `minirad live: ${meta.title ?? ""}`;
+  el.modes.replaceChildren(...["event", "step", "scene"].map((g, n) => h("button", { type: "button", title: `By ${g} (${n + 1})`, "aria-pressed": String(g === state.g), disabled: !source.granularities().includes(g), onclick: () => setGranularity(g) }, g)));
+  document.body.classList.toggle("drivable", Boolean(source.status.drivable));
+}
+
+function drawStatus() {
+  const { error, playing, idle, drivable, notices } = source.status;
+  const frames = source.frames.length;
+  const text = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !drivable ? `recording of ${plural(frames, "step")}`
+    : idle ? "all requests done" : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
+  el.statusText.textContent = text;
+  el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
+  el.banner.hidden = !error;
+  el.banner.textContent = `The engine stopped with an error: ${error}. What it did until then can still be looked at; the terminal has the details.`;
+  if (notices?.length && notices.at(-1) !== state.noticed) notice((state.noticed = notices.at(-1)));
+  document.body.classList.toggle("drivable", Boolean(drivable));
+  el.quizButton.setAttribute("aria-pressed", String(state.quizOn));
+  if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
+}
+
+function drawTransport() {
+  const count = source.count(state.g);
+  el.slider.max = count - 1;
+  el.slider.value = state.i;
+  el.slider.style.setProperty("--at", `${count > 1 ? (100 * state.i) / (count - 1) : 0}%`);
+  el.where.textContent = `${state.i} / ${count - 1}`;
+  const running = moving();
+  el.play.replaceChildren(icon(running ? "pause" : "play"));
+  el.play.title = running ? "Pause (space)" : "Play (space)";
+  el.play.setAttribute("aria-label", el.play.title);
+  for (const b of el.modes.children) b.setAttribute("aria-pressed", String(b.textContent === state.g));
+  drawMarks(count);
+}
+
+const MARK_COLORS = { split: "#e8890c", evict: "#e03131", retract: "#9c36b5" };
+
+function drawMarks(count) {
+  const key = `${state.g} ${source.frames.length} ${source.run}`;
+  if (el.marks.dataset.key === key) return;
+  el.marks.dataset.key = key;
+  el.marks.setAttribute("viewBox", "0 0 1000 26");
+  const seen = new Set(), lines = [];
+  source.frames.forEach((frame, f) => {
+    for (const kind of frame.m) {
+      const x = Math.round((1000 * source.positionOf(state.g, f)) / Math.max(count - 1, 1));
+      if (seen.has(kind + x)) continue;
+      seen.add(kind + x);
+      lines.push(s("line", { x1: x, x2: x, y1: kind === "evict" ? 14 : 3, y2: kind === "evict" ? 24 : 12, stroke: MARK_COLORS[kind], "stroke-width": 2, "vector-effect": "non-scaling-stroke" }));
+    }
+  });
+  el.marks.replaceChildren(...lines);
+}
+
+// ---------------------------------------------------------------- pool
+
+const MOST_CELLS = 4096;
+
+function drawPool() {
+  const { pool, usage } = state.view, page = source.meta.page_size;
+  const owners = pool.flatMap(([owner, length]) => Array(length).fill(owner));
+  const per = Math.max(1, Math.ceil(owners.length / MOST_CELLS));
+  const cells = Math.ceil(owners.length / per);
+  state.slotOwners = owners;
+  if (el.pool.childElementCount !== cells) {
+    el.pool.replaceChildren(...Array.from({ length: cells }, (_, c) => {
+      const cell = document.createElement("i");
+      cell.dataset.page = c * per + 1;
+      return cell;
+    }));
+    sizePool(cells);
+  }
+  for (let c = 0; c < cells; c++) {
+    const owner = owners[c * per], cell = el.pool.children[c];
+    if (cell.dataset.owner === owner) continue;
+    cell.dataset.owner = owner;
+    cell.className = owner === "" ? "" : { n: "node", R: "private", x: "freed" }[owner[0]];
+    cell.style.setProperty("--c", owner === "" || owner[0] === "x" ? "" : tint(owner));
+  }
+  const [free, evictable, guarded, own] = usage;
+  const total = source.meta.kv_tokens || free + evictable + guarded + own;
+  el.poolText.textContent = `${total - free} of ${total} slots used · ${free} free` + (page > 1 ? ` · ${page} per page` : "");
+}
+
+/** As many columns as make the cells as large as the space allows. */
+function sizePool(cells) {
+  const { clientWidth: w, clientHeight: height } = el.pool;
+  let best = 8;
+  for (let columns = 8; columns <= 160; columns++) {
+    const size = (w - 2 * (columns - 1)) / columns;
+    if (Math.ceil(cells / columns) * (size + 2) <= height + 2) { best = columns; break; }
+    best = columns;
+  }
+  el.pool.style.setProperty("--columns", best);
+}
+
+function slotText(owner, pageNumber) {
+  const page = source.meta.page_size;
+  if (owner[0] !== "n") return owner[0] === "R" ? [`${owner}'s own, not in the tree yet`] : owner[0] === "x" ? [`free: n${owner.slice(1)} was evicted`] : ["free"];
+  const node = state.view.nodes[owner.slice(1)];
+  let before = 0;
+  for (const [first, length] of node.body.slots) {
+    if (pageNumber * page >= first && pageNumber * page < first + length) { before += pageNumber * page - first; break; }
+    before += length;
+  }
+  const pieces = node.body.pieces, context = (a, b) => pieces.slice(Math.max(a, 0), b).join("");
+  return [`token ${before + 1}${page > 1 ? `–${Math.min(before + page, node.body.size)}` : ""} of ${node.body.size}: `, h("code", {}, context(before - 8, before), h("mark", {}, context(before, before + page)), context(before + page, before + page + 8))];
+}
+
+// ---------------------------------------------------------------- charts
+
+const sizes = new Map(); // measured at changes only: asking in the middle of drawing makes the browser lay out
+const chartSize = (host) => sizes.get(host) ?? [host.clientWidth || 240, host.clientHeight || 90];
+const measure = () => { for (const host of [el.usage, el.hits, el.tree]) sizes.set(host, [host.clientWidth, host.clientHeight]); };
+
+function drawUsage() {
+  const [w, height] = chartSize(el.usage), frames = source.frames, now = state.view.frame;
+  const total = source.meta.kv_tokens || Math.max(1, ...frames.map((f) => f.u[1] + f.u[2]));
+  const n = Math.max(frames.length, 1), columns = Math.min(n, Math.floor(w / 2)), top = 4, bottom = height - 3;
+  const y = (v) => bottom - (v / total) * (bottom - top), x = (f) => (w * f) / n;
+  const layers = [["#4dabf7", (u) => u[2]], ["#fcc419", (u) => u[3]], ["#ced4da", (u) => u[1]]];
+  const shapes = layers.map(([color], k) => {
+    let up = "", down = "";
+    for (let c = 0; c < columns; c++) {
+      const f = Math.floor((c * n) / columns), u = frames[f]?.u ?? [0, 0, 0, 0];
+      const low = layers.slice(0, k).reduce((sum, [, part]) => sum + part(u), 0), high = low + layers[k][1](u);
+      const x0 = x(f).toFixed(1), x1 = x(Math.floor(((c + 1) * n) / columns)).toFixed(1);
+      up += `L${x0},${y(high).toFixed(1)}L${x1},${y(high).toFixed(1)}`;
+      down = `L${x1},${y(low).toFixed(1)}L${x0},${y(low).toFixed(1)}` + down;
+    }
+    return s("path", { d: frames.length ? `M${up.slice(1)}${down}Z` : "", fill: color });
+  });
+  el.usage.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": usageWords() },
+    ...shapes, s("line", { x1: 0, x2: w, y1: top, y2: top, class: "limit" }), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }),
+    ...cursor(x(now + 1), top, bottom)));
+  el.usageText.textContent = `over ${plural(frames.at(-1)?.s ?? 0, "step")}`;
+  el.usage.title = usageWords();
+}
+
+function usageWords() {
+  const [free, evictable, guarded, own] = state.view.usage;
+  return `${guarded} protected, ${own} private, ${evictable} evictable, ${free} free`;
+}
+
+const cursor = (x, top, bottom) => [s("line", { x1: x, x2: x, y1: top - 3, y2: bottom, class: "cursor" })];
+
+/** H = 1 - C / sum of prompt tokens, C = prompt tokens computed; each request at its first admission. */
+function drawHits() {
+  const now = state.view.frame;
+  const admitted = Object.values(source.requests).filter((r) => r.hit !== null && !r.sample && r.admitted <= now).sort((a, b) => a.admitted - b.admitted || order(a.id) - order(b.id));
+  const [w, height] = chartSize(el.hits), top = 12, bottom = height - 14;
+  let cached = 0, prompt = 0;
+  const all = admitted.map((r) => { cached += r.hit; prompt += r.prompt; return { r, cumulative: cached / prompt }; });
+  const shown = all.slice(-Math.max(6, Math.floor(w / 11))), slot = w / Math.max(shown.length, 8), y = (v) => bottom - v * (bottom - top);
+  const bars = shown.map(({ r }, k) => {
+    const bar = s("rect", { x: k * slot + 1, width: Math.max(slot - 2, 1), y: y(Math.max(r.hit / r.prompt, 0.012)), height: bottom - y(Math.max(r.hit / r.prompt, 0.012)), rx: 1.5, class: "bar", "data-request": r.id }, s("title", {}, `${r.id} ${r.label || r.text}: ${r.hit} of ${r.prompt} prompt tokens from the cache`));
+    bar.addEventListener("pointerenter", () => brush({ nodes: [], requests: [r.id] }));
+    bar.addEventListener("pointerleave", () => brush(null));
+    bar.addEventListener("click", () => walkRequest(r.id));
+    return bar;
+  });
+  const line = shown.map(({ cumulative }, k) => `${k ? "L" : "M"}${(k + 0.5) * slot},${y(cumulative).toFixed(1)}`).join("");
+  el.hits.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": `cumulative hit rate ${percent(cached, prompt)}` },
+    s("line", { x1: 0, x2: w, y1: y(1), y2: y(1), class: "limit" }), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }), ...bars, s("path", { d: line, class: "line" }),
+    ...(shown.length ? [s("text", { x: 1, y: height - 2 }, shown[0].r.id), s("text", { x: shown.length * slot - 1, y: height - 2, "text-anchor": "end" }, shown.length > 4 ? shown.at(-1).r.id : "")] : [])));
+  el.hitText.replaceChildren("H = ", h("b", {}, percent(cached, prompt)));
+  el.hits.title = `H = 1 − C / Σ prompt tokens = 1 − ${prompt - cached} / ${prompt}`;
+}
+
+const order = (id) => { const [a, b = 0] = id.slice(1).split(".").map(Number); return a * 1000 + b; };
+
+// ---------------------------------------------------------------- requests
+
+const WINDOW = 130; // frames that the time line shows at once
+
+function drawLanes() {
+  const now = state.view.frame, total = source.frames.length;
+  let from = 0, to = Math.max(total, 12);
+  if (total > WINDOW) { from = clamp(now - WINDOW + 30, 0, total - WINDOW); to = from + WINDOW; }
+  const shown = Object.values(source.requests).filter((r) => r.added <= Math.max(now, 0) && (r.end ?? total) >= from).sort((a, b) => order(a.id) - order(b.id)).slice(-60);
+  const left = (f) => `${(100 * (clamp(f, from, to) - from)) / (to - from)}%`;
+  const width = (a, b) => `${(100 * (clamp(b, from, to) - clamp(a, from, to))) / (to - from)}%`;
+  el.lanes.replaceChildren(...shown.map((r) => {
+    const bars = r.segs.filter(([, a]) => a <= now).map(([kind, a, b]) => {
+      return h("i." + kind, { style: { left: left(a), width: width(a, Math.min(b ?? now + 1, now + 1)) }, title: kind });
+    });
+    const live = state.view.requests[r.id];
+    const known = r.hit !== null && r.admitted <= now;
+    return h("div.lane" + (live ? (live.waiting ? ".waits" : ".runs") : ""), { "data-request": r.id, tabindex: 0, title: r.text, role: "button", "aria-label": `${r.id} ${r.label || ""}: ${r.text}`,
+      onpointerenter: () => brush({ nodes: [], requests: [r.id] }), onpointerleave: () => brush(null), onclick: () => walkRequest(r.id), onkeydown: (e) => e.key === "Enter" && walkRequest(r.id) },
+      h("span.who", {}, h("b", {}, r.id), " ", r.label || r.text), h("span.track", {}, ...bars, h("u", { style: { left: left(now + 1) } })),
+      h("span.hitbar", { title: known ? `${r.hit} of ${r.prompt} prompt tokens from the cache` : "not admitted yet" }, h("em", { style: { width: known ? percent(r.hit, r.prompt) : "0" } }), h("span", {}, known ? `${r.hit}/${r.prompt}` : `–/${r.prompt}`)));
+  }));
+  requestAnimationFrame(() => { // to the latest, in whole lanes
+    if (!el.lanes.matches(":hover")) el.lanes.scrollTop = Math.floor((el.lanes.scrollHeight - el.lanes.clientHeight) / 20) * 20;
+  });
+}
+
+/** Lights the path of a request from the root down, as far as it is (still) in the tree. */
+async function walkRequest(id) {
+  const path = state.view.requests[id]?.path ?? state.view.left[id] ?? [];
+  if (!path.length) return notice(`Nothing of ${id} is in the tree at this moment.`);
+  brush({ nodes: path, requests: [id] });
+  await walkPath(el.tree, path.map((n) => "n" + n));
+}
+
+// ---------------------------------------------------------------- events
+
+function drawEvents() {
+  const { events, g } = state.view;
+  const shown = events.filter((e) => state.everything || !e.small || (g === "event" && e.on));
+  el.eventsTitle.textContent = `Events of ${g === "event" ? "this step" : "this " + g}`;
+  const items = shown.map((e) => h("li" + (e.on && g === "event" ? ".on" : "") + (e.later ? ".later" : ""), { onpointerenter: () => brush(e), onpointerleave: () => brush(null) },
+    h("em." + e.color, {}, e.tag), h("span", {}, ...linked(e.text))));
+  for (const [k, item] of items.entries()) item.mrEvent = shown[k];
+  const hidden = events.length - shown.length;
+  el.events.replaceChildren(...items, hidden ? h("li.rest", {}, `${plural(hidden, "smaller event")} (tokens, slots, locks): tick “all”`) : "");
+  if (!events.length) el.events.replaceChildren(h("li.rest", {}, "none: this is the start"));
+  el.events.querySelector(".on")?.scrollIntoView({ block: "nearest" });
+}
+
+// ---------------------------------------------------------------- brushing
+
+function overNode(id, event) {
+  if (!id || id === "n0" || id[0] === "f") { brush(null); return tip(null); }
+  const number = Number(id.slice(1)), node = state.view.nodes[number];
+  brush({ nodes: [number], requests: requestsOn(number), exact: true });
+  if (node) tip(event, h("b", {}, id), ` ${source.meta.styles[node.status]?.word || "cached"} · ${plural(node.body.size, "token")} · lock ${node.lock} · last use t ${node.t} · created t ${node.created} · ${plural(node.hits, "hit")}` + (node.space ? ` · namespace ${node.space}` : "") + (node.priority ? ` · priority ${node.priority}` : ""), h("pre", {}, node.body.text));
+}
+
+function clickNode(id) {
+  if (state.quiz?.ask === "victim" && id[0] === "n") return answerQuiz(Number(id.slice(1)));
+  if (id[0] !== "f") return;
+  state.opened.add(Number(id.slice(1)));
+  show(state.g, state.i);
+}
+
+function requestsOn(number) {
+  return Object.entries(state.view.requests).filter(([, r]) => r.path.includes(number)).map(([id]) => id);
+}
+
+/** Lights what belongs together: nodes, their pages, requests, events. null: nothing. */
+function brush(what) {
+  const nodes = new Set(what?.nodes ?? []), requests = new Set(what?.requests ?? []);
+  if (what && !what.exact) for (const id of requests) for (const n of state.view?.requests[id]?.path ?? []) nodes.add(n);
+  highlight(el.tree, [...nodes]);
+  const direct = new Set(what?.exact ? [] : requests);
+  const active = Boolean(what) && (nodes.size > 0 || direct.size > 0);
+  el.pool.classList.toggle("brushing", active);
+  for (const cell of el.pool.children) {
+    const owner = cell.dataset.owner;
+    cell.classList.toggle("lit", active && owner !== "" && (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1)))));
+  }
+  for (const lane of el.lanes.children) lane.classList.toggle("lit", requests.has(lane.dataset.request));
+  for (const bar of el.hits.querySelectorAll(".bar")) bar.classList.toggle("lit", requests.has(bar.dataset.request));
+  for (const item of el.events.children) {
+    const e = item.mrEvent;
+    item.classList.toggle("lit", Boolean(e) && Boolean(what) && (e.nodes.some((n) => (what.nodes ?? []).includes(n)) || (!what.exact && e.requests.some((r) => requests.has(r)))));
+  }
+}
+
+function overPool(event) {
+  const cell = event.target.closest?.(".pool i");
+  if (!cell) { brush(null); return tip(null); }
+  const owner = cell.dataset.owner, number = Number(cell.dataset.page);
+  if (owner[0] === "R") brush({ nodes: [], requests: [owner] });
+  else if (owner) brush({ nodes: [Number(owner.slice(1))], requests: requestsOn(Number(owner.slice(1))), exact: true });
+  else brush(null);
+  tip(event, h("b", {}, `${source.meta.page_size > 1 ? "page" : "slot"} ${number}`), owner[0] === "n" ? ` · ${owner} · ` : " · ", ...slotText(owner, number));
+}
+
+function tip(event, ...content) {
+  el.tip.hidden = !event;
+  if (!event) return;
+  el.tip.replaceChildren(...content);
+  const { offsetWidth: w, offsetHeight: height } = el.tip, zoomed = document.body.classList.contains("projector") ? 1.3 : 1;
+  const x = event.clientX / zoomed, y = event.clientY / zoomed;
+  el.tip.style.left = `${clamp(x + 14, 4, innerWidth / zoomed - w - 8)}px`;
+  el.tip.style.top = `${y + 18 + height > innerHeight / zoomed ? y - height - 12 : y + 18}px`;
+}
+
+// ---------------------------------------------------------------- prompts and settings
+
+function buildPrompt() {
+  el.as = "chat";
+  const mode = (name, title) => button(name, title, () => setMode(name), ".mode");
+  el.modeButtons = h("div.modes", { role: "group", "aria-label": "Send as" }, mode("chat", "As the first question of a chat"), mode("agent", "Behind the long prompt that all agents share"), mode("raw", "As it is: nothing shared"));
+  el.prompt = h("input.prompt", { type: "text", placeholder: "Ask something, e.g. What is the capital of France?", maxLength: 12000, "aria-label": "Prompt", oninput: whatIf, onkeydown: (e) => { if (e.key === "Enter") submit(); } });
+  el.whatif = h("div.whatif", { "aria-live": "polite" });
+  el.evictCount = h("input.count", { type: "number", min: 1, value: 50, "aria-label": "Tokens to evict" });
+  setTimeout(() => setMode("chat"));
+  return h("div.ask", {},
+    h("div.row", {}, el.modeButtons, el.prompt, button("submit", "Add the request (Enter)", submit, ".go-primary"),
+      h("span.sep"), button("step", "One engine step", () => advanceFromPresent()), h("span.joined", {}, button("evict", "Evict at least so many tokens now", () => command("evict", { tokens: Number(el.evictCount.value) }).then((a) => a && toPresent())), el.evictCount), button("flush", "Empty the tree (refused while requests live)", () => command("flush").then((a) => a && toPresent()))),
+    el.whatif);
+}
+
+const EXAMPLES = { chat: "What is the capital of France?", agent: "What color is the sky?", raw: "lamp lamp river stone cloud" };
+
+function setMode(name) {
+  const old = el.as;
+  el.as = name;
+  for (const b of el.modeButtons.children) b.setAttribute("aria-pressed", String(b.textContent === name));
+  if (!el.prompt.value && old !== name) el.prompt.value = EXAMPLES[name];
+  whatIf();
+}
+
+let peekTimer = null, peekTicket = 0;
+function whatIf() {
+  clearTimeout(peekTimer);
+  const ticket = ++peekTicket;
+  if (!el.prompt.value || !source.status.drivable) { el.whatif.replaceChildren(h("span.hint", {}, "While you type: how much of the prompt would hit.")); return; }
+  peekTimer = setTimeout(async () => {
+    const found = await command("peek", { text: el.prompt.value, as: el.as }, true);
+    if (!found || ticket !== peekTicket) return;
+    const cut = (text, end) => (text.length <= 70 ? text : end ? "…" + text.slice(-68) : text.slice(0, 68) + "…");
+    const line = (text) => text.replaceAll("\n", "¶");
+    el.whatif.replaceChildren(
+      h("b" + (found.hit ? ".some" : ""), {}, `${found.hit} of ${plural(found.tokens, "token")} would hit`),
+      found.too_long ? h("b.bad", {}, ` too long: at most ${found.limit} tokens fit with the reply`) : "",
+      h("code", {}, h("mark", {}, line(cut(found.hit_text, true))), line(cut(found.rest_text, false))));
+  }, 60);
+}
+
+async function submit() {
+  const past = state.i < source.count(state.g) - 1;
+  const done = await command("submit", { text: el.prompt.value, as: el.as });
+  if (!done) return;
+  el.prompt.value = "";
+  whatIf();
+  await toPresent();
+  notice(`${done.request} waits in the queue${past ? ": a prompt goes to the present, so that is shown now" : ""}${source.status.playing ? "" : "; press step or play"}.`);
+}
+
+async function advanceFromPresent() {
+  stopPlaying();
+  if (state.i < source.count(state.g) - 1) await show(state.g, source.count(state.g) - 1);
+  advance();
+}
+
+function fillRestart() {
+  if (!source.choices) return el.restart.replaceChildren(h("p", {}, "This is a recording in a file: there is no engine to restart. Run python -m viz.live."));
+  const now = source.settings, fields = {};
+  const select = (name, label, values) => h("label", {}, label, (fields[name] = h("select", {}, ...values.map((v) => h("option", { value: v, selected: String(v) === String(now[name]) }, String(v))))));
+  const forms = h("div.fields", {},
+    select("workload", "workload", source.choices.workload), select("schedule_policy", "schedule", source.choices.schedule_policy), select("eviction_policy", "eviction", source.choices.eviction_policy), select("page_size", "page size", source.choices.page_size),
+    h("label", {}, "pool (tokens)", (fields.kv_tokens = h("input", { type: "number", min: 16, step: 16, value: source.meta.kv_tokens }))));
+  const values = () => Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
+  fields.workload.addEventListener("change", () => { if (fields.workload.value !== now.workload) fields.kv_tokens.value = ""; });
+  const go = (name) => async () => { if (await command(name, { ...values(), frame: state.view?.frame ?? 0 })) el.restart.hidden = true; };
+  el.restart.replaceChildren(forms,
+    button("restart", "The workload from the start, with these settings", go("restart"), ".go-primary"),
+    button(`fork from step ${state.view?.step ?? 0}`, "The requests that had come by now, replayed on a new engine with these settings", go("fork")),
+    h("p.hint", {}, "Fork: the requests up to the position on view come again, at the same steps, to a new engine with these settings."));
+  if (!source.status.drivable) for (const b of el.restart.querySelectorAll("button")) b.disabled = true;
+}
+
+// ---------------------------------------------------------------- quiz
+
+function toggleQuiz() {
+  state.quizOn = !state.quizOn;
+  closeQuiz();
+  if (state.quizOn) { leavePresent(); stopPlaying(); notice("Quiz: go forward or press play. You are asked before the next victim, and before the next hit, is shown."); }
+  if (state.view) drawEvents();
+  drawStatus();
+}
+
+function closeQuiz() { state.quiz = null; if (el.ask) el.ask.hidden = true; }
+
+function askQuiz(quiz, target) {
+  state.quiz = { ...quiz, target };
+  const input = h("input", { type: "number", min: 0, max: quiz.of, "aria-label": "Tokens", onkeydown: (e) => e.key === "Enter" && answerQuiz(Number(input.value)) });
+  el.ask.replaceChildren(
+    ...(quiz.ask === "victim"
+      ? [h("b", {}, `Room is needed, and the policy is ${quiz.policy}. Which leaf goes? `), "Click it in the tree."]
+      : [h("b", {}, `${quiz.request} (${quiz.label || quiz.text}) is admitted: how many of its ${quiz.of} tokens does the tree match? `), input, button("answer", "", () => answerQuiz(Number(input.value)), ".go-primary")]),
+    " ", button("tell me", "No answer, no point", () => answerQuiz(null), ".link"), h("span.score", {}, `${state.score[0]} of ${state.score[1]} right`));
+  el.ask.hidden = false;
+  if (quiz.ask === "hit") input.focus();
+}
+
+async function answerQuiz(guess) {
+  const { answer: right, ask, reason, target, request } = state.quiz;
+  if (guess !== null) { state.score[1]++; if (guess === right) state.score[0]++; }
+  closeQuiz();
+  await show(state.g, target);
+  const truth = ask === "victim" ? `n${right}: ${reason}` : `${request} matched ${right}`;
+  const verdict = guess === null ? "" : guess === right ? "Right! " : ask === "victim" ? `Not n${guess}. ` : `Not ${guess}. `;
+  el.sayText.replaceChildren(h("b", {}, verdict), ...linked(truth));
+  el.say.dataset.kind = guess === right ? "new" : "evict";
+  el.sayMore.replaceChildren(`${state.score[0]} of ${state.score[1]} right`);
+}
+
+// ---------------------------------------------------------------- keys, and the start
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.matches("input:not([type=range]):not([type=checkbox]), textarea, select")) { if (event.key === "Escape") event.target.blur(); return; }
+  if (event.key === " " && event.target.matches("button")) return;
+  const keys = {
+    " ": togglePlay, ArrowLeft: () => step(-1), ArrowRight: () => step(1), Home: () => seek(0), End: toPresent,
+    s: () => jumpTo("split", 1), S: () => jumpTo("split", -1), e: () => jumpTo("evict", 1), E: () => jumpTo("evict", -1), r: () => jumpTo("retract", 1), R: () => jumpTo("retract", -1),
+    1: () => setGranularity("event"), 2: () => setGranularity("step"), 3: () => setGranularity("scene"), q: toggleQuiz, p: () => document.body.classList.toggle("projector"),
+    "+": () => zoom(el.tree, 1.25), "-": () => zoom(el.tree, 0.8), 0: () => fit(el.tree), Escape: () => { for (const panel of [el.why, el.restart, el.help]) panel.hidden = true; },
+  };
+  if (!(event.key in keys)) return;
+  event.preventDefault();
+  keys[event.key]();
+}
+
+function fromHash() {
+  const found = /^#(event|step|scene)=(\d+)$/.exec(location.hash);
+  return found && source.granularities().includes(found[1]) ? [found[1], Number(found[2])] : null;
+}
+
+let framePending = false;
+source.onchange((what) => {
+  if (what === "run") {
+    stopPlaying();
+    closeQuiz();
+    const again = state.run !== "";
+    Object.assign(state, { run: source.run ?? "file", i: 0, view: null, opened: new Set(), follow: true });
+    state.wanted = again ? null : fromHash() ?? (source instanceof FileSource ? ["step", 0] : null);
+    if (!source.granularities().includes(state.to.g)) state.to.g = "step";
+    drawHeader();
+    show(state.to.g, 0, { hash: false });
+  } else if (what === "frames") {
+    if (state.wanted && state.wanted[1] < source.count(state.wanted[0])) {
+      const [g, i] = state.wanted;
+      state.wanted = null;
+      state.follow = i === source.count(g) - 1;
+      show(g, i);
+    } else if (state.follow && !state.wanted && !framePending) {
+      framePending = true;
+      requestAnimationFrame(() => { framePending = false; if (state.follow) show(state.to.g, source.count(state.to.g) - 1); });
+    } else if (state.view) drawTransport();
+    if (el.prompt?.value) whatIf();
+    drawStatus();
+  } else if (what === "status") {
+    drawStatus();
+    if (state.view) drawTransport();
+  }
+});
+
+build();
+document.addEventListener("keydown", onKey);
+el.pool.addEventListener("pointerover", overPool);
+el.pool.addEventListener("pointerleave", () => { brush(null); tip(null); });
+el.tree.addEventListener("pointerleave", () => tip(null));
+window.addEventListener("hashchange", () => { const to = fromHash(); if (to) { leavePresent(); show(...to, { hash: false }); } });
+const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool.childElementCount); drawUsage(); drawHits(); } });
+for (const host of [el.pool, el.usage, el.hits, el.tree]) resized.observe(host);
+source.start();

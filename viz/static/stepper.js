@@ -1,0 +1,306 @@
+// The notebook stepper's picture: a tree (tree.js), the KV pool, requests and events around it.
+//
+// Draws the dictionary that viz/panels.py makes, and lights what belongs together: point at a node, a
+// page, a request or an event, and its kin light up in all four. A click keeps it lit; a click on a
+// request walks its path through the tree. All text is set as text, never as HTML; nothing is fetched.
+
+import * as tree from "./tree.js";
+
+const NS = "http://www.w3.org/2000/svg";
+const FREE = "#eef0f3", PRIVATE = "#343a40";
+const PHASES = ["waiting", "prefill", "decode", "paused", "retracted"];
+const KEYS = { ArrowRight: "forward", ArrowLeft: "back", Home: "first", End: "last", " ": "play" };
+
+/** An element with class, text and children; text is never read as HTML. */
+function make(name, className = "", text = "", children = []) {
+  const element = document.createElement(name);
+  if (className) element.className = className;
+  if (text) element.textContent = text;
+  element.append(...children);
+  return element;
+}
+
+function shape(name, attributes) {
+  const element = document.createElementNS(NS, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  return element;
+}
+
+function card(title, className, body, ...aside) {
+  const head = make("h3", "", "", [make("span", "", title), ...aside]);
+  return make("section", "mr-card " + className, "", [head, body]);
+}
+
+// ---------------------------------------------------------------- kin: what belongs together
+
+const nothing = () => ({ nodes: new Set(), pages: new Set(), requests: new Set(), events: new Set() });
+
+function addRanges(set, ranges) {
+  for (const [first, last] of ranges) for (let page = first; page <= last; page++) set.add(page);
+}
+
+function ofNodes(data, nodes) {
+  const kin = nothing();
+  nodes.forEach((node) => kin.nodes.add(node));
+  data.pool.cells.forEach((owner, i) => owner > 0 && kin.nodes.has(owner) && kin.pages.add(i + 1));
+  data.requests.forEach((r) => r.path.some((node) => kin.nodes.has(node)) && kin.requests.add(r.id));
+  data.events.forEach((e, i) => e.nodes.some((node) => kin.nodes.has(node)) && kin.events.add(i));
+  return kin;
+}
+
+function ofRequest(data, request) {
+  const kin = nothing();
+  kin.requests.add(request.id);
+  request.path.forEach((node) => kin.nodes.add(node));
+  if (request.pages.length) addRanges(kin.pages, request.pages);
+  else data.pool.cells.forEach((owner, i) => owner > 0 && kin.nodes.has(owner) && kin.pages.add(i + 1));
+  data.events.forEach((e, i) => e.requests.includes(request.id) && kin.events.add(i));
+  return kin;
+}
+
+function ofEvent(data, index) {
+  const event = data.events[index], kin = nothing();
+  kin.events.add(index);
+  event.nodes.forEach((node) => kin.nodes.add(node));
+  event.requests.forEach((id) => kin.requests.add(id));
+  addRanges(kin.pages, event.pages);
+  if (!event.pages.length)
+    data.pool.cells.forEach((owner, i) => owner > 0 && kin.nodes.has(owner) && kin.pages.add(i + 1));
+  return kin;
+}
+
+function ofPage(data, page) {
+  const owner = data.pool.cells[page - 1];
+  if (owner > 0) return ofNodes(data, [owner]);
+  const kin = nothing();
+  kin.pages.add(page);
+  if (owner < 0) {
+    const request = data.requests.find((r) => r.id === data.pool.names[-owner - 1]);
+    return request ? ofRequest(data, request) : kin;
+  }
+  return kin;
+}
+
+// ---------------------------------------------------------------- the KV pool
+
+/** A map of the pool that changes only the squares that changed. Returns {svg, draw, light}. */
+function poolMap(point) {
+  const svg = shape("svg", { class: "mr-pool", role: "img" });
+  let squares = [], looks = [], columns = 0, lit = new Set();
+  const pageAt = (event) => Number(event.target.closest?.("rect")?.dataset.page ?? 0) || null;
+  let last = null;
+  const tell = (page) => { if (page !== last) point((last = page)); };
+  svg.addEventListener("pointerover", (event) => tell(pageAt(event)));
+  svg.addEventListener("pointerleave", () => tell(null));
+
+  const lay = (count) => {
+    columns = Math.max(16, Math.ceil(Math.sqrt(count * 3)));
+    const rows = Math.max(1, Math.ceil(count / columns));
+    svg.setAttribute("viewBox", `0 0 ${columns * 10} ${rows * 10}`);
+    squares = Array.from({ length: count }, (_, i) =>
+      shape("rect", { x: (i % columns) * 10 + 0.6, y: Math.floor(i / columns) * 10 + 0.6, width: 8.8, height: 8.8, rx: 1.6, "data-page": i + 1 }));
+    looks = [];
+    svg.replaceChildren(...squares);
+  };
+  const draw = (pool) => {
+    if (pool.cells.length !== squares.length) lay(pool.cells.length);
+    svg.setAttribute("aria-label", "KV pool: " + pool.books);
+    pool.cells.forEach((owner, i) => {
+      const fill = owner > 0 ? pool.colours[(owner - 1) % pool.colours.length] : owner < 0 ? PRIVATE : FREE;
+      const kind = owner === 0 ? "free" : owner < 0 ? "private" : pool.locked[i] === "1" ? "locked" : "cached";
+      if (looks[i] === fill + kind) return;
+      const square = squares[i];
+      square.dataset.look = looks[i] = fill + kind;
+      square.setAttribute("fill", fill);
+      square.setAttribute("class", kind);
+    });
+  };
+  const light = (pages) => {
+    for (const page of lit) if (!pages.has(page)) squares[page - 1]?.classList.remove("lit");
+    for (const page of pages) squares[page - 1]?.classList.add("lit");
+    svg.classList.toggle("dimmed", pages.size > 0);
+    lit = new Set(pages);
+  };
+  return { svg, draw, light };
+}
+
+function pageText(data, page) {
+  const { pool } = data, owner = pool.cells[page - 1];
+  const word = pool.page_size > 1 ? "page" : "slot";
+  if (owner === 0) return `${word} ${page}: free`;
+  if (owner < 0) return `${word} ${page}: private to ${pool.names[-owner - 1]}`;
+  const text = pool.texts[page - 1], users = data.requests.filter((r) => r.path.includes(owner) && !r.ended);
+  const lock = pool.locked[page - 1] === "1" ? "protected" : "evictable";
+  const who = users.length ? `, used by ${users.map((r) => r.id).join(", ")}` : "";
+  return `${word} ${page}: n${owner}, ${lock}${text ? ` “${text}”` : ""}${who}`;
+}
+
+/** What a node holds, in one line. */
+function nodeText(data, node) {
+  const { pool } = data, pages = pool.cells.flatMap((owner, i) => (owner === node ? [i] : []));
+  if (!pages.length) return `n${node}: evicted`;
+  const users = data.requests.filter((r) => r.path.includes(node) && !r.ended).map((r) => r.id);
+  const size = pages.length * pool.page_size, lock = pool.locked[pages[0]] === "1" ? "protected" : "evictable";
+  const who = users.length ? `, used by ${users.join(", ")}` : "";
+  return `n${node}: ${size} ${size === 1 ? "token" : "tokens"}, ${lock}${who}`;
+}
+
+// ---------------------------------------------------------------- requests and events
+
+function lane(request, span, point, click) {
+  const [begin, end] = span, share = (step) => ((step - begin) / Math.max(end - begin, 1)) * 100 + "%";
+  const bar = make("div", "bar");
+  for (const [phase, first, last] of request.spans) {
+    const piece = make("i", PHASES.includes(phase) ? phase : "");
+    piece.style.left = share(first - 1);
+    piece.style.width = ((last - first + 1) / Math.max(end - begin, 1)) * 100 + "%";
+    piece.title = first === last ? `${phase}, step ${first}` : `${phase}, steps ${first} to ${last}`;
+    bar.append(piece);
+  }
+  const hit = request.cached >= 0 ? `${request.cached}/${request.prompt} hit` : `${request.prompt} tokens`;
+  const element = make("li", "", "", [
+    make("b", "", request.id), make("span", "hit", hit), bar, make("span", "ended", request.ended),
+  ]);
+  element.title = request.text;
+  element.tabIndex = 0;
+  element.addEventListener("pointerenter", () => point(request));
+  element.addEventListener("pointerleave", () => point(null));
+  element.addEventListener("click", () => click(request));
+  element.addEventListener("keydown", (event) => { if (event.key === "Enter") click(request); });
+  return element;
+}
+
+function eventLine(event, index, point, click) {
+  const element = make("li", event.kind, "", [make("em", "", event.tag), make("span", "", event.text)]);
+  element.addEventListener("pointerenter", () => point(index));
+  element.addEventListener("pointerleave", () => point(null));
+  element.addEventListener("click", () => click(index));
+  return element;
+}
+
+function legend(...names) {
+  return make("small", "legend", "", names.map(([name, className]) => make("span", "", "", [make("i", className), name])));
+}
+
+// ---------------------------------------------------------------- the whole
+
+function build(model, el) {
+  let data = null, held = nothing(), ticket = 0;
+  const root = make("div", "mr-stepper");
+  root.tabIndex = 0;
+  root.dataset.lmSuppressShortcuts = "true"; // else JupyterLab takes the arrow keys
+  root.setAttribute("aria-label", "Radix cache, step by step: arrow keys step, space plays");
+
+  const title = make("b"), sentence = make("span"), note = make("p", "note");
+  const say = make("div", "mr-say", "", [make("p", "", "", [title, sentence]), note]);
+  say.setAttribute("role", "status");
+  say.setAttribute("aria-live", "polite");
+
+  const host = make("div", "mr-tree");
+  host.style.height = model.get("height");
+  const pool = poolMap((page) => (page ? hover(ofPage(data, page), pageText(data, page)) : hover(null)));
+  const books = make("small", "books"), about = make("p", "about", "\u00a0");
+  const requests = make("ul", "mr-requests"), events = make("ol", "mr-events");
+  const states = legend(["new", "new"], ["hit", "hit"], ["split", "split"], ["locked", "locked"], ["cached", "cached"], ["evicted", "evicted"]);
+  const phases = legend(...PHASES.map((phase) => [phase, phase]));
+  const poolBody = make("div", "", "", [pool.svg, about]);
+  root.append(
+    say,
+    make("div", "mr-main", "", [
+      card("Radix tree", "tree-card", host, states),
+      make("div", "mr-side", "", [card("KV pool", "pool-card", poolBody, books), card("Events", "events-card", events)]),
+    ]),
+    card("Requests", "requests-card", requests, phases),
+  );
+  el.append(root);
+
+  const show = (kin) => {
+    tree.highlight(host, kin.nodes);
+    pool.light(kin.pages);
+    [...requests.children].forEach((li) => li.classList.toggle("lit", kin.requests.has(li.dataset.id)));
+    [...events.children].forEach((li, i) => li.classList.toggle("lit", kin.events.has(i)));
+  };
+  const hover = (kin, text = "") => {
+    ticket++;
+    about.textContent = text || "\u00a0";
+    show(kin ?? held);
+  };
+  const hold = (kin) => {
+    const same = JSON.stringify([...kin.nodes, ...kin.pages]) === JSON.stringify([...held.nodes, ...held.pages]);
+    held = same ? nothing() : kin;
+    show(held);
+  };
+  const walk = async (request) => {
+    const mine = ++ticket, kin = ofRequest(data, request);
+    held = kin;
+    show({ ...kin, nodes: new Set() });
+    for (let i = 1; i <= request.path.length; i++) {
+      if (mine !== ticket) return;
+      tree.highlight(host, request.path.slice(0, i));
+      await new Promise((done) => setTimeout(done, 240));
+    }
+  };
+  const nodeNumber = (id) => Number(id.slice(1));
+
+  tree.listen(host, {
+    over: (id) => {
+      if (!id || id === "n0" || id[0] !== "n") return hover(null);
+      hover(ofNodes(data, [nodeNumber(id)]), nodeText(data, nodeNumber(id)));
+    },
+    click: (id) => {
+      if (id[0] === "f") model.send({ kind: "open", node: nodeNumber(id) });
+      else if (id !== "n0") hold(ofNodes(data, [nodeNumber(id)]));
+    },
+  });
+  // The wheel scrolls the notebook; with Ctrl it zooms the tree.
+  host.parentElement.addEventListener("wheel", (event) => { if (!event.ctrlKey) event.stopPropagation(); }, { capture: true });
+  root.addEventListener("keydown", (event) => {
+    if (!KEYS[event.key] || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    model.send({ kind: KEYS[event.key] });
+  });
+
+  const drawLists = () => {
+    const steps = data.requests.flatMap((r) => r.spans.flatMap(([, first, last]) => [first, last]));
+    const range = [Math.max(Math.min(...steps, data.step) - 1, data.step - 200), data.step];
+    requests.replaceChildren(...data.requests.map((request) => {
+      const item = lane(request, range, (r) => hover(r && ofRequest(data, r), r ? r.text : ""), walk);
+      item.dataset.id = request.id;
+      return item;
+    }));
+    requests.scrollTop = requests.scrollHeight;
+    events.replaceChildren(...data.events.map((event, i) =>
+      eventLine(event, i, (at) => hover(at === null ? null : ofEvent(data, at)), (at) => hold(ofEvent(data, at)))));
+    if (data.granularity === "event") events.lastElementChild?.classList.add("now");
+    events.scrollTop = data.granularity === "event" ? events.scrollHeight : 0;
+    show(held);
+  };
+  let waiting = 0;
+  const draw = () => {
+    data = JSON.parse(model.get("payload"));
+    if (!data.pool) return;
+    const start = performance.now();
+    held = nothing();
+    ticket++;
+    if (data.svg) tree.morph(host, data.svg, data.ms);
+    tree.highlight(host, []);
+    pool.draw(data.pool);
+    pool.light(held.pages);
+    title.textContent = data.title;
+    sentence.textContent = data.sentence;
+    note.textContent = data.message;
+    note.hidden = !data.message;
+    say.className = "mr-say " + data.kind;
+    books.textContent = data.pool.books;
+    root.dataset.index = data.index;
+    root.dataset.cost = (performance.now() - start).toFixed(2);
+    clearTimeout(waiting);
+    waiting = setTimeout(drawLists); // the tree first: it is what one looks at
+  };
+  model.on("change:payload", draw);
+  draw();
+  return () => model.off("change:payload", draw);
+}
+
+export default { render: ({ model, el }) => build(model, el) };
