@@ -22,7 +22,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--page-size", type=int, help="tokens per page (default: 1)")
     group.add_argument("--max-running", type=int, help="requests that run at a time (default: 32)")
     group.add_argument("--chunk-tokens", type=int, help="prompt tokens computed per step (default: 512)")
-    group.add_argument("--schedule-policy", help="fcfs or lpm (default: lpm)")
+    group.add_argument("--schedule-policy", help="fcfs, lpm, dfs-weight, lof, random or fair (default: lpm)")
+    group.add_argument("--fair-passes", type=int, help="policy fair: how often a request may be passed over")
+    group.add_argument("--mixed", action="store_true", default=None, help="prefill and decode in one batch")
+    group.add_argument("--no-preemption", dest="preemption", action="store_false", default=None)
+    group.add_argument("--no-in-batch-prefix", dest="in_batch_prefix", action="store_false", default=None)
     group.add_argument("--eviction-policy", help="lru, lfu, fifo, mru, filo, priority, slru")
     group.add_argument("--no-radix-cache", dest="radix_cache", action="store_false", default=None)
     group.add_argument("--seed", type=int, help="for sampling (default: 0)")
@@ -33,7 +37,7 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
     names = (
         "model", "device", "dtype", "attention", "kv_tokens", "page_size", "max_running",
         "chunk_tokens", "schedule_policy", "eviction_policy", "radix_cache", "seed",
-        "dummy_weights",
+        "dummy_weights", "fair_passes", "mixed", "preemption", "in_batch_prefix",
     )  # fmt: skip
     said = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     return EngineConfig(**{**defaults, **said})

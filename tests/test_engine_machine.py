@@ -67,9 +67,9 @@ requests = st.tuples(
 # Small thresholds, so that the short prompts of this file are deferred for one another, too.
 options = st.fixed_dictionaries(
     {
-        "mixed": st.booleans(),
-        "preemption": st.booleans(),
-        "in_batch_prefix": st.booleans(),
+        "mixed": st.sampled_from([True, False]),
+        "preemption": st.sampled_from([True, True, False]),
+        "in_batch_prefix": st.sampled_from([True, True, False]),
         "in_batch_cached": st.integers(0, 6),
         "in_batch_shared": st.integers(1, 6),
         "fair_passes": st.integers(0, 3),
@@ -139,7 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         page=st.sampled_from([1, 1, 2, 4]),
         tokens=st.sampled_from([8, 16, 16, 24, 32, 64]),
-        chunk=st.integers(1, 8),
+        chunk=st.sampled_from([1, 2, 3, 5, 8, 16, 32]),
         running=st.integers(1, 4),
         schedule=st.sampled_from(sorted(SCHEDULE)),
         eviction=st.sampled_from(sorted(EVICTION)),

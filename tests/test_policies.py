@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ from conftest import CheckedEngine
 from support import drive, listen
 
 from minirad import events as ev
-from minirad.bench.schedule import Load, run_load
+from minirad.__main__ import main
+from minirad.bench.schedule import PASSES, Load, run_load
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams, ScheduleOptions
 from minirad.schedule.policies import (
@@ -283,3 +285,15 @@ def test_the_policies_that_look_at_the_tree_are_named() -> None:
         asked: list[Request] = []
         make(ScheduleOptions())([request(1)], lambda each, asked=asked: asked.append(each) or 0)
         assert bool(asked) == (name in CACHE_AWARE)
+
+
+def test_the_bench_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    said = ["--queues", "3", "--requests", "12", "--reps", "1", "--policies", "lpm", "fair"]
+    assert main(["bench", "schedule", *said, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(row["policy"], row["waiting"]) for row in shown["order"]] == [("lpm", 3), ("fair", 3)]
+    assert {row["passes"] for row in shown["fair"]} == {None, *PASSES}
+    assert all(row["worst_passes"] <= row["passes"] for row in shown["fair"] if row["passes"] is not None)
+    assert len(shown["estimate"]) > 3
+    assert main(["bench", "schedule", *said]) == 0
+    assert "tree changed ms" in capsys.readouterr().out

@@ -101,6 +101,18 @@ def test_nobody_is_pushed_out_where_it_would_not_help(make_engine: MakeEngine) -
     drive(engine)
 
 
+def test_what_was_kept_free_for_a_victim_is_free_for_the_newcomer(make_engine: MakeEngine) -> None:
+    """It fits exactly: 13 tokens, one more for each of the two; 9 are free, R2 gives 6."""
+    engine = make_engine(kv_tokens=16)
+    engine.add_request([20], reply(3), priority=1)
+    engine.add_request(range(30, 36), reply(3))
+    engine.step()
+    engine.add_request(range(40, 53), reply(1), priority=1)
+    report = engine.step()
+    assert (report.admitted, report.retracted) == (["R3"], ["R2"])
+    drive(engine)
+
+
 def test_those_behind_do_not_take_what_was_made_free(make_engine: MakeEngine) -> None:
     """R4 came after R1 and has its priority: it is not admitted in the step that pushed R1 out."""
     engine = make_engine(kv_tokens=32, max_running=2)

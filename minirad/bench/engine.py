@@ -123,13 +123,7 @@ def run_minirad(path: Path, prompts: list[list[int]], args: argparse.Namespace, 
     engine.flush_cache()
     params = SamplingParams(max_new_tokens=args.new_tokens, ignore_eos=True)
     started = time.perf_counter()
-    if radix_cache:
-        # The first request brings the prefix in; the others, queued behind it, find it.
-        ids = [engine.add_request(prompts[0], params)]
-        engine.step()
-        ids += [engine.add_request(prompt, params) for prompt in prompts[1:]]
-    else:
-        ids = [engine.add_request(prompt, params) for prompt in prompts]
+    ids = [engine.add_request(prompt, params) for prompt in prompts]
     done = 0
     while engine.has_work:
         done += len(engine.step().finished)

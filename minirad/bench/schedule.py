@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=0.8, help="requests that come per step")
     parser.add_argument("--trace", type=Path, help="a trace file to measure the policies on as well")
     parser.add_argument("--capacity", type=int, default=2000, help="cache for the trace, in its units")
-    parser.add_argument("--step-ms", type=float, default=400.0, help="how long a step of the trace takes")
+    parser.add_argument("--step-ms", type=float, default=250.0, help="how long a step of the trace takes")
     parser.add_argument("--json", action="store_true")
 
 

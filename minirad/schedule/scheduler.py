@@ -238,7 +238,7 @@ class Scheduler:
             keys.append(request.key(request.usable_prefix))
         reason = ""
         for key in keys:
-            need = self._need(request, cache.peek(key), 0 if alone else budget.reserve, alone)
+            need = self._need(request, cache.peek(key), budget.reserve, alone)
             room = ownership.room - ownership.lock_cost(key)
             if room < need:
                 reason = f"{need} slots needed, {room} free or evictable beside its match"
