@@ -504,7 +504,7 @@ def _minor(by: dict[type[ev.Event], list[Any]]) -> list[tuple[str, str]]:
     if batch := by.get(ev.BatchScheduled):
         who = _listed(sorted({name for e in batch for name in e.requests}, key=_by_number))
         tokens = sum(sum(e.tokens) for e in batch)
-        what = "decoded" if batch[-1].kind == "decode" else "prefilled"
+        what = {"decode": "decoded", "mixed": "prefilled and decoded"}.get(batch[-1].kind, "prefilled")
         parts.append(("decode", f"{tokens} token{'s' * (tokens != 1)} {what} for {who}"))
     for kind in (ev.RequestDeferred, ev.RequestAdded, ev.RequestAborted, ev.PolicyChanged):
         if found := by.get(kind):
