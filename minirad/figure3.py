@@ -217,7 +217,7 @@ def run(
     )
     engine = Engine(config)
     with one_thread(), Recorder(engine) as recorder:
-        player = _Player(engine, recorder, forced_lengths or {})
+        player = Player(engine, recorder, forced_lengths or {})
         panels = [player.play(number, step) for number, step in enumerate(STEPS, start=1)]
     return recorder, panels
 
@@ -235,7 +235,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Player:
+class Player:
     """Sends the requests of each step and describes what came of them."""
 
     def __init__(self, engine: Engine, recorder: Recorder, forced_lengths: Mapping[str, int]) -> None:
@@ -334,7 +334,7 @@ class _Player:
                 "text": self._text(node["tokens"]),
                 "tokens": len(node["tokens"]),
                 "state": scene.state(node["id"]),
-                "label": letters.get(self._turns(*_path(scene.after.nodes, node))),
+                "label": letters.get(self._turns(*path_tokens(scene.after.nodes, node))),
             }
             for node in _in_order(scene.after.nodes)
         ]
@@ -399,13 +399,13 @@ class _Scene:
                     kept.add(event.upper)
         elif isinstance(event, ev.NodeEvicted):
             node = self.after.nodes[event.node]
-            self.evicted.append((dict(node), *_path(self.after.nodes, node)))
+            self.evicted.append((dict(node), *path_tokens(self.after.nodes, node)))
 
     def state(self, node: int) -> str:
         return "new" if node in self.new else "hit" if node in self.hit else "cached"
 
 
-def _path(nodes: Mapping[int, Panel], node: Panel) -> tuple[list[int], int]:
+def path_tokens(nodes: Mapping[int, Panel], node: Panel) -> tuple[list[int], int]:
     """All tokens from the root to the end of a node, and where the node's own begin."""
     path, number = list(node["tokens"]), node["parent"]
     while number:
@@ -429,7 +429,7 @@ def _in_order(nodes: Mapping[int, Panel]) -> list[Panel]:
 
 # ---------------------------------------------------------------------- the table, as a check
 
-_MARKS = (
+MARKS = (
     ("S", SYSTEM),
     ("U1", f"{HELLO}<|im_end|>"),
     ("U2", PROBLEM),
@@ -514,7 +514,7 @@ def _names(panel: Panel) -> dict[int | None, str]:
 
 
 def _name(text: str) -> str:
-    return " ".join(turn for turn, mark in _MARKS if mark in text) or ANSWER
+    return " ".join(turn for turn, mark in MARKS if mark in text) or ANSWER
 
 
 def _check_row(panel: Panel) -> list[str]:
