@@ -192,6 +192,9 @@ class SamplingParams:
         at_least("max_new_tokens", self.max_new_tokens, 0)
         at_least("top_k", self.top_k, 0)
         at_least("n", self.n, 1)
+        for name in ("temperature", "top_p"):
+            if not isinstance(getattr(self, name), (int, float)):
+                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:

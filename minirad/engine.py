@@ -89,13 +89,35 @@ class Engine:
         self._pins: dict[int, Any] = {}
         self._next_pin = 1
         self._namespaces: dict[Hashable, int] = {(None, False): 0}
+        self._stepping = False
         self._held: list[GenerationOutput] = []  # finished while somebody else was driving
         self._streams: dict[str, dict[int, GenerationOutput]] = {}  # what each stream waits for
 
     # ------------------------------------------------------------ the loop
 
     def step(self) -> StepReport:
-        """Schedules, computes and commits one batch; "idle" when there is nothing to do."""
+        """Schedules, computes and commits one batch; "idle" when there is nothing to do.
+
+        What goes wrong in the forward pass (Ctrl-C, no memory left) is raised after the batch's requests
+        have been put back into the queue. What an event handler raises is raised when the step is
+        committed; the step's outputs are then in the next report. Handlers watch: one that drives the
+        engine gets a ValueError.
+        """
+        if self._stepping:
+            raise ValueError("a step is running: an event handler must not drive the engine")
+        self._stepping = True
+        self.bus.hold_failures()
+        try:
+            report = self._step()
+        finally:
+            self._stepping = False
+            failures = self.bus.release_failures()
+        if failures:
+            self._held = report.finished + self._held
+            raise failures[0]
+        return report
+
+    def _step(self) -> StepReport:
         started = time.perf_counter()
         self._steps += 1
         evicted = self.ownership.evicted_tokens
@@ -104,7 +126,7 @@ class Engine:
         if batch is None:
             finished = self._give_up(self.scheduler.stuck)
         else:
-            finished = self._commit(batch, self._forward(batch))
+            finished = self._commit(batch, self._computed(batch))
         finished, self._held = self._held + finished, []
         first = [r for r in batch.admitted if r.attempts == 1] if batch else []
         report = StepReport(
@@ -125,6 +147,13 @@ class Engine:
         if self.bus.wants(ev.StepEnded):
             self.bus.emit(self._step_ended(report))
         return report
+
+    def _computed(self, batch: Batch) -> torch.Tensor:
+        try:
+            return self._forward(batch)
+        except BaseException:  # Ctrl-C above all: most of a step's time is spent here
+            self.scheduler.undo(batch)
+            raise
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Logits [N, vocab] of the positions that `_wanted_logits` lists, request by request."""
@@ -450,10 +479,15 @@ class Engine:
         ]
         order = {self._enqueue(request): at for at, request in enumerate(requests)}
         outputs: list[GenerationOutput] = []
-        while any(request.group in order for request in self.scheduler.everyone()):
-            outputs += self.step().finished
-        outputs += self._held
-        self._held = [output for output in outputs if output.request_id not in order]
+        try:
+            while any(request.group in order for request in self.scheduler.everyone()):
+                outputs += self.step().finished
+        finally:
+            # Also when interrupted: nothing of ours is left running, nothing of others' is lost.
+            for rid in order:
+                self.abort(rid)
+            outputs += self._held
+            self._held = [output for output in outputs if output.request_id not in order]
         mine = [output for output in outputs if output.request_id in order]
         return sorted(mine, key=lambda output: (order[output.request_id], output.index))
 
@@ -596,6 +630,10 @@ class Engine:
     def encode(self, prompt: Prompt) -> Slots:
         """Text to token ids; ids are passed on."""
         if isinstance(prompt, str):
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"the prompt is no valid text: {error}") from error
             prompt = self.tokenizer.encode(prompt)
         tokens: Slots = as_int64(prompt, "a prompt").copy()
         return tokens

@@ -131,7 +131,7 @@ class RequestForked(Event):
 
 @dataclass(frozen=True, slots=True)
 class Committed(Event):
-    """KV that was computed became the tree's: the number line of DESIGN's ownership rule.
+    """KV that was computed became the tree's: the number line of schedule/ownership.py.
 
     Of the request's first `committed` tokens, `prefix_len` were in the tree already (those computed
     twice are freed and the row points at the tree's slots), the rest up to the last whole page is
@@ -422,6 +422,7 @@ class EventBus:
         self._by_type: dict[type[Event], list[Handler]] = {}
         # What `wants` asks: one set look-up, so that an idle emit site costs tens of nanoseconds.
         self._wanted: set[type[Event]] = set()
+        self._failures: list[Exception] | None = None  # None: a handler's error is raised at once
 
     def wants(self, kind: type[Event]) -> bool:
         """True when somebody listens to events of this type."""
@@ -430,7 +431,21 @@ class EventBus:
     def emit(self, event: Event) -> None:
         """Hands one event to its listeners, those of its own type first."""
         for handler in (*self._by_type.get(type(event), ()), *self._all):
-            handler(event)
+            try:
+                handler(event)
+            except Exception as error:
+                if self._failures is None:
+                    raise
+                self._failures.append(error)
+
+    def hold_failures(self) -> None:
+        """From now on a handler's error is kept: whoever emits is in the middle of something."""
+        self._failures = []
+
+    def release_failures(self) -> list[Exception]:
+        """Ends `hold_failures`; returns what handlers raised meanwhile."""
+        failures, self._failures = self._failures or [], None
+        return failures
 
     def subscribe(self, kind: type[Event] | None, handler: Handler) -> Callable[[], None]:
         """Calls `handler(event)` for each event of `kind` (None: of every kind).

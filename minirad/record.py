@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,9 +155,14 @@ class Recorder(Recording):
     path: written to as it goes (a crash loses at most the step in progress).
     A cache on its own has no steps: `cut()` ends a frame. A tree that emits no events (a student's)
     is compared with what it was at each step's end, and gets a keyframe every time.
+    notes: anything else worth knowing, as JSON, kept in header["notes"]. It may still change while the
+    recorder is open (names of requests that come later): the file's header is brought up to date at its end.
     """
 
-    def __init__(self, source: Any, path: str | Path | None = None, *, keyframe_every: int = 100) -> None:
+    def __init__(
+        self, source: Any, path: str | Path | None = None, *, keyframe_every: int = 100,
+        notes: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if keyframe_every < 1:
             raise ValueError(f"keyframe_every must be at least 1, got {keyframe_every}")
         self._engine = source if hasattr(source, "step") else None
@@ -166,14 +172,17 @@ class Recorder(Recording):
         self._silent = getattr(self._cache, "bus", None) is not self._bus
         self._every = 1 if self._silent else keyframe_every
         super().__init__(self._describe_source())
+        if notes is not None:
+            self.header["notes"] = notes
         self._events: list[ev.Event] = []
         self._step = int(self.header["start"]["step"])
         self._scene: str | None = None
         self._before = _nodes_by_id(self._cache) if self._silent else {}
         self._file: IO[str] | None = None
+        self._path, self._first_line = path, _header_line(self.header)
         if path is not None:
             self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  (closed in `close`)
-            self._file.write(_header_line(self.header))
+            self._file.write(self._first_line)
         self._unsubscribe = self._bus.subscribe(None, self._take)
 
     def scene(self, title: str) -> None:
@@ -194,6 +203,19 @@ class Recorder(Recording):
         if self._file is not None:
             self._file.close()
             self._file = None
+            self._renew_header()
+
+    def _renew_header(self) -> None:
+        """Exchanges the file's first line if the notes have changed; the file is whole at any moment."""
+        line = _header_line(self.header)
+        if self._path is None or line == self._first_line:
+            return
+        old, new = Path(self._path), Path(f"{self._path}.new")
+        with old.open(encoding="utf-8") as source, new.open("w", encoding="utf-8") as target:
+            source.readline()
+            target.write(line)
+            shutil.copyfileobj(source, target)
+        new.replace(old)
 
     def __enter__(self) -> Recorder:
         return self

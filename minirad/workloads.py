@@ -20,11 +20,17 @@ import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minirad.config import SamplingParams
+from minirad.frontend import Program
 from minirad.model.classroom import corpus
+from minirad.programs import programs
+
+if TYPE_CHECKING:
+    from minirad.engine import Engine
 
 Encode = Callable[[str], Sequence[int]]
 END = "<|im_end|>"
@@ -67,20 +73,29 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sessions by arrival. kv_tokens: a pool small enough for evictions to be seen."""
+    """Sessions by arrival. kv_tokens: a pool small enough for evictions to be seen.
+
+    program: in the place of sessions, programs that find out what they ask while they run.
+    """
 
     name: str
     title: str
     sessions: tuple[Session, ...]
     kv_tokens: int = 512
+    program: Program | None = None
 
     @property
     def requests(self) -> int:
+        """How many there will be; 0 where programs decide that."""
         return sum(len(session.turns) for session in self.sessions)
 
     def save(self, path: str | Path) -> None:
-        """As JSON that `load` reads."""
-        Path(path).write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False), encoding="utf-8")
+        """As JSON that `load` reads. ValueError for programs: they are code, not data."""
+        if self.program is not None:
+            raise ValueError(f"workload {self.name!r} is a program: there is nothing to write to a file")
+        data = asdict(self)
+        del data["program"]
+        Path(path).write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 # ---------------------------------------------------------------------- the built-in ones
@@ -222,6 +237,12 @@ def nothing() -> Workload:
     return Workload("none", "Your own prompts", (), kv_tokens=480)
 
 
+def of_program(name: str) -> Workload:
+    """A program of the library (programs.py) as a workload."""
+    program = programs()[name]
+    return Workload(name, program.title, (), program.kv_tokens, program)
+
+
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "mixed": mixed,
     "chat": chat,
@@ -229,6 +250,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "agents": agents,
     "raw": raw,
     "self-consistency": self_consistency,
+    **{name: partial(of_program, name) for name in programs()},
     "none": nothing,
 }
 
@@ -316,6 +338,7 @@ class Asked:
     turn: int
     prompt: list[int]
     params: SamplingParams
+    token_mask: Callable[[list[int]], Any] | None = None  # of programs; sessions have none
 
     @property
     def label(self) -> str:
@@ -332,13 +355,62 @@ class _Running:
 
 
 class Player:
-    """Says which requests of a workload are due, and keeps each session's history as token ids.
+    """Says which requests of a workload are due: those of its sessions, or those its programs ask for.
 
-    encode: text -> token ids, called for the texts of the workload only.
+    encode: text -> token ids, called for the texts of the workload only. engine: what programs pin their
+    prefixes in and read replies with; None in a simulation. Whoever stops before `done` calls `close`.
     """
 
+    def __init__(self, workload: Workload, encode: Encode, engine: Engine | None = None) -> None:
+        program = workload.program
+        self._programs = program.player(encode, engine) if program else None
+        self._driven: Any = self._programs or SessionPlayer(workload, encode)
+        self.labels: dict[str, str] = self._driven.labels
+
+    def due(self, step: int) -> list[Asked]:
+        """What is to be sent before step `step` (counted from 0) is run."""
+        asked: list[Asked] = self._driven.due(step)
+        return asked
+
+    def sent(self, asked: Asked, request_id: str) -> None:
+        """The engine's id of a request that was due."""
+        self._driven.sent(asked, request_id)
+
+    def refused(self, asked: Asked, error: str | Exception = "the engine refused it") -> None:
+        """The engine refused it (too long, say): the session ends, a program gets an error."""
+        self._driven.refused(asked, error)
+
+    def finished(self, output: Any, step: int) -> None:
+        """Takes a GenerationOutput, or a simulation's."""
+        self._driven.finished(output, step)
+
+    def close(self) -> None:
+        """Ends programs that still run: their requests are aborted, their pins released."""
+        if self._programs is not None:
+            self._programs.close()
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong in programs that have ended."""
+        ended = self._programs.outcomes if self._programs else []
+        return [f"{outcome.name} failed: {outcome.error}" for outcome in ended if outcome.error]
+
+    @property
+    def next_due(self) -> int | None:
+        """The step at which something is due next; None if nothing is (or only after replies)."""
+        step: int | None = self._driven.next_due
+        return step
+
+    @property
+    def done(self) -> bool:
+        """Everything was sent and answered."""
+        return bool(self._driven.done)
+
+
+class SessionPlayer:
+    """Plays sessions, each one's history kept as token ids. The methods are Player's."""
+
     def __init__(self, workload: Workload, encode: Encode) -> None:
-        self.workload = workload
         self.labels: dict[str, str] = {}
         self._encode = encode
         self._sessions = [_Running(session, due=session.arrival) for session in workload.sessions]
@@ -361,7 +433,7 @@ class Player:
         self.labels[request_id] = asked.label
         self._sent[request_id] = next(r for r in self._sessions if r.session is asked.session)
 
-    def refused(self, asked: Asked) -> None:
+    def refused(self, asked: Asked, error: str | Exception = "") -> None:
         """The engine refused it (too long, say): the session ends here."""
         self._sessions = [r for r in self._sessions if r.session is not asked.session]
 

@@ -240,6 +240,94 @@ def test_nothing_overlaps_or_is_cut_off(tab, url, served, size):
             assert wide <= room + 1
 
 
+def test_waiting_is_seen_in_the_timeline(tab, url, served):
+    page = served[0].driver.run_now.page
+    request = max(page.requests().values(), key=lambda r: len(r["passed"]))
+    frame, by = request["passed"][-1]
+    open_at(tab, url, f"step {frame + 1}")
+    lane = tab.locator(f".lane[data-request='{request['id']}']")
+    assert lane.locator("b.pass").count() == len(request["passed"])
+    assert f"↷{len(request['passed'])}" in lane.locator(".hitbar").inner_text()
+    lane.locator("b.pass").last.dispatch_event("pointermove")
+    assert f"passed over by {', '.join(by)}" in tab.inner_text(".tip")
+    lane.locator("b.defer").first.dispatch_event("pointermove")
+    assert request["defers"][0][2] in tab.inner_text(".tip")
+    assert tab.locator(".lane.longest").count() == 1
+    longest = tab.get_attribute(".lane.longest", "data-request")
+    assert f"longest {longest}: " in tab.inner_text(".queue")
+    known, shown = page.requests(), page.view("step", frame + 1)["requests"]
+    since = {
+        name: max(start for _, start, _ in known[name]["segs"] if start <= frame)  # a retraction begins anew
+        for name, request in shown.items()
+        if request["waiting"]
+    }
+    assert since[longest] == min(since.values())
+    assert tab.locator(".events li", has_text="is passed over").count() >= 1
+
+
+def test_the_doctor_on_the_page(tab, served):
+    server, _ = served
+    open_at(tab, server.url, "step 150")
+    tab.keyboard.press("d")
+    until(tab, "document.querySelector('.doctor .verdict')")
+    tab.click(".doctor >> text=an example")
+    until(tab, "document.querySelector('.doctor .verdict').innerText.includes('part at token 11')")
+    assert tab.locator(".doctor mark.bad").all_inner_texts() == ["4", "5"]
+    assert "Saves" in tab.inner_text(".cure") and "It is 09:15." in tab.inner_text(".cure .moved")
+    tab.locator(".doctor textarea").first.focus()
+    tab.locator(".doctor textarea").first.blur()
+    names = [tab.locator(".lane").nth(n).get_attribute("data-request") for n in (0, 1)]
+    for n in (0, 1):
+        tab.locator(".lane").nth(n).dispatch_event("click")
+        until(
+            tab, f"[...document.querySelectorAll('.doctor select')][{n}].value === '{names[n].split('.')[0]}'"
+        )
+    text = tab.locator(".doctor textarea").first.input_value()
+    assert text == server.driver.run_now.page.prompt_text(names[0])
+    tab.fill(".doctor textarea >> nth=0", "<b>bold</b> one")
+    tab.fill(".doctor textarea >> nth=1", "<b>bold</b> two")
+    until(tab, "document.querySelector('.doctor .diverge code').innerText.includes('<b>bold</b>')")
+    assert tab.locator(".doctor select").first.input_value() == "", "typed now"
+    assert tab.evaluate("document.body.dataset.position") == "step 150"
+    tab.keyboard.press("Escape")  # out of the text
+    tab.keyboard.press("Escape")
+    assert not tab.is_visible(".doctor")
+
+
+def test_a_file_offers_nothing_that_needs_an_engine(tab, served):
+    _, file = served
+    open_at(tab, file.as_uri(), "step 3")
+    assert tab.inner_text("h1") == "minirad recording"
+    for text in ("restart…", "doctor", "submit", "flush"):
+        assert not tab.locator(f"button:text-is('{text}')").is_visible(), text
+    tab.keyboard.press("d")
+    assert not tab.is_visible(".doctor")
+    assert "live" not in tab.title()
+
+
+def test_only_ctrl_and_the_wheel_zoom_and_text_stays_readable(tab, url, served):
+    tab.set_viewport_size({"width": 1280, "height": 800})
+    open_at(tab, url, f"step {first_mark(served, 'retract')}")
+    box = "document.querySelector('.mr-tree svg').getAttribute('viewBox')"
+    before = tab.evaluate(box)
+    wheel = """ctrl => {
+        const e = new WheelEvent('wheel', {deltaY: -200, ctrlKey: ctrl, bubbles: true, cancelable: true});
+        document.querySelector('.mr-tree').dispatchEvent(e);
+        return e.defaultPrevented;
+    }"""
+    assert tab.evaluate(wheel, False) is False and tab.evaluate(box) == before
+    assert tab.evaluate(wheel, True) is True and tab.evaluate(box) != before
+    tab.keyboard.press("0")
+    tab.wait_for_timeout(400)
+    smallest = """Math.min(...[...document.querySelectorAll('.mr-tree g.node text')].map(t =>
+        parseFloat(t.getAttribute('font-size')) * t.getCTM().a))"""
+    trace = served[0].driver.run_now.trace
+    for index in range(5, trace.count(), 40):
+        tab.evaluate(SEEK, index)
+        at(tab, f"step {index}")
+        assert tab.evaluate(smallest) >= 8.99
+
+
 def test_a_prompt_is_text_and_never_markup(tab):
     driver = Driver(Settings(workload="none", kv_tokens=400), speed=0)
     with Live(driver) as server:

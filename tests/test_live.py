@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
 import subprocess
@@ -209,6 +210,48 @@ def test_usage_and_requests_agree_with_the_events(served):
         assert ends == sorted(ends), "one stretch ends where the next begins"
 
 
+def test_who_was_passed_over_is_what_the_scheduler_counts():
+    """Under "fair" the scheduler counts; the page reads the same from the events, under every policy."""
+    run = live.Run(1, Settings(workload="mixed", schedule_policy="fair"), None)
+    passes = 0
+    while not run.idle:
+        run.advance()
+        requests = run.page.requests()
+        for request in run.engine.scheduler.waiting:
+            counted = len(requests[request.id]["passed"])
+            assert counted == request.passes, request.id
+            passes += counted
+    assert passes > 20
+    run.close()
+
+
+def test_deferrals_are_told_with_their_reason():
+    run = live.Run(1, Settings(workload="mixed", schedule_policy="lpm"), None)
+    while not run.idle:
+        run.advance()
+    requests = run.page.requests()
+    told = [stretch for request in requests.values() for stretch in request["defers"]]
+    assert any("slots needed" in reason for _, _, reason in told)
+    assert all(a < b for a, b, _ in told)
+    name, record = max(requests.items(), key=lambda item: len(item[1]["passed"]))
+    frame, by = record["passed"][-1]
+    events = run.page.view("step", frame + 1)["events"]
+    (line,) = (event for event in events if event["tag"] == "passed" and event["requests"] == [name])
+    assert f"{name} is passed over: {by[0]}" in line["text"] and "so far" in line["text"]
+    run.close()
+
+
+def test_waiting_for_a_prefix_that_another_one_computes_is_told():
+    shots = live.workloads.few_shot()
+    together = tuple(dataclasses.replace(session, arrival=0) for session in shots.sessions[:3])
+    run = live.Run(1, Settings(chunk_tokens=512), dataclasses.replace(shots, sessions=together))
+    run.advance()
+    requests = run.page.requests()
+    assert requests["R1"]["defers"] == []
+    assert all("which computes them now" in requests[name]["defers"][0][2] for name in ("R2", "R3"))
+    run.close()
+
+
 def test_peek_leaves_the_engine_alone(own):
     driver, client = own
     client.do("submit", text="Hello", **{"as": "chat"})
@@ -284,6 +327,76 @@ def test_restart_and_fork(own):
     assert driver.run_now.workload.name == "raw", "pages name no files"
 
 
+def test_programs_run_live_and_are_dropped_midway():
+    driver = Driver(Settings(workload="vote"), speed=0, paused=True)
+    with Live(driver) as server:
+        wait(lambda: driver.run_now is not None)
+        client = Client(server)
+        for _ in range(8):
+            client.do("step")
+        first = driver.run_now
+        assert any("way" in label for label in first.player.labels.values())
+        recorded = len(first.recorder.frames)
+        assert client.do("restart", workload="skeleton-of-thought")[0] == 200
+        assert not first.engine.scheduler.has_work and len(first.recorder.frames) == recorded
+        wait(lambda: driver.run_now.idle and driver.run_now is not first, 60)
+        last = driver.run_now
+        assert last.player.done and last.notices == []
+        state = last.trace.state("step")
+        assert all(node["lock_ref"] == 0 for node in state["tree"]["nodes"]), "the last frame lets go"
+        last.engine.check()
+    assert not driver.error
+
+
+def test_a_program_that_fails_is_told():
+    run = live.Run(1, Settings(workload="agent-team-long"), None)
+    while not run.idle:
+        run.advance()
+    assert any("was refused" in notice for notice in run.notices)
+    assert any("failed" in notice for notice in run.notices)
+    run.close()
+
+
+def test_the_doctor(served):
+    server, client = served
+    page = server.driver.run_now.page
+    prompts = [client.do("prompt", request=name)[1]["text"] for name in ("R1", "R5")]
+    assert prompts[0] == page.trace.decode(page.prompt("R1"))
+    steps = len(server.driver.run_now.trace)
+    asked = {"a": prompts[0], "b": prompts[1], "from_a": "R1", "from_b": "R5"}
+    status, found = client.do("doctor", **asked)
+    assert status == 200 and len(server.driver.run_now.trace) == steps
+    assert found["tokens"] == [len(page.prompt("R1")), len(page.prompt("R5"))]
+    first, second = page.prompt("R1"), page.prompt("R5")
+    alike = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
+    )
+    assert found["position"] == alike and found["shared"] <= alike
+    clock = [
+        "It is 09:14.\nBe brief. Be kind. Never guess.\nWho are you?",
+        "It is 09:15.\nBe brief. Be kind. Never guess.\nWho am I?",
+    ]
+    found = client.do("doctor", a=clock[0], b=clock[1])[1]
+    assert found["token"] == ["4", "5"] and found["lost"] > 8
+    assert found["better"]["saved"] > 8 and "It is 09:15." in found["better"]["moved"][0]
+    assert client.do("doctor", a="same", b="same")[1]["equal"]
+    for bad in ({"a": "", "b": "x"}, {"a": "x"}, {"a": "x", "b": 3}, {"a": "x" * 30_000, "b": "x"}):
+        assert client.do("doctor", **bad)[0] == 400
+    assert client.do("doctor", a="x", b="y", from_a="R999")[0] == 400
+    assert client.do("prompt", request="R999")[0] == 400
+
+
+def test_the_doctor_takes_a_picked_prompt_as_it_came():
+    """Generated text may be written in other tokens than a tokenizer would choose."""
+    from minirad.traces import tokenizer
+    from viz.consult import _Exact
+
+    text = tokenizer()
+    odd = _Exact(text, {"ab": [7, 8, 9]})
+    assert odd.encode("ab") == [7, 8, 9] and odd.encode("abc") == text.encode("abc")
+
+
 def test_an_error_in_the_engine_reaches_the_page(monkeypatch, capfd):
     def broken(self):
         raise AssertionError("page 3 has two owners")
@@ -348,6 +461,11 @@ def test_a_replay_cannot_be_driven(tmp_path, served):
     with Live(driver) as other:
         client = Client(other)
         assert client.do("submit", text="x")[0] == 400
+        events = client.stream(lambda event: event[1] == "frames")
+        assert events[-1][2]["requests"]["R1"]["label"] == "chat 1 · turn 1", "from the header's notes"
+        assert events[0][2]["meta"]["title"] == "Chat sessions"
+        status, found = client.do("doctor", a="Hello there", b="Hello you")
+        assert status == 200 and found["shared"] == found["position"] > 0, "needs no engine"
         assert client.view(20)["svg"] == Client(server).view(20)["svg"]
         status = client.stream(lambda event: event[1] == "status")[-1][2]
         assert not status["drivable"]

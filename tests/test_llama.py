@@ -209,6 +209,13 @@ def test_config_reads_both_spellings_of_rope() -> None:
     oldest = {**RAW, "rope_scaling": {"type": "linear", "factor": 4}}
     scaling = LlamaConfig.from_dict(oldest).rope_scaling
     assert scaling is not None and (scaling.kind, scaling.factor) == ("linear", 4.0)
+    both = {
+        **RAW,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
+        "rope_scaling": oldest["rope_scaling"],
+    }
+    config = LlamaConfig.from_dict(both)  # the older field wins, as in transformers
+    assert config.rope_scaling == scaling and config.rope_theta == 5e4
     plain = LlamaConfig.from_dict({**RAW, "rope_scaling": None})
     assert plain.rope_scaling is None and plain.rope_theta == 10000.0
     assert rope_frequencies(plain)[0] == 1.0

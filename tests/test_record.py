@@ -322,3 +322,20 @@ def test_the_recorder_derives_the_events_of_a_silent_tree_in_an_engine(
     loaded = Recorder.load(tmp_path / "run.jsonl")
     assert loaded.frames == recording.frames
     assert loaded.state(4) == recording.state(4)
+
+
+def test_notes_are_kept_and_may_come_later(tmp_path, make_engine):
+    engine, labels = make_engine(kv_tokens=64), {}
+    path = tmp_path / "run.jsonl"
+    with Recorder(engine, path, notes={"workload": "chat", "labels": labels}) as recorder:
+        labels[engine.add_request([3, 4, 5, 6])] = "chat 2 · turn 1"
+        engine.step()
+        early = Recorder.load(path)
+        assert early.header["notes"] == {"workload": "chat", "labels": {}}, "not known then"
+    late = Recorder.load(path)
+    assert late.header["notes"] == {"workload": "chat", "labels": {"R1": "chat 2 · turn 1"}}
+    assert late.frames == recorder.frames and late.header["start"] == early.header["start"]
+    assert not list(tmp_path.glob("*.new"))
+    recorder.save(tmp_path / "copy.jsonl")
+    assert Recorder.load(tmp_path / "copy.jsonl").header == late.header
+    assert "notes" not in Recorder(engine).header

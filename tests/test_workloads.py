@@ -30,7 +30,11 @@ def two_turns(**first) -> Workload:
     return Workload("w", "w", (Session("chat", (Turn("ab", **first), Turn("cd", wait=3)), arrival=4),))
 
 
-@pytest.mark.parametrize("name", workloads.WORKLOADS)
+PROGRAMS = [name for name, make in workloads.WORKLOADS.items() if make().program]
+DATA = [name for name in workloads.WORKLOADS if name not in PROGRAMS]
+
+
+@pytest.mark.parametrize("name", DATA)
 def test_every_built_in_one_can_be_played_and_saved(name, tmp_path):
     workload = workloads.load(name)
     assert workload.name == name and workload.title
@@ -48,6 +52,51 @@ def test_every_built_in_one_can_be_played_and_saved(name, tmp_path):
         assert step < 1000
     assert sent == workload.requests
     assert len(player.labels) == sent
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_can_be_played_without_an_engine(name, tmp_path):
+    workload = workloads.load(name)
+    assert workload.name == name and workload.title and not workload.sessions
+    with pytest.raises(ValueError, match="is a program"):
+        workload.save(tmp_path / "w.json")
+    player, step, sent = Player(workload, encode), 0, 0
+    while not player.done:
+        assert player.next_due is not None
+        for asked in player.due(step):
+            assert asked.prompt and isinstance(asked.params, SamplingParams)
+            sent += 1
+            player.sent(asked, f"R{sent}")
+            player.finished(Output(f"R{sent}", [1, 2, 3]), step)
+        step += 1
+        assert step < 1000
+    assert sent >= 4 and len(player.labels) == sent
+    assert player.failures == []
+
+
+def test_a_refusal_reaches_the_program():
+    player = Player(workloads.load("few-shot-batch"), encode)
+    player.refused(player.due(0)[0], "no room")
+    assert player.done and "no room" in player.failures[0]
+    player.close()
+
+
+def test_a_dropped_program_gives_everything_back():
+    from minirad.engine import Engine
+
+    engine = Engine(EngineConfig(kv_tokens=700, device="cpu"))
+    player = Player(workloads.load("vote"), engine.encode, engine)
+    for step in range(6):
+        for asked in player.due(step):
+            player.sent(asked, engine.add_request(asked.prompt, asked.params, token_mask=asked.token_mask))
+        for output in engine.step().finished:
+            player.finished(output, step + 1)
+    assert engine.has_work
+    player.close()
+    assert not engine.scheduler.has_work
+    engine.step()  # hands over what was aborted
+    engine.flush_cache()  # refused while anything is pinned
+    engine.check()
 
 
 def test_a_history_is_kept_as_token_ids():

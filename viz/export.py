@@ -21,12 +21,14 @@ from typing import Any
 
 from minirad import events as ev
 from viz import tree
+from viz.compare import PairPage
 from viz.page import Page
 from viz.trace import summary
 
 STATIC = Path(__file__).parent / "static"
 MOST_VIEWS = 1200
 MOST_EVENTS = 1500
+TREE_HEIGHT, PAIR_HEIGHT = 304, 232  # pixels that trees are drawn for: what a window of 1280x800 leaves
 GIF_SIZE = (1100, 620)
 GIF_PACE = 700  # milliseconds per picture
 
@@ -40,7 +42,7 @@ _HEAD = """<!doctype html>
 {head}
 </head>
 <body>
-<div id="app"></div>
+<div id="app" data-page="{kind}"></div>
 <noscript>This page needs JavaScript to draw the tree.</noscript>
 {data}
 {script}
@@ -49,20 +51,23 @@ _HEAD = """<!doctype html>
 """
 
 
-def page_html(data: Any = None, title: str = "minirad live") -> str:
-    """The page: with `data` a self-contained file, without it the live one that loads /static/."""
+def page_html(data: Any = None, title: str = "minirad live", kind: str = "page") -> str:
+    """The page: with `data` a self-contained file, without it the live one that loads /static/.
+
+    kind: "page", or "compare" for two engines side by side.
+    """
     if data is None:
         links = "".join(f'<link rel="stylesheet" href="/static/{n}">' for n in ("tree.css", "style.css"))
-        script = '<script type="module" src="/static/page.js"></script>'
-        return _HEAD.format(title=html.escape(title), head=links, data="", script=script)
+        script = f'<script type="module" src="/static/{kind}.js"></script>'
+        return _HEAD.format(title=html.escape(title), head=links, data="", script=script, kind=kind)
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
     style = "\n".join(_static(name) for name in ("tree.css", "style.css"))
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>\n{style}</style>'
     packed = base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 6, mtime=0))
     return _HEAD.format(
-        title=html.escape(title), head=head,
+        title=html.escape(title), head=head, kind=kind,
         data=f'<script type="application/octet-stream" id="recording">{packed.decode()}</script>',
-        script=f'<script type="module">\n{one_script()}</script>',
+        script=f'<script type="module">\n{one_script(kind)}</script>',
     )  # fmt: skip
 
 
@@ -70,30 +75,41 @@ def _static(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
 
 
-def one_script() -> str:
-    """tree.js and page.js as one module: files on disk may not import one another."""
-    trees = re.sub(r"^export default .*$", "", _static("tree.js"), flags=re.MULTILINE)
-    trees = re.sub(r"^export (async function|function|const)", r"\1", trees, flags=re.MULTILINE)
-    page = re.sub(r"^import .*$", "", _static("page.js"), flags=re.MULTILINE)
-    page = re.sub(r"^export (async function|function|const)", r"\1", page, flags=re.MULTILINE)
-    return f"{trees}\n{{\n{page}\n}}\n".replace("</script", "<\\/script")
+def one_script(kind: str = "page") -> str:
+    """tree.js, parts.js and the page's own as one module: files on disk may not import one another."""
+    tree_js, parts, own = (_alone(_static(name)) for name in ("tree.js", "parts.js", f"{kind}.js"))
+    return f"{tree_js}\n{parts}\n{{\n{own}\n}}\n".replace("</script", "<\\/script")
+
+
+def _alone(script: str) -> str:
+    """A module without its imports and exports."""
+    script = re.sub(r"^(import .*|export default .*)$", "", script, flags=re.MULTILINE)
+    return re.sub(r"^export (async function|function|const|class)", r"\1", script, flags=re.MULTILINE)
 
 
 # ---------------------------------------------------------------------- HTML
 
 
-def export(page: Page, path: str | Path, title: str = "", note: str = "") -> int:
+def export(page: Page | PairPage, path: str | Path, title: str = "", note: str = "") -> int:
     """Writes what the file's ending asks for (.html or .gif) and returns its size in bytes."""
     kinds = {".html": export_html, ".htm": export_html, ".gif": export_gif}
     writer = kinds.get(Path(path).suffix.lower())
     if writer is None:
         raise ValueError(f"cannot export to {str(path)!r}: the name must end in .html or .gif")
+    if isinstance(page, PairPage):
+        if writer is export_gif:
+            raise ValueError(f"cannot export to {str(path)!r}: two engines side by side need a .html file")
+        return export_html(page, path, title, note)
     return writer(page, path, title, note)
 
 
-def export_html(page: Page, path: str | Path, title: str = "", note: str = "") -> int:
+def export_html(page: Page | PairPage, path: str | Path, title: str = "", note: str = "") -> int:
     """One file with every position of a recording (of a long one: those that matter)."""
-    text = page_html(page_data(page, title, note), title=f"minirad: {title}" if title else "minirad")
+    name = f"minirad: {title}" if title else "minirad"
+    if isinstance(page, PairPage):
+        text = page_html(pair_data(page, title, note), name, "compare")
+    else:
+        text = page_html(page_data(page, title, note), name)
     data = text.encode("utf-8")
     Path(path).write_bytes(data)
     return len(data)
@@ -109,12 +125,32 @@ def page_data(page: Page, title: str = "", note: str = "") -> dict[str, Any]:
         if granularity == "event" and count > MOST_EVENTS:
             continue
         wanted = _wanted(page, granularity, count)
-        views[granularity] = {index: pool.pack(page.view(granularity, index)) for index in wanted}
+        views[granularity] = {
+            index: pool.pack(page.view(granularity, index, height=TREE_HEIGHT)) for index in wanted
+        }
     return {
         "meta": page.meta(title, note),
         "frames": page.frames(),
         "requests": page.requests(),
         "views": views,
+        "shared": pool.shared,
+    }
+
+
+def pair_data(page: PairPage, title: str = "", note: str = "") -> dict[str, Any]:
+    """The same of two engines side by side: by step only."""
+    pool = _Pool()
+    count = len(page) + 1
+    wanted = sorted({*range(0, count, -(-count // MOST_VIEWS)), count - 1})
+    views = {}
+    for index in wanted:
+        view = page.view("step", index, height=PAIR_HEIGHT)
+        views[index] = {**view, "sides": [pool.pack(side) for side in view["sides"]]}
+    return {
+        "meta": page.meta(title, note),
+        "frames": page.frames(),
+        "requests": page.requests(),
+        "views": {"step": views},
         "shared": pool.shared,
     }
 

@@ -2,6 +2,7 @@
 
     python -m viz.live                               a mixed workload on the classroom Llama
     python -m viz.live --workload agents --kv-tokens 600 --eviction-policy lfu
+    python -m viz.live --compare lpm,fcfs            two engines side by side, stepping together
     python -m viz.live --replay run.jsonl            a recording instead of an engine
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
 
@@ -40,6 +41,8 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.model.load import resolve_model
 from minirad.record import Recorder, Recording
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
+from viz.compare import Pair, compared
+from viz.consult import consult
 from viz.page import Page, asked_text
 from viz.trace import GRANULARITIES, Trace, decoder_of
 
@@ -58,7 +61,7 @@ SECURITY = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is made of. None: the workload's own pool size."""
+    """What a run is made of. kv_tokens None: the workload's own pool size. compare: two policies."""
 
     workload: str = "mixed"
     model: str | None = None
@@ -68,6 +71,16 @@ class Settings:
     eviction_policy: str = "lru"
     chunk_tokens: int = 128
     record: str | None = None
+    compare: str | None = None
+
+    def sides(self) -> tuple[tuple[str, str], tuple[Settings, Settings]]:
+        """Both policies of `compare`, and the settings with each of them. ValueError if it is nonsense."""
+        setting, names = compared(self.compare or "")
+        first, second = (
+            dataclasses.replace(self, **{setting: name}, compare=None, record=_beside(self.record, name))
+            for name in names
+        )
+        return names, (first, second)
 
     def config(self, kv_tokens: int) -> EngineConfig:
         """The engine's configuration; kv_tokens: the pool where none is set. ValueError as its own."""
@@ -95,8 +108,10 @@ class Run:
         self.number, self.settings = number, settings
         self.workload = workload or workloads.load(settings.workload)
         self.engine = engine or Engine(settings.config(self.workload.kv_tokens))
-        self.recorder = Recorder(self.engine, _numbered(settings.record, number), keyframe_every=50)
-        self.player = workloads.Player(self.workload, self.engine.encode)
+        self.player = workloads.Player(self.workload, self.engine.encode, self.engine)
+        notes = {"workload": self.workload.name, "title": self.workload.title, "labels": self.player.labels}
+        path = _numbered(settings.record, number)
+        self.recorder = Recorder(self.engine, path, keyframe_every=50, notes=notes)
         self.clock = 0
         self.notices: list[str] = []
         decode = decoder_of(self.engine.tokenizer) if engine is None else None
@@ -117,9 +132,12 @@ class Run:
         for asked in player.due(self.clock):
             session = asked.session
             try:
-                name = engine.add_request(asked.prompt, asked.params, session.extra_key, session.priority)
+                name = engine.add_request(
+                    asked.prompt, asked.params, session.extra_key, session.priority,
+                    token_mask=asked.token_mask,
+                )  # fmt: skip
             except ValueError as error:
-                player.refused(asked)
+                player.refused(asked, error)
                 self.notices.append(f"{asked.label} was refused: {error}")
             else:
                 player.sent(asked, name)
@@ -127,9 +145,16 @@ class Run:
         for output in engine.step().finished:
             player.finished(output, self.clock)
         self.settle()
+        if self.idle:  # programs let go of their prefixes when they end: after the last step
+            self.recorder.cut()
+            self.notices += [failure for failure in player.failures if failure not in self.notices]
 
-    def close(self) -> None:
+    def close(self, broken: bool = False) -> None:
+        """Drops the run. What programs then abort is no part of what was recorded; a broken engine is
+        asked for nothing more."""
         self.recorder.close()
+        if not broken:
+            self.player.close()
 
 
 class Replay:
@@ -138,21 +163,37 @@ class Replay:
     def __init__(self, recording: Recording, title: str) -> None:
         self.number, self.engine = 1, None
         self.recorder, self.trace = recording, Trace(recording)
-        self.workload = workloads.Workload(title, f"Recording {title}", ())
-        self.page = Page(self.trace)
+        notes = recording.header.get("notes")
+        notes = notes if isinstance(notes, dict) else {}
+        told = str(notes.get("title", "")) or f"Recording {title}"
+        self.workload = workloads.Workload(title, told, ())
+        labels = notes.get("labels")
+        self.page = Page(
+            self.trace, {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
+        )
         self.notices: list[str] = []
         self.idle = True
 
-    def close(self) -> None:
+    def close(self, broken: bool = False) -> None:
         pass
 
 
 def _numbered(path: str | None, run: int) -> str | None:
     """A restarted run records beside the first one, not over it."""
-    if path is None or run == 1:
-        return path
-    file = Path(path)
-    return str(file.with_name(f"{file.stem}-{run}{file.suffix}"))
+    return path if run == 1 else _beside(path, str(run))
+
+
+def _beside(path: str | None, what: str) -> str | None:
+    """run.jsonl as run-what.jsonl."""
+    return path and str(Path(path).with_name(f"{Path(path).stem}-{what}{Path(path).suffix}"))
+
+
+def make_run(number: int, settings: Settings, workload: workloads.Workload | None = None) -> Run | Pair:
+    """One engine at work, or two where two policies are compared."""
+    if settings.compare is None:
+        return Run(number, settings, workload)
+    names, (first, second) = settings.sides()
+    return Pair(number, settings, (Run(number, first, workload), Run(number, second, workload)), names)
 
 
 # ---------------------------------------------------------------------- the engine's thread
@@ -167,7 +208,7 @@ class Driver(threading.Thread):
         super().__init__(name="engine", daemon=True)
         self.settings, self.speed = settings, speed
         self.playing = not paused and replay is None
-        self.run_now: Run | Replay | None = replay
+        self.run_now: Run | Pair | Replay | None = replay
         self.error = ""
         self.busy = False
         self.changed = threading.Condition()
@@ -201,7 +242,7 @@ class Driver(threading.Thread):
             self.changed.wait_for(lambda: self.version != version or self._stopping.is_set(), seconds)
             return self.version
 
-    def key(self, run: Run | Replay) -> str:
+    def key(self, run: Run | Pair | Replay) -> str:
         """Names a run so that no page takes it for one of a server that was here before."""
         return f"{run.number}.{self._token}"
 
@@ -217,7 +258,7 @@ class Driver(threading.Thread):
             "playing": self.playing,
             "speed": self.speed,
             "idle": run is None or run.idle,
-            "drivable": isinstance(run, Run) and not self.error,
+            "drivable": isinstance(run, Run | Pair) and not self.error,
             "error": self.error,
             "notices": list(run.notices[-3:]) if run else [],
         }
@@ -236,12 +277,12 @@ class Driver(threading.Thread):
             self._announce()
         finally:
             if self.run_now is not None:
-                self.run_now.close()
+                self.run_now.close(broken=bool(self.error))
 
     def begin(self, settings: Settings, workload: workloads.Workload | None) -> None:
         """A new engine with a new recording takes the place of the present one."""
         number = self.run_now.number + 1 if self.run_now else 1
-        run = Run(number, settings, workload)
+        run = make_run(number, settings, workload)
         if self.run_now is not None:
             self.run_now.close()
         self.settings, self.run_now = settings, run
@@ -252,7 +293,7 @@ class Driver(threading.Thread):
         started = time.perf_counter()
         run = self.run_now
         pause = 0.5
-        if isinstance(run, Run) and self.playing and not run.idle:
+        if isinstance(run, Run | Pair) and self.playing and not run.idle:
             run.advance()
             self._announce()
             pause = 1 / self.speed if self.speed > 0 else 0.0
@@ -275,7 +316,7 @@ class Driver(threading.Thread):
             answer.set_exception(ValueError(f"{type(error).__name__}: {error}"))
             raise
         self._announce()
-        return command is not _peek
+        return command not in (_peek, _prompt, _doctor)  # these may come at any time: no step for them
 
     def _announce(self) -> None:
         with self.changed:
@@ -286,10 +327,17 @@ class Driver(threading.Thread):
 # ---------------------------------------------------------------------- commands of the page
 
 
-def _engine_run(driver: Driver) -> Run:
-    if not isinstance(driver.run_now, Run):
+def _driven(driver: Driver) -> Run | Pair:
+    if not isinstance(driver.run_now, Run | Pair):
         raise ValueError("this is a recording: there is no engine to drive")
     return driver.run_now
+
+
+def _engine_run(driver: Driver) -> Run:
+    run = _driven(driver)
+    if isinstance(run, Pair):
+        raise ValueError("two engines are compared here: this is possible with one only")
+    return run
 
 
 def _nothing(driver: Driver, arguments: Json) -> Json:
@@ -297,7 +345,7 @@ def _nothing(driver: Driver, arguments: Json) -> Json:
 
 
 def _play(driver: Driver, arguments: Json) -> Json:
-    _engine_run(driver)
+    _driven(driver)
     driver.playing = bool(arguments.get("on", True))
     return {}
 
@@ -308,12 +356,12 @@ def _speed(driver: Driver, arguments: Json) -> Json:
 
 
 def _step(driver: Driver, arguments: Json) -> Json:
-    run = _engine_run(driver)
+    run = _driven(driver)
     driver.playing = False
     if run.idle:
         raise ValueError("nothing is left to do: submit a prompt, or restart with a workload")
     run.advance()
-    return {"frames": len(run.recorder.frames)}
+    return {"frames": len(run.trace)}
 
 
 def _composed(arguments: Json) -> str:
@@ -392,7 +440,7 @@ def _changed_settings(driver: Driver, arguments: Json) -> Settings:
 
 
 def _restart(driver: Driver, arguments: Json) -> Json:
-    _engine_run(driver)
+    _driven(driver)
     driver.begin(_changed_settings(driver, arguments), None)
     driver.playing = True
     return {"run": driver.run_now.number if driver.run_now else 0}
@@ -401,8 +449,8 @@ def _restart(driver: Driver, arguments: Json) -> Json:
 def _fork(driver: Driver, arguments: Json) -> Json:
     """The requests recorded up to a frame, as they came, on a new engine with other settings."""
     run = driver.run_now
-    if run is None:
-        raise ValueError("nothing has run yet")
+    if run is None or isinstance(run, Pair):
+        raise ValueError("nothing has run yet" if run is None else "a comparison cannot be forked")
     until = int(arguments.get("frame", len(run.recorder.frames) - 1))
     workload = workloads.from_recording(run.recorder, until)
     if not workload.sessions:
@@ -418,9 +466,25 @@ def _fork(driver: Driver, arguments: Json) -> Json:
     return {"requests": len(workload.sessions)}
 
 
+def _prompt(driver: Driver, arguments: Json) -> Json:
+    """A request's whole prompt as text."""
+    return {"text": _one_page(driver).prompt_text(str(arguments.get("request")))}
+
+
+def _doctor(driver: Driver, arguments: Json) -> Json:
+    """Where two prompts part, and what that costs; works on a recording, too."""
+    return consult(_one_page(driver), arguments)
+
+
+def _one_page(driver: Driver) -> Page:
+    if driver.run_now is None or isinstance(driver.run_now, Pair):
+        raise ValueError("the doctor looks at the prompts of one run")
+    return driver.run_now.page
+
+
 COMMANDS: dict[str, Callable[[Driver, Json], Json]] = {
     "play": _play, "speed": _speed, "step": _step, "peek": _peek, "submit": _submit, "evict": _evict,
-    "flush": _flush, "restart": _restart, "fork": _fork,
+    "flush": _flush, "restart": _restart, "fork": _fork, "prompt": _prompt, "doctor": _doctor,
 }  # fmt: skip
 
 
@@ -496,7 +560,8 @@ class Handler(BaseHTTPRequestHandler):
         if parts.path == "/":
             from viz.export import page_html
 
-            return self._send(page_html().encode("utf-8"), "text/html; charset=utf-8")
+            kind = "compare" if self.server.driver.settings.compare else "page"
+            return self._send(page_html(kind=kind).encode("utf-8"), "text/html; charset=utf-8")
         if parts.path == "/favicon.ico":  # some browsers ask, whatever the page says
             return self._send(b"", "image/x-icon", HTTPStatus.OK)
         if parts.path.startswith("/static/"):
@@ -575,11 +640,11 @@ class Handler(BaseHTTPRequestHandler):
             if now != status:
                 self._event("status", now, f"{key}:{sent}")
                 status = now
-            elif run is None or sent == len(run.recorder.frames):
+            elif run is None or sent == len(run.trace):
                 self.wfile.write(b": still here\n\n")
             self.wfile.flush()
 
-    def _send_frames(self, run: Run | Replay, key: str, sent: int) -> int:
+    def _send_frames(self, run: Run | Pair | Replay, key: str, sent: int) -> int:
         """In pieces, so that a long history shows while it still loads."""
         while (known := len(run.trace)) > sent and not self.server.driver.stopping:
             stop = min(known, sent + 2000)
@@ -630,7 +695,7 @@ def _last_event(text: str) -> tuple[str, int]:
     return (key, int(sent)) if sent.isdigit() else ("", 0)
 
 
-def _hello(driver: Driver, run: Run | Replay) -> Json:
+def _hello(driver: Driver, run: Run | Pair | Replay) -> Json:
     """What a page needs when a run begins."""
     return {
         "run": driver.key(run),
@@ -684,6 +749,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--schedule-policy", default="lpm", choices=list(SCHEDULE_POLICIES))
     parser.add_argument("--eviction-policy", default="lru", choices=list(EVICTION_POLICIES))
+    parser.add_argument("--compare", metavar="A,B",
+                        help="two schedule or two eviction policies, side by side")  # fmt: skip
     parser.add_argument("--speed", type=float, default=3.0, help="steps per second; 0: as fast as it goes")
     parser.add_argument("--paused", action="store_true", help="wait for the page to press play")
     parser.add_argument("--port", type=int, default=PORT, help="any free one if it is taken")
@@ -701,10 +768,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     settings = Settings(
         options.workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
-        options.eviction_policy, record=options.record,
+        options.eviction_policy, record=options.record, compare=options.compare,
     )  # fmt: skip
     try:
         settings.config(workloads.load(settings.workload).kv_tokens)
+        if settings.compare is not None:
+            settings.sides()
+            if options.replay:
+                raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
         resolve_model(settings.model)
         replay = Replay(Recorder.load(options.replay), Path(options.replay).name) if options.replay else None
         if options.export:
@@ -744,12 +815,12 @@ def _one_thread(settings: Settings) -> None:
 def _export(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
     from viz.export import export
 
-    run: Run | Replay
+    run: Run | Pair | Replay
     if replay is not None:
         run = replay
     else:
         _one_thread(settings)
-        run = Run(1, settings, None)
+        run = make_run(1, settings)
         while not run.idle and run.clock < options.steps:
             run.advance()
         run.close()

@@ -99,11 +99,25 @@ class Page:
             changed = [name for name, frame in self._changed.items() if frame >= since]
             return {name: {**self._requests[name], "label": self._label(name)} for name in changed}
 
+    def prompt(self, name: str) -> tuple[int, ...]:
+        """The token ids that a request came with; of a sample those of its leader. ValueError: unknown."""
+        with self._lock:
+            self._catch_up()
+            known = self._prompts.get(name.partition(".")[0])
+        if known is None:
+            raise ValueError(f"there is no request {name!r}")
+        return known[0]
+
+    def prompt_text(self, name: str) -> str:
+        """The same as text."""
+        return self.trace.decode(self.prompt(name))
+
     def _catch_up(self) -> None:
         for index in range(len(self._frames), len(self.trace)):
             frame = self.trace.recording.frames[index]
             for event in frame.events:
                 self._note(event, index)
+            self._note_passes(frame.events, index)
             self._frames.append(self._frame_record(index))
 
     def _frame_record(self, index: int) -> Json:
@@ -134,13 +148,35 @@ class Page:
         elif isinstance(event, ev.RequestForked):
             leader = self._requests.get(event.leader, {})
             kind = "decode" if event.row >= 0 else "waiting"
-            segments = [[kind, index, None]]
-            self._requests[name] = {**leader, "id": name, "added": index, "segs": segments, "sample": True}
+            own: Json = {"segs": [[kind, index, None]], "defers": [], "passed": [], "sample": True}
+            self._requests[name] = {**leader, "id": name, "added": index, **own}
         request = self._requests.get(name)
         if request is None:
             return
+        if isinstance(event, ev.RequestDeferred):
+            _defer(request, event.reason, index)
+            self._changed[name] = index
         if _moves(event, request, index) or isinstance(event, ev.RequestAdded | ev.RequestForked):
             self._changed[name] = index
+
+    def _note_passes(self, events: tuple[ev.Event, ...], index: int) -> None:
+        """Who was left waiting in a frame that admitted somebody behind it: the scheduler's own rule
+        (policies.is_behind), read from the events so that recordings tell it under every policy."""
+        admitted = [e.request for e in events if isinstance(e, ev.RequestAdmitted)]
+        if not admitted:
+            return
+        for name, request in self._requests.items():
+            if request["end"] is None and request["segs"][-1][0] in ("waiting", "retracted"):
+                by = [other for other in admitted if self._rank(other) > self._rank(name)]
+                if by:
+                    request["passed"].append([index, by])
+                    self._changed[name] = index
+
+    def _rank(self, name: str) -> tuple[int, int, int]:
+        request = self._requests.get(name)
+        number, _, sample = name.removeprefix("R").partition(".")
+        place = int(number) if number.isdigit() else 0
+        return (-request["priority"] if request else 0, place, int(sample) if sample.isdigit() else 0)
 
     def _new_request(self, event: ev.RequestAdded, index: int) -> Json:
         self._prompts[event.request] = event.token_ids, event.namespace
@@ -151,7 +187,10 @@ class Page:
             "prompt": len(event.token_ids),
             "new": event.max_new_tokens,
             "n": event.n,
+            "priority": event.priority,
             "segs": [["waiting", index, None]],
+            "defers": [],  # [from, to), and why it was looked at and left waiting
+            "passed": [],  # frame, and who behind it was admitted
             "hit": None,
             "node": None,
             "end": None,
@@ -249,8 +288,25 @@ class Page:
             now = len(view.so_far) - 1
         else:
             events, now = view.events, None
-        return [self._event(event, now is None or at == now, now is not None and at > now)
-                for at, event in enumerate(events[:400])]  # fmt: skip
+        shown = [self._event(event, now is None or at == now, now is not None and at > now)
+                 for at, event in enumerate(events[:400])]  # fmt: skip
+        return shown if view.granularity == "event" else shown + self._passes(view)
+
+    def _passes(self, view: View) -> list[Json]:
+        """No event says that somebody was passed over: it is what the admissions of a step add up to."""
+        first, found = view.frame - self._frames_of(view) + 1, []
+        for name, request in self._requests.items():
+            before = sum(frame < first for frame, _ in request["passed"])
+            for nth, (frame, by) in enumerate(request["passed"][before:], start=before + 1):
+                if frame > view.frame:
+                    break
+                verb = "is" if len(by) == 1 else "are"
+                text = (
+                    f"{name} is passed over: {listed(by)}, behind it, {verb} admitted ({times(nth)} so far)"
+                )
+                found.append({"tag": "passed", "color": "amber", "small": False, "text": text,
+                              "nodes": [], "requests": [name], "on": True, "later": False})  # fmt: skip
+        return found
 
     def _event(self, event: ev.Event, present: bool, future: bool) -> Json:
         tag, color, small = _TAGS.get(type(event), (type(event).__name__, "grey", True))
@@ -353,6 +409,24 @@ def _moves(event: ev.Event, request: Json, index: int) -> bool:
     else:
         return False
     return True
+
+
+def _defer(request: Json, reason: str, index: int) -> None:
+    """Notes why a request is left waiting; the same reason in the next frame makes the stretch longer."""
+    defers = request["defers"]
+    if defers and defers[-1][2] == reason and defers[-1][1] in (index, index + 1):
+        defers[-1][1] = index + 1
+    else:
+        defers.append([index, index + 1, reason])
+
+
+def listed(names: list[str]) -> str:
+    """Names in a sentence: R7, R8 and R9."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _enter(segments: list[list[Any]], kind: str, index: int) -> None:

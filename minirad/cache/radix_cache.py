@@ -541,7 +541,12 @@ class RadixCache:
         }
 
     def check(self) -> None:
-        """Recomputes what must hold (DESIGN's invariants 2, 3, 4, 5, 7); InvariantError names the node."""
+        """Recomputes what must hold; InvariantError names the node.
+
+        Sizes are sums over the nodes; locks are at least the children's sum; every child is found under
+        its first page and namespace; no page is in two nodes; nodes hold whole pages; no evictable leaf
+        would be overlooked.
+        """
         evictable = protected = 0
         seen: dict[int, int] = {}
         leaves = []

@@ -96,7 +96,8 @@ class LlamaConfig:
         if missing:
             raise ValueError(f"model config: the field {missing[0]!r} is missing")
         heads = int(raw["num_attention_heads"])
-        rope = raw.get("rope_parameters") or {}
+        # Where both are there, the older field wins, as in transformers.
+        rope = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
         theta = rope.get("rope_theta") or raw.get("rope_theta") or 10000.0
         return cls(
             vocab_size=int(raw["vocab_size"]),
@@ -108,7 +109,7 @@ class LlamaConfig:
             head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // max(heads, 1)),
             rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(theta),
-            rope_scaling=_parse_rope_scaling(rope or raw.get("rope_scaling") or {}),
+            rope_scaling=_parse_rope_scaling(rope),
             max_position_embeddings=int(raw.get("max_position_embeddings") or 2048),
             tied=bool(raw.get("tie_word_embeddings", False)),
             attention_bias=bool(raw.get("attention_bias", False)),
@@ -182,7 +183,7 @@ def _refuse_what_is_not_llama(raw: Mapping[str, Any]) -> None:
 
 
 def _parse_rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = rope.get("type") or rope.get("rope_type") or "default"
     if kind == "default":
         return None
     if kind not in ("linear", "llama3"):

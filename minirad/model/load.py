@@ -137,7 +137,12 @@ def load_weights(
                             f"{file}: tensor {name} has shape {list(found)}, "
                             f"but the configuration says {list(expected[name])}"
                         )
-                    weights[name] = tensors.get_tensor(name).to(device=device, dtype=dtype)
+                    tensor = tensors.get_tensor(name)
+                    if not tensor.is_floating_point():
+                        raise ValueError(
+                            f"{file}: tensor {name} is {tensor.dtype}: quantized weights do not work"
+                        )
+                    weights[name] = tensor.to(device=device, dtype=dtype)
         except SafetensorError as error:
             raise ValueError(f"{file} cannot be read: {error}") from error
     for name, shape in expected.items():

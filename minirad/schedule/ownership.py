@@ -244,7 +244,11 @@ class SlotOwnership:
     # ------------------------------------------------------------ checking
 
     def check(self, requests: Iterable[Request], pins: Mapping[int, Any]) -> None:
-        """Invariants 1, 3 and 6 of DESIGN, recomputed from the tree, the rows and the free list."""
+        """Recomputes who owns what from the tree, the rows and the free list.
+
+        Every page has exactly one owner; every row points at its locked path and then at pages of its
+        own; every lock of a node's own is held by a row or a pin.
+        """
         self.allocator.check()
         live = [request for request in requests if request.row >= 0]
         page_size = self.allocator.page_size

@@ -406,15 +406,22 @@ class Scheduler:
 
         by: for whom; None: there was no room to decode, so the estimate was too low.
         """
-        freed = self.ownership.release(request, "released")
-        self.requeue(request)
-        self.retracted.append(request)
+        self._put_back(request, by.id if by else "")
         if by is None:
             self.books.retractions += 1
             self.future.retracted(self.running)
+
+    def undo(self, batch: Batch) -> None:
+        """The batch could not be computed: its requests wait again, with all they had generated."""
+        for request in batch.requests:
+            self._put_back(request, "")
+
+    def _put_back(self, request: Request, by: str) -> None:
+        freed = self.ownership.release(request, "released")
+        self.requeue(request)
+        self.retracted.append(request)
         if self.bus.wants(ev.RequestRetracted):
-            made = len(request.output)
-            self.bus.emit(ev.RequestRetracted(request.id, freed, made, by.id if by else ""))
+            self.bus.emit(ev.RequestRetracted(request.id, freed, len(request.output), by))
 
     def requeue(self, request: Request) -> None:
         """Back to waiting, generated tokens kept."""

@@ -1,170 +1,8 @@
 // The live page: draws what viz/page.py says about a position, and drives the engine behind it.
 //
-// Data comes from a source: `LiveSource` (server-sent events and fetch, same origin only) or
-// `FileSource` (everything inside the file). The rest does not know which. All text from outside goes
-// through textContent; nothing is fetched from anywhere else.
+// The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
+import { FileSource, LiveSource, MARK_COLORS, button, clamp, fillPool, h, icon, key, order, percent, plural, s, sizePool, tint, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
-
-// ---------------------------------------------------------------- small helpers
-
-/** h("div.card#x", {onclick, title, ...}, children...): an element; strings become text. */
-function h(spec, props = {}, ...children) {
-  const [, tag, rest] = /^(\w+)(.*)$/.exec(spec);
-  const element = document.createElement(tag);
-  for (const part of rest.match(/[.#][\w-]+/g) ?? []) part[0] === "#" ? (element.id = part.slice(1)) : element.classList.add(part.slice(1));
-  for (const [name, value] of Object.entries(props)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "style") Object.assign(element.style, value);
-    else if (name in element && name !== "list") element[name] = value;
-    else element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
-}
-
-const SVG = "http://www.w3.org/2000/svg";
-function s(tag, attributes = {}, ...children) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
-const ICONS = {
-  first: "M6 5h2v14H6zM20 5v14L9 12z", back: "M17 5v14L6 12z", play: "M8 5v14l11-7z",
-  pause: "M7 5h4v14H7zM14 5h4v14h-4z", forward: "M8 5v14l11-7z", next: "M7 5v14l9-7zM17 5h2v14h-2z", last: "M16 5h2v14h-2zM4 5v14l11-7z",
-};
-const icon = (name) => s("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" }, s("path", { d: ICONS[name] }));
-const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
-const percent = (part, whole) => (whole ? Math.round((100 * part) / whole) : 0) + "%";
-const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
-
-/** A stable soft colour of a node or request, the same on its card, its pages and its lane. */
-function tint(owner, light = 78) {
-  const number = Number(owner.replace(/\D+/g, "")) || 0;
-  return `hsl(${(number * 137.508 + 205) % 360} ${owner[0] === "R" ? 45 : 70}% ${light}%)`;
-}
-
-// ---------------------------------------------------------------- where the data comes from
-
-class Source {
-  constructor() {
-    this.frames = [];
-    this.requests = {};
-    this.meta = {};
-    this.status = { playing: false, idle: true, drivable: false, speed: 3, error: "", notices: [] };
-    this.offsets = [0];
-    this.listeners = [];
-  }
-  onchange(listener) { this.listeners.push(listener); }
-  tell(what) { for (const listener of this.listeners) listener(what); }
-  addFrames(frames) {
-    for (const frame of frames) {
-      this.frames.push(frame);
-      this.offsets.push(this.offsets.at(-1) + frame.e);
-    }
-  }
-  count(g) {
-    if (g === "step") return this.frames.length + 1;
-    return (g === "event" ? this.offsets.at(-1) : this.frames.at(-1)?.c ?? 0) + 1;
-  }
-  /** The frame in which a position lies; -1 for the start. */
-  frameAt(g, i) {
-    if (i <= 0) return -1;
-    if (g === "step") return Math.min(i, this.frames.length) - 1;
-    const key = g === "event" ? (f) => this.offsets[f + 1] >= i : (f) => this.frames[f].c > i;
-    let low = 0, high = this.frames.length;
-    while (low < high) { const mid = (low + high) >> 1; key(mid) ? (high = mid) : (low = mid + 1); }
-    return g === "event" ? low : low - 1;
-  }
-  positionOf(g, frame) {
-    if (frame < 0) return 0;
-    return g === "step" ? frame + 1 : g === "event" ? this.offsets[frame + 1] : this.frames[frame].c;
-  }
-  /** The next frame (direction -1: the last one before) that has a mark of a kind, or null. */
-  mark(kind, frame, direction) {
-    for (let f = frame + direction; f >= 0 && f < this.frames.length; f += direction)
-      if (this.frames[f].m.includes(kind)) return f;
-    return null;
-  }
-  granularities() { return ["event", "step", "scene"]; }
-}
-
-class LiveSource extends Source {
-  constructor() {
-    super();
-    this.run = "";
-    this.views = new Map();
-    this.lost = false;
-  }
-  start() {
-    const stream = new EventSource("/stream");
-    stream.addEventListener("run", (event) => this.begin(JSON.parse(event.data)));
-    stream.addEventListener("frames", (event) => this.grow(JSON.parse(event.data)));
-    stream.addEventListener("status", (event) => { this.status = JSON.parse(event.data); this.tell("status"); });
-    stream.onopen = () => { this.lost = false; this.tell("status"); };
-    stream.onerror = () => { this.lost = true; this.tell("status"); };
-  }
-  begin(hello) {
-    Object.assign(this, { run: hello.run, meta: hello.meta, choices: hello.choices, settings: hello.settings, status: hello.status });
-    Object.assign(this, { frames: [], requests: {}, offsets: [0] });
-    this.views.clear();
-    this.tell("run");
-  }
-  grow(news) {
-    if (news.run !== this.run) return;
-    this.addFrames(news.frames.slice(Math.max(this.frames.length - news.from, 0)));
-    Object.assign(this.requests, news.requests);
-    this.tell("frames");
-  }
-  view(g, i, opened = [], height = 400) {
-    const growing = g === "scene" && i === this.count("scene") - 1;
-    const key = `${g} ${i} ${opened} ${height} ${growing ? this.frames.length : ""}`;
-    if (!this.views.has(key)) {
-      const query = new URLSearchParams({ run: this.run, g, i, open: opened.join(","), height });
-      const promise = fetch("/view?" + query).then(answer);
-      promise.catch(() => this.views.delete(key));
-      this.views.set(key, promise);
-      if (this.views.size > 300) this.views.delete(this.views.keys().next().value);
-    }
-    return this.views.get(key);
-  }
-  command(name, body = {}) {
-    return fetch("/do/" + name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).then(answer);
-  }
-}
-
-async function answer(response) {
-  const data = await response.json();
-  if (!response.ok) throw new Error(data.error ?? response.statusText);
-  return data;
-}
-
-class FileSource extends Source {
-  async start() {
-    const text = document.getElementById("recording").textContent;
-    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const data = JSON.parse(await new Response(stream).text());
-    Object.assign(this, { meta: data.meta, requests: data.requests, stored: data.views, shared: data.shared });
-    this.known = Object.fromEntries(Object.entries(data.views).map(([g, views]) => [g, Object.keys(views).map(Number)]));
-    this.addFrames(data.frames);
-    this.tell("run");
-    this.tell("frames");
-    this.tell("status");
-  }
-  granularities() { return Object.keys(this.stored ?? { step: 0 }); }
-  async view(g, i) {
-    const known = this.known[g];
-    let index = i;
-    if (!(i in this.stored[g])) index = known.filter((k) => k <= i).at(-1) ?? known[0]; // thinned out
-    const packed = this.stored[g][index];
-    const nodes = Object.fromEntries(Object.entries(packed.nodes).map(([id, n]) => [id, { ...n, body: this.shared[n.body] }]));
-    return { ...packed, i, svg: this.shared[packed.svg], nodes };
-  }
-  command() { return Promise.reject(new Error("this is a file: there is no engine to drive")); }
-}
 
 // ---------------------------------------------------------------- the page
 
@@ -180,11 +18,12 @@ function build() {
   const app = document.getElementById("app");
   app.append(
     h("header", {},
-      h("h1", {}, "minirad ", h("span", {}, "live")),
+      h("h1", {}, "minirad ", (el.kind = h("span", {}, source instanceof FileSource ? "recording" : "live"))),
       (el.chips = h("div.chips")),
       (el.tools = h("div.tools", {}, 
         (el.quizButton = button("quiz", "Quiz: guess the next victim or hit before it is shown (q)", toggleQuiz)),
         button("projector", "Larger, for the back row (p)", () => document.body.classList.toggle("projector")),
+        (el.doctorButton = button("doctor", "Prompt doctor: where two prompts part, and what that costs (d)", toggleDoctor)),
         (el.restartButton = button("restart…", "Restart with other settings, or fork from here", () => togglePanel(el.restart))),
         button("?", "Keys", () => togglePanel(el.help)))),
       (el.status = h("span.status", {}, h("i.dot"), (el.statusText = h("span", {}, "connecting"))))),
@@ -195,9 +34,10 @@ function build() {
     (el.ask = h("section.panel.quiz", { hidden: true })),
     (el.restart = h("section.panel.restart", { hidden: true })),
     (el.help = buildHelp()),
+    (el.doctor = h("section.panel.doctor", { hidden: true })),
     h("main", {},
       h("section.card.treecard", {},
-        h("h2", {}, "Radix tree", legend(), h("span.zoom", {}, button("−", "Smaller", () => zoom(el.tree, 0.8)), button("fit", "Show all that is readable (double click)", () => fit(el.tree)), button("+", "Larger", () => zoom(el.tree, 1.25)))),
+        h("h2", {}, "Radix tree", legend(), h("span.zoom", {}, button("−", "Smaller", () => zoom(el.tree, 0.8)), button("fit", "The whole tree, however small; again: as much as can be read (0, double click)", () => fit(el.tree)), button("+", "Larger", () => zoom(el.tree, 1.25)))),
         (el.tree = h("div.mr-tree", { role: "img" }))),
       h("section.side", {},
         h("section.card.poolcard", {}, h("h2", {}, "KV pool", (el.poolText = h("small"))), (el.pool = h("div.pool"))),
@@ -206,7 +46,7 @@ function build() {
           h("section.card", {}, h("h2", {}, "Hit rate", (el.hitText = h("small"))), (el.hits = h("div.chart")))))),
     h("div.low", {},
       h("section.card.requests", {},
-        h("h2", {}, "Requests", h("small", {}, key("waiting", "#dee2e6"), key("prefill", "#f59f00"), key("decode", "#51cf66"), key("retracted", "#ff8787"), key("hit", "#4dabf7"))),
+        h("h2", {}, "Requests", (el.queue = h("small.queue")), h("small", {}, key("waiting", "#dee2e6"), key("prefill", "#f59f00"), key("decode", "#51cf66"), key("deferred", "#b35c00"), h("span.key.passed", {}, h("i"), "passed"), key("retracted", "#ff8787"))),
         (el.lanes = h("div.lanes")), buildPrompt()),
       h("section.card.eventcard", {},
         h("h2", {}, (el.eventsTitle = h("span", {}, "Events")), h("label.all", {}, h("input", { type: "checkbox", onchange: (e) => { state.everything = e.target.checked; drawEvents(); } }), "all")),
@@ -215,9 +55,6 @@ function build() {
     (el.tip = h("div.tip", { hidden: true })));
   listen(el.tree, { over: overNode, click: clickNode });
 }
-
-const button = (text, title, onclick, kind = "") => h("button" + kind, { type: "button", title, onclick }, text);
-const key = (text, color) => h("span.key", {}, h("i", { style: { background: color } }), text);
 
 function legend() {
   const sample = (name, word) => h("span.sample." + name, {}, h("i"), word);
@@ -245,12 +82,12 @@ function jump(kind, letter) {
 
 function buildHelp() {
   const rows = [["space", "play, pause"], ["← →", "back, forward"], ["Home End", "start, present"], ["s e r", "next split, eviction, retraction (shift: the one before)"],
-    ["1 2 3", "by event, step, scene"], ["q", "quiz"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
+    ["1 2 3", "by event, step, scene"], ["q", "quiz"], ["d", "prompt doctor"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them somebody behind it was admitted"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
   return h("section.panel.help", { hidden: true }, h("table", {}, ...rows.map(([k, text]) => h("tr", {}, h("th", {}, k), h("td", {}, text)))));
 }
 
 function togglePanel(panel) {
-  for (const other of [el.why, el.restart, el.help]) if (other !== panel) other.hidden = true;
+  for (const other of [el.why, el.restart, el.help, el.doctor]) if (other !== panel) other.hidden = true;
   if (panel === el.restart && panel.hidden) fillRestart();
   panel.hidden = !panel.hidden;
 }
@@ -263,7 +100,7 @@ async function show(g, i, { hash = true } = {}) {
   const ticket = ++state.ticket;
   state.to = { g, i };
   const started = performance.now();
-  state.height = Math.round(chartSize(el.tree)[1] / 40) * 40 || 400; // in steps, so that views are found again
+  state.height = Math.round((0.84 * chartSize(el.tree)[1]) / 40) * 40 || 400; // in steps, so that views are found again
   let view;
   try { view = await source.view(g, i, [...state.opened], state.height); }
   catch (error) {
@@ -323,14 +160,6 @@ async function advance() {
   }
   state.follow = target === source.count(g) - 1 && !state.quizOn;
   return show(g, target);
-}
-
-function until(condition, ms = 3000) {
-  const start = performance.now();
-  return new Promise((done) => {
-    const look = () => (condition() || performance.now() - start > ms ? done() : setTimeout(look, 5));
-    look();
-  });
 }
 
 function toPresent() { stopPlaying(); closeQuiz(); state.follow = true; return show(state.to.g, source.count(state.to.g) - 1); }
@@ -467,7 +296,7 @@ function drawHeader() {
   el.chips.replaceChildren(chip(meta.title ?? "", "workload"), chip(meta.model ?? "", "model"),
     chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
     chip([meta.schedule_policy, meta.eviction_policy].filter(Boolean).join(" · "), "schedule policy · eviction policy"));
-  document.title = `minirad live: ${meta.title ?? ""}`;
+  document.title = `minirad${source instanceof FileSource ? "" : " live"}: ${meta.title ?? ""}`;
   el.modes.replaceChildren(...["event", "step", "scene"].map((g, n) => h("button", { type: "button", title: `By ${g} (${n + 1})`, "aria-pressed": String(g === state.g), disabled: !source.granularities().includes(g), onclick: () => setGranularity(g) }, g)));
   document.body.classList.toggle("drivable", Boolean(source.status.drivable));
 }
@@ -483,6 +312,9 @@ function drawStatus() {
   el.banner.textContent = `The engine stopped with an error: ${error}. What it did until then can still be looked at; the terminal has the details.`;
   if (notices?.length && notices.at(-1) !== state.noticed) notice((state.noticed = notices.at(-1)));
   document.body.classList.toggle("drivable", Boolean(drivable));
+  el.restartButton.hidden = !drivable && !error; // needs an engine; a file has no tokenizer either
+  el.doctorButton.hidden = source instanceof FileSource;
+  el.kind.textContent = drivable || error ? "live" : "recording";
   el.quizButton.setAttribute("aria-pressed", String(state.quizOn));
   if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
 }
@@ -500,8 +332,6 @@ function drawTransport() {
   for (const b of el.modes.children) b.setAttribute("aria-pressed", String(b.textContent === state.g));
   drawMarks(count);
 }
-
-const MARK_COLORS = { split: "#e8890c", evict: "#e03131", retract: "#9c36b5" };
 
 function drawMarks(count) {
   const key = `${state.g} ${source.frames.length} ${source.run}`;
@@ -522,44 +352,12 @@ function drawMarks(count) {
 
 // ---------------------------------------------------------------- pool
 
-const MOST_CELLS = 4096;
-
 function drawPool() {
   const { pool, usage } = state.view, page = source.meta.page_size;
-  const owners = pool.flatMap(([owner, length]) => Array(length).fill(owner));
-  const per = Math.max(1, Math.ceil(owners.length / MOST_CELLS));
-  const cells = Math.ceil(owners.length / per);
-  state.slotOwners = owners;
-  if (el.pool.childElementCount !== cells) {
-    el.pool.replaceChildren(...Array.from({ length: cells }, (_, c) => {
-      const cell = document.createElement("i");
-      cell.dataset.page = c * per + 1;
-      return cell;
-    }));
-    sizePool(cells);
-  }
-  for (let c = 0; c < cells; c++) {
-    const owner = owners[c * per], cell = el.pool.children[c];
-    if (cell.dataset.owner === owner) continue;
-    cell.dataset.owner = owner;
-    cell.className = owner === "" ? "" : { n: "node", R: "private", x: "freed" }[owner[0]];
-    cell.style.setProperty("--c", owner === "" || owner[0] === "x" ? "" : tint(owner));
-  }
+  fillPool(el.pool, pool);
   const [free, evictable, guarded, own] = usage;
   const total = source.meta.kv_tokens || free + evictable + guarded + own;
   el.poolText.textContent = `${total - free} of ${total} slots used · ${free} free` + (page > 1 ? ` · ${page} per page` : "");
-}
-
-/** As many columns as make the cells as large as the space allows. */
-function sizePool(cells) {
-  const { clientWidth: w, clientHeight: height } = el.pool;
-  let best = 8;
-  for (let columns = 8; columns <= 160; columns++) {
-    const size = (w - 2 * (columns - 1)) / columns;
-    if (Math.ceil(cells / columns) * (size + 2) <= height + 2) { best = columns; break; }
-    best = columns;
-  }
-  el.pool.style.setProperty("--columns", best);
 }
 
 function slotText(owner, pageNumber) {
@@ -635,8 +433,6 @@ function drawHits() {
   el.hits.title = `H = 1 − C / Σ prompt tokens = 1 − ${prompt - cached} / ${prompt}`;
 }
 
-const order = (id) => { const [a, b = 0] = id.slice(1).split(".").map(Number); return a * 1000 + b; };
-
 // ---------------------------------------------------------------- requests
 
 const WINDOW = 130; // frames that the time line shows at once
@@ -648,20 +444,41 @@ function drawLanes() {
   const shown = Object.values(source.requests).filter((r) => r.added <= Math.max(now, 0) && (r.end ?? total) >= from).sort((a, b) => order(a.id) - order(b.id)).slice(-60);
   const left = (f) => `${(100 * (clamp(f, from, to) - from)) / (to - from)}%`;
   const width = (a, b) => `${(100 * (clamp(b, from, to) - clamp(a, from, to))) / (to - from)}%`;
+  const longest = longestWaiter(now);
   el.lanes.replaceChildren(...shown.map((r) => {
     const bars = r.segs.filter(([, a]) => a <= now).map(([kind, a, b]) => {
       return h("i." + kind, { style: { left: left(a), width: width(a, Math.min(b ?? now + 1, now + 1)) }, title: kind });
     });
     const live = state.view.requests[r.id];
     const known = r.hit !== null && r.admitted <= now;
-    return h("div.lane" + (live ? (live.waiting ? ".waits" : ".runs") : ""), { "data-request": r.id, tabindex: 0, title: r.text, role: "button", "aria-label": `${r.id} ${r.label || ""}: ${r.text}`,
-      onpointerenter: () => brush({ nodes: [], requests: [r.id] }), onpointerleave: () => brush(null), onclick: () => walkRequest(r.id), onkeydown: (e) => e.key === "Enter" && walkRequest(r.id) },
-      h("span.who", {}, h("b", {}, r.id), " ", r.label || r.text), h("span.track", {}, ...bars, h("u", { style: { left: left(now + 1) } })),
-      h("span.hitbar", { title: known ? `${r.hit} of ${r.prompt} prompt tokens from the cache` : "not admitted yet" }, h("em", { style: { width: known ? percent(r.hit, r.prompt) : "0" } }), h("span", {}, known ? `${r.hit}/${r.prompt}` : `–/${r.prompt}`)));
+    for (const [a, b, reason] of r.defers) if (a <= now && b >= from) bars.push(h("b.defer", { style: { left: left(a), width: width(a, Math.min(b, now + 1)) }, onpointermove: (e) => tip(e, h("b", {}, r.id), " looked at and left waiting: " + reason) , onpointerleave: () => tip(null) }));
+    for (const [f, by] of r.passed) if (f <= now && f >= from) bars.push(h("b.pass", { style: { left: left(f + 0.5) }, onpointermove: (e) => tip(e, h("b", {}, r.id), ` passed over by ${by.join(", ")}`), onpointerleave: () => tip(null) }));
+    const wait = live?.waiting ? now + 1 - waitSince(r, now) : 0, passed = r.passed.filter(([f]) => f <= now).length;
+    const told = h("span.hitbar" + (wait ? ".wait" : ""), { title: wait ? `waits for ${plural(wait, "step")}; in ${passed} of them somebody behind it was admitted` : known ? `${r.hit} of ${r.prompt} prompt tokens from the cache` : "not admitted yet" },
+      h("em", { style: { width: known && !wait ? percent(r.hit, r.prompt) : "0" } }), h("span", {}, wait ? `${wait} st${passed ? ` · ↷${passed}` : ""}` : known ? `${r.hit}/${r.prompt}` : `–/${r.prompt}`));
+    return h("div.lane" + (live ? (live.waiting ? ".waits" : ".runs") : "") + (r.id === longest?.id ? ".longest" : ""), { "data-request": r.id, tabindex: 0, title: r.text, role: "button", "aria-label": `${r.id} ${r.label || ""}: ${r.text}`,
+      onpointerenter: () => brush({ nodes: [], requests: [r.id] }), onpointerleave: () => brush(null), onclick: () => pickRequest(r.id), onkeydown: (e) => e.key === "Enter" && pickRequest(r.id) },
+      h("span.who", {}, h("b", {}, r.id), " ", r.label || r.text), h("span.track", {}, ...bars, h("u", { style: { left: left(now + 1) } })), told);
   }));
+  drawQueue(longest, now);
   requestAnimationFrame(() => { // to the latest, in whole lanes
     if (!el.lanes.matches(":hover")) el.lanes.scrollTop = Math.floor((el.lanes.scrollHeight - el.lanes.clientHeight) / 20) * 20;
   });
+}
+
+const waitSince = (r, now) => r.segs.findLast(([, a]) => a <= now)[1];
+
+/** Who has waited longest at a frame; null when nobody waits for more than a step. */
+function longestWaiter(now) {
+  const waiting = Object.values(source.requests).filter((r) => r.added <= now && state.view.requests[r.id]?.waiting);
+  waiting.sort((a, b) => waitSince(a, now) - waitSince(b, now) || order(a.id) - order(b.id));
+  return waiting.length && now + 1 - waitSince(waiting[0], now) > 1 ? waiting[0] : null;
+}
+
+function drawQueue(longest, now) {
+  const waiting = Object.values(state.view.requests).filter((r) => r.waiting).length;
+  const passed = longest?.passed.filter(([f]) => f <= now).length;
+  el.queue.replaceChildren(...(longest ? [`${waiting} wait · longest `, ...linked(longest.id), `: ${plural(now + 1 - waitSince(longest, now), "step")}` + (passed ? `, passed ${passed === 1 ? "once" : passed + "×"}` : "")] : [waiting ? `${waiting} waiting` : ""]));
 }
 
 /** Lights the path of a request from the root down, as far as it is (still) in the tree. */
@@ -823,6 +640,86 @@ function fillRestart() {
   if (!source.status.drivable) for (const b of el.restart.querySelectorAll("button")) b.disabled = true;
 }
 
+// ---------------------------------------------------------------- the prompt doctor
+
+const RULES = "You answer in one sentence. You never guess. You are polite. You say so when you do not know.";
+const clockPrompt = (time, question) => `<|im_start|>system\nIt is ${time}.\n${RULES}<|im_end|>\n<|im_start|>user\n${question}<|im_end|>\n<|im_start|>assistant\n`;
+const doctor = { sides: {}, next: "a", ticket: 0, timer: null };
+
+/** A click on a request's lane: its path; with the doctor open, the next of the two prompts. */
+function pickRequest(id) {
+  if (el.doctor.hidden) return walkRequest(id);
+  fillPrompt(doctor.next, id);
+}
+
+function toggleDoctor() {
+  if (source instanceof FileSource) return;
+  if (!doctor.sides.a) buildDoctor();
+  const ids = Object.values(source.requests).filter((r) => !r.sample).map((r) => r.id).sort((a, b) => order(a) - order(b));
+  for (const side of ["a", "b"]) {
+    const { pick } = doctor.sides[side], now = pick.value;
+    pick.replaceChildren(h("option", { value: "" }, "typed"), ...ids.map((id) => h("option", { value: id }, `${id} ${source.requests[id].label || source.requests[id].text}`.slice(0, 48))));
+    pick.value = ids.includes(now) ? now : "";
+  }
+  togglePanel(el.doctor);
+  if (!el.doctor.hidden && !doctor.sides.a.text.value) ids.length > 1 ? (fillPrompt("a", ids.at(-2)), fillPrompt("b", ids.at(-1))) : doctorExample();
+}
+
+function buildDoctor() {
+  const side = (name) => {
+    const pick = h("select", { "aria-label": `Prompt ${name}`, onchange: () => fillPrompt(name, pick.value) });
+    const text = h("textarea", { spellcheck: false, rows: 6, maxLength: 24000, "aria-label": `Text of prompt ${name}`, placeholder: "Type a prompt, or pick a request", oninput: () => { pick.value = ""; consultSoon(); }, onfocus: () => (doctor.next = name) });
+    doctor.sides[name] = { pick, text };
+    return h("div.prompt", {}, h("label", {}, h("b", {}, name.toUpperCase()), pick), text);
+  };
+  el.doctor.replaceChildren(h("h2", {}, "Prompt doctor", h("small", {}, "What would B find in the cache after A? Pick two requests here or click them in the list below."), button("an example", "A clock in the system prompt", doctorExample), button("×", "Close (Esc)", () => togglePanel(el.doctor))),
+    h("div.pair", {}, side("a"), side("b")), (doctor.result = h("div.result", { "aria-live": "polite" })));
+}
+
+function doctorExample() {
+  for (const [name, time, question] of [["a", "09:14", "Who are you?"], ["b", "09:15", "What is the capital of France?"]]) Object.assign(doctor.sides[name].text, { value: clockPrompt(time, question) }), (doctor.sides[name].pick.value = "");
+  consultSoon();
+}
+
+async function fillPrompt(name, id) {
+  const { pick, text } = doctor.sides[name];
+  doctor.next = name === "a" ? "b" : "a";
+  if (!id) return text.focus();
+  const found = await command("prompt", { request: id });
+  if (!found) return;
+  text.value = found.text;
+  pick.value = id;
+  consultSoon();
+}
+
+function consultSoon() {
+  clearTimeout(doctor.timer);
+  const ticket = ++doctor.ticket;
+  doctor.timer = setTimeout(async () => {
+    const { a, b } = doctor.sides;
+    if (!a.text.value || !b.text.value) return doctor.result.replaceChildren();
+    try {
+      const found = await source.command("doctor", { a: a.text.value, b: b.text.value, from_a: a.pick.value, from_b: b.pick.value });
+      if (ticket === doctor.ticket) drawDiagnosis(found);
+    } catch (error) { doctor.result.replaceChildren(h("p.bad", {}, error.message)); }
+  }, 200);
+}
+
+function drawDiagnosis(d) {
+  const total = d.tokens[1], other = Math.max(total - d.shared - d.lost, 0);
+  const line = (text) => text.replaceAll("\n", "¶");
+  const part = (kind, n, text) => (n ? h("i." + kind, { style: { flexGrow: n }, title: `${plural(n, "token")} ${text}` }, n / total > 0.08 ? String(n) : "") : "");
+  const row = (name, k) => h("div.diverge", {}, h("b", {}, name), h("code", {}, h("span.same", {}, "…" + line(d.before)), h("mark.bad", {}, line(d.token[k]) || "end"), d.after[k] ? line(d.after[k]) + "…" : ""));
+  const verdict = d.equal ? "A and B are equal: B finds all but its last token in the cache." : `They part at token ${d.position}: B finds ${d.shared} of its ${plural(total, "token")} in the cache.`;
+  const better = d.better;
+  doctor.result.replaceChildren(h("p.verdict", {}, verdict),
+    h("div.tokens", { role: "img", "aria-label": d.say }, part("found", d.shared, "found in the cache"), part("lost", d.lost, "equal to A's, but behind the difference: lost"), part("own", other, "B's own")),
+    h("div.keys", {}, key("found", "#74c0fc"), key("lost: equal, but behind the difference", "#ff8787"), key("B's own", "#dee2e6")),
+    ...(d.equal ? [] : [row("A", 0), row("B", 1)]),
+    better ? h("div.cure", {}, h("p", {}, h("b", {}, `Saves ${plural(better.saved, "token")}: `), `move the ${better.parts} that differ behind what is common; B would then find ${better.shared} of ${total}.`), h("p", {}, "Move: ", ...better.moved.slice(0, 4).flatMap((text) => [h("code.moved", {}, line(text.trim()).slice(0, 120)), " "])),
+      h("pre", {}, better.second)) : d.equal ? "" : h("p", {}, d.lost ? `${plural(d.lost, "token")} of B behind that point are in A, too, and are computed again; no other order of its lines or sentences would share more.` : "Nothing behind that point is in both: no other order would share more."));
+}
+
 // ---------------------------------------------------------------- quiz
 
 function toggleQuiz() {
@@ -868,8 +765,8 @@ function onKey(event) {
   const keys = {
     " ": togglePlay, ArrowLeft: () => step(-1), ArrowRight: () => step(1), Home: () => seek(0), End: toPresent,
     s: () => jumpTo("split", 1), S: () => jumpTo("split", -1), e: () => jumpTo("evict", 1), E: () => jumpTo("evict", -1), r: () => jumpTo("retract", 1), R: () => jumpTo("retract", -1),
-    1: () => setGranularity("event"), 2: () => setGranularity("step"), 3: () => setGranularity("scene"), q: toggleQuiz, p: () => document.body.classList.toggle("projector"),
-    "+": () => zoom(el.tree, 1.25), "-": () => zoom(el.tree, 0.8), 0: () => fit(el.tree), Escape: () => { for (const panel of [el.why, el.restart, el.help]) panel.hidden = true; },
+    1: () => setGranularity("event"), 2: () => setGranularity("step"), 3: () => setGranularity("scene"), q: toggleQuiz, d: toggleDoctor, p: () => document.body.classList.toggle("projector"),
+    "+": () => zoom(el.tree, 1.25), "-": () => zoom(el.tree, 0.8), 0: () => fit(el.tree), Escape: () => { for (const panel of [el.why, el.restart, el.help, el.doctor]) panel.hidden = true; },
   };
   if (!(event.key in keys)) return;
   event.preventDefault();
@@ -916,6 +813,6 @@ el.pool.addEventListener("pointerover", overPool);
 el.pool.addEventListener("pointerleave", () => { brush(null); tip(null); });
 el.tree.addEventListener("pointerleave", () => tip(null));
 window.addEventListener("hashchange", () => { const to = fromHash(); if (to) { leavePresent(); show(...to, { hash: false }); } });
-const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool.childElementCount); drawUsage(); drawHits(); } });
+const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); drawUsage(); drawHits(); } });
 for (const host of [el.pool, el.usage, el.hits, el.tree]) resized.observe(host);
 source.start();

@@ -4,12 +4,12 @@
 // from where it was to where it is, by its id (n7; its edge e7). What is new fades in; what has gone
 // leaves a red ghost that fades. A camera keeps the picture readable: it never enlarges a small tree
 // beyond its natural size, and of one too large to read it shows the part where something happens
-// (wheel and drag move it, a double click gives it back).
+// (dragging moves it, Ctrl and the wheel zoom, a double click gives it back or shows the whole).
 //
 // Knows nothing of engines or recordings, fetches nothing, and sets no text from outside as HTML.
 
 const NATURAL = 1.3; // pixels per point at most: cards are drawn for about this size
-const READABLE = 0.72; // and at least, before the camera shows only a part
+const READABLE = 1; // and at least (a card's smallest text is 9 points), before only a part is shown
 const SMOOTH_UP_TO = 150; // nodes; more are exchanged without animation
 const HOT = ".new, .hit, .evicted, .split, .grown, .focus";
 const EASING = "cubic-bezier(.4, 0, .2, 1)";
@@ -119,10 +119,10 @@ function cameraOf(host) {
   return (host.treeCamera ??= makeCamera(host));
 }
 
-/** Gives the camera back after it was moved by hand. */
+/** Gives the camera back after it was moved by hand; else shows the whole tree, however small. */
 export function fit(host) {
   const camera = cameraOf(host);
-  camera.byHand = null;
+  camera.byHand = camera.byHand ? null : camera.whole();
   camera.aim(250);
 }
 
@@ -145,15 +145,33 @@ function makeCamera(host) {
     const [width, height] = size();
     const scale = Math.min(NATURAL, Math.max(READABLE, Math.min(width / w, height / h)));
     const vw = width / scale, vh = height / scale;
-    const place = (extent, shown, centre) =>
-      extent <= shown ? (extent - shown) / 2 : Math.min(Math.max(centre - shown / 2, 0), extent - shown);
-    const [cx, cy] = centreOfAction(svg, host.treeBoxes, w, h, vw, vh);
-    return [place(w, vw, cx), place(h, vh, cy), vw, vh];
+    const action = boxOfAction(svg, host.treeBoxes, vw, vh);
+    // Of what does not fit: the beginning, moved on as little as shows where something happens.
+    const place = (extent, shown, low, high) => {
+      if (extent <= shown) return (extent - shown) / 2;
+      return Math.min(Math.max(high + 14 - shown, 0), Math.max(low - 14, 0), extent - shown);
+    };
+    return [place(w, vw, action.x0, action.x1), place(h, vh, action.y0, action.y1), vw, vh];
   };
 
   const show = (view) => {
     camera.view = view;
-    host.querySelector("svg.tree")?.setAttribute("viewBox", view.map((n) => n.toFixed(2)).join(" "));
+    const svg = host.querySelector("svg.tree");
+    if (!svg) return;
+    svg.setAttribute("viewBox", view.map((n) => n.toFixed(2)).join(" "));
+    const [, , w, h] = (svg.dataset.whole ?? svg.getAttribute("viewBox")).split(/[ ,]+/).map(Number);
+    const [x, y, vw, vh] = view; // shadows at the edges behind which there is more
+    const more = { left: x > 8, top: y > 8, right: x + vw < w - 8, bottom: y + vh < h - 8 };
+    for (const [edge, is] of Object.entries(more)) host.classList.toggle("more-" + edge, is);
+  };
+
+  /** All of it; null where that is what the camera shows anyway. */
+  camera.whole = () => {
+    const svg = host.querySelector("svg.tree");
+    if (!svg) return null;
+    const [, , w, h] = (svg.dataset.whole ?? svg.getAttribute("viewBox")).split(/[ ,]+/).map(Number), [width, height] = size();
+    const scale = Math.min(width / w, height / h), vw = width / scale, vh = height / scale;
+    return scale < READABLE ? [(w - vw) / 2, (h - vh) / 2, vw, vh] : null;
   };
 
   camera.aim = (ms) => {
@@ -179,8 +197,9 @@ function makeCamera(host) {
     show(camera.byHand);
   };
 
+  // The plain wheel scrolls what the tree stands in: a picture must not catch the reader.
   host.addEventListener("wheel", (event) => {
-    if (!host.querySelector("svg.tree")) return;
+    if (!event.ctrlKey || !host.querySelector("svg.tree")) return;
     event.preventDefault();
     const edge = host.getBoundingClientRect();
     camera.zoom(Math.exp(-event.deltaY / 400), (event.clientX - edge.x) / edge.width, (event.clientY - edge.y) / edge.height);
@@ -209,14 +228,18 @@ function makeCamera(host) {
   return camera;
 }
 
-/** Where to look when not everything fits: at the nodes to which something happens. */
-function centreOfAction(svg, all, w, h, vw, vh) {
-  const hot = [...groups(svg, "node")].filter(([, group]) => group.matches(HOT)).map(([id]) => all.get(id));
-  if (!hot.length) return [w / 2, h / 2];
-  const x0 = Math.min(...hot.map((b) => b.x0)), x1 = Math.max(...hot.map((b) => b.x1));
-  const y0 = Math.min(...hot.map((b) => b.y0)), y1 = Math.max(...hot.map((b) => b.y1));
-  const last = hot[hot.length - 1]; // too far apart to be seen together: rather one than none
-  return [x1 - x0 <= vw ? (x0 + x1) / 2 : (last.x0 + last.x1) / 2, y1 - y0 <= vh ? (y0 + y1) / 2 : (last.y0 + last.y1) / 2];
+/** What is to be seen when not everything fits: the nodes to which something happens, else those in use. */
+function boxOfAction(svg, all, vw, vh) {
+  const found = (kinds) => [...groups(svg, "node")].filter(([, group]) => group.matches(kinds)).map(([id]) => all.get(id));
+  const happens = found(HOT), hot = happens.length ? happens : found(".locked");
+  if (!hot.length) return { x0: 0, y0: 0, x1: 0, y1: 0 };
+  const last = happens.length ? hot[hot.length - 1] : hot[0]; // too far apart to be seen together: one of them
+  const around = (low, high, shown) => {
+    const from = Math.min(...hot.map((b) => b[low])), to = Math.max(...hot.map((b) => b[high]));
+    return to - from <= shown - 28 ? [from, to] : [last[low], last[high]];
+  };
+  const [x0, x1] = around("x0", "x1", vw), [y0, y1] = around("y0", "y1", vh);
+  return { x0, y0, x1, y1 };
 }
 
 // ---------------------------------------------------------------- pointing at things

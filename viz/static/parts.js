@@ -1,0 +1,218 @@
+// What the live page and the comparison of two engines have in common: small helpers, the data, the pool.
+//
+// Data comes from a source: `LiveSource` (server-sent events and fetch, same origin only) or
+// `FileSource` (everything inside the file). All text from outside goes through textContent; nothing is
+// fetched from anywhere else.
+
+/** h("div.card#x", {onclick, title, ...}, children...): an element; strings become text. */
+export function h(spec, props = {}, ...children) {
+  const [, tag, rest] = /^(\w+)(.*)$/.exec(spec);
+  const element = document.createElement(tag);
+  for (const part of rest.match(/[.#][\w-]+/g) ?? []) part[0] === "#" ? (element.id = part.slice(1)) : element.classList.add(part.slice(1));
+  for (const [name, value] of Object.entries(props)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(element.style, value);
+    else if (name in element && name !== "list") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export const SVG = "http://www.w3.org/2000/svg";
+export function s(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+export const ICONS = {
+  first: "M6 5h2v14H6zM20 5v14L9 12z", back: "M17 5v14L6 12z", play: "M8 5v14l11-7z",
+  pause: "M7 5h4v14H7zM14 5h4v14h-4z", forward: "M8 5v14l11-7z", next: "M7 5v14l9-7zM17 5h2v14h-2z", last: "M16 5h2v14h-2zM4 5v14l11-7z",
+};
+export const icon = (name) => s("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" }, s("path", { d: ICONS[name] }));
+export const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
+export const percent = (part, whole) => (whole ? Math.round((100 * part) / whole) : 0) + "%";
+export const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+
+/** A stable soft colour of a node or request, the same on its card, its pages and its lane. */
+export function tint(owner, light = 78) {
+  const number = Number(owner.replace(/\D+/g, "")) || 0;
+  return `hsl(${(number * 137.508 + 205) % 360} ${owner[0] === "R" ? 45 : 70}% ${light}%)`;
+}
+
+// ---------------------------------------------------------------- where the data comes from
+
+export class Source {
+  constructor() {
+    this.frames = [];
+    this.requests = {};
+    this.meta = {};
+    this.status = { playing: false, idle: true, drivable: false, speed: 3, error: "", notices: [] };
+    this.offsets = [0];
+    this.listeners = [];
+  }
+  onchange(listener) { this.listeners.push(listener); }
+  tell(what) { for (const listener of this.listeners) listener(what); }
+  addFrames(frames) {
+    for (const frame of frames) {
+      this.frames.push(frame);
+      this.offsets.push(this.offsets.at(-1) + frame.e);
+    }
+  }
+  count(g) {
+    if (g === "step") return this.frames.length + 1;
+    return (g === "event" ? this.offsets.at(-1) : this.frames.at(-1)?.c ?? 0) + 1;
+  }
+  /** The frame in which a position lies; -1 for the start. */
+  frameAt(g, i) {
+    if (i <= 0) return -1;
+    if (g === "step") return Math.min(i, this.frames.length) - 1;
+    const key = g === "event" ? (f) => this.offsets[f + 1] >= i : (f) => this.frames[f].c > i;
+    let low = 0, high = this.frames.length;
+    while (low < high) { const mid = (low + high) >> 1; key(mid) ? (high = mid) : (low = mid + 1); }
+    return g === "event" ? low : low - 1;
+  }
+  positionOf(g, frame) {
+    if (frame < 0) return 0;
+    return g === "step" ? frame + 1 : g === "event" ? this.offsets[frame + 1] : this.frames[frame].c;
+  }
+  /** The next frame (direction -1: the last one before) that has a mark of a kind, or null. */
+  mark(kind, frame, direction) {
+    for (let f = frame + direction; f >= 0 && f < this.frames.length; f += direction)
+      if (this.frames[f].m.includes(kind)) return f;
+    return null;
+  }
+  granularities() { return ["event", "step", "scene"]; }
+}
+
+export class LiveSource extends Source {
+  constructor() {
+    super();
+    this.run = "";
+    this.views = new Map();
+    this.lost = false;
+  }
+  start() {
+    const stream = new EventSource("/stream");
+    stream.addEventListener("run", (event) => this.begin(JSON.parse(event.data)));
+    stream.addEventListener("frames", (event) => this.grow(JSON.parse(event.data)));
+    stream.addEventListener("status", (event) => { this.status = JSON.parse(event.data); this.tell("status"); });
+    stream.onopen = () => { this.lost = false; this.tell("status"); };
+    stream.onerror = () => { this.lost = true; this.tell("status"); };
+  }
+  begin(hello) {
+    Object.assign(this, { run: hello.run, meta: hello.meta, choices: hello.choices, settings: hello.settings, status: hello.status });
+    Object.assign(this, { frames: [], requests: {}, offsets: [0] });
+    this.views.clear();
+    this.tell("run");
+  }
+  grow(news) {
+    if (news.run !== this.run) return;
+    this.addFrames(news.frames.slice(Math.max(this.frames.length - news.from, 0)));
+    Object.assign(this.requests, news.requests);
+    this.tell("frames");
+  }
+  view(g, i, opened = [], height = 400) {
+    const growing = g === "scene" && i === this.count("scene") - 1;
+    const key = `${g} ${i} ${opened} ${height} ${growing ? this.frames.length : ""}`;
+    if (!this.views.has(key)) {
+      const query = new URLSearchParams({ run: this.run, g, i, open: opened.join(","), height });
+      const promise = fetch("/view?" + query).then(answer);
+      promise.catch(() => this.views.delete(key));
+      this.views.set(key, promise);
+      if (this.views.size > 300) this.views.delete(this.views.keys().next().value);
+    }
+    return this.views.get(key);
+  }
+  command(name, body = {}) {
+    return fetch("/do/" + name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).then(answer);
+  }
+}
+
+export async function answer(response) {
+  const data = await response.json();
+  if (!response.ok) throw new Error(data.error ?? response.statusText);
+  return data;
+}
+
+export class FileSource extends Source {
+  async start() {
+    const text = document.getElementById("recording").textContent;
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const data = JSON.parse(await new Response(stream).text());
+    Object.assign(this, { meta: data.meta, requests: data.requests, stored: data.views, shared: data.shared });
+    this.known = Object.fromEntries(Object.entries(data.views).map(([g, views]) => [g, Object.keys(views).map(Number)]));
+    this.addFrames(data.frames);
+    this.tell("run");
+    this.tell("frames");
+    this.tell("status");
+  }
+  granularities() { return Object.keys(this.stored ?? { step: 0 }); }
+  async view(g, i) {
+    const known = this.known[g];
+    let index = i;
+    if (!(i in this.stored[g])) index = known.filter((k) => k <= i).at(-1) ?? known[0]; // thinned out
+    const packed = this.stored[g][index];
+    return packed.sides ? { ...packed, i, sides: packed.sides.map((side) => this.unpacked(side)) } : { ...this.unpacked(packed), i };
+  }
+  unpacked(view) {
+    const nodes = Object.fromEntries(Object.entries(view.nodes).map(([id, n]) => [id, { ...n, body: this.shared[n.body] }]));
+    return { ...view, svg: this.shared[view.svg], nodes };
+  }
+  command() { return Promise.reject(new Error("this is a file: there is no engine to drive")); }
+}
+
+export function until(condition, ms = 3000) {
+  const start = performance.now();
+  return new Promise((done) => {
+    const look = () => (condition() || performance.now() - start > ms ? done() : setTimeout(look, 5));
+    look();
+  });
+}
+
+// ---------------------------------------------------------------- pieces of pages
+
+export const button = (text, title, onclick, kind = "") => h("button" + kind, { type: "button", title, onclick }, text);
+export const key = (text, color) => h("span.key", {}, h("i", { style: { background: color } }), text);
+export const MARK_COLORS = { split: "#e8890c", evict: "#e03131", retract: "#9c36b5" };
+export const order = (id) => { const [a, b = 0] = id.slice(1).split(".").map(Number); return a * 1000 + b; };
+
+const MOST_CELLS = 4096;
+
+/** Draws a pool map, [[owner, pages], ...], into `host`: a cell per page (of a large pool: per few). */
+export function fillPool(host, pool) {
+  const owners = pool.flatMap(([owner, length]) => Array(length).fill(owner));
+  const per = Math.max(1, Math.ceil(owners.length / MOST_CELLS));
+  const cells = Math.ceil(owners.length / per);
+  if (host.childElementCount !== cells) {
+    host.replaceChildren(...Array.from({ length: cells }, (_, c) => {
+      const cell = document.createElement("i");
+      cell.dataset.page = c * per + 1;
+      return cell;
+    }));
+    sizePool(host);
+  }
+  for (let c = 0; c < cells; c++) {
+    const owner = owners[c * per], cell = host.children[c];
+    if (cell.dataset.owner === owner) continue;
+    cell.dataset.owner = owner;
+    cell.className = owner === "" ? "" : { n: "node", R: "private", x: "freed" }[owner[0]];
+    cell.style.setProperty("--c", owner === "" || owner[0] === "x" ? "" : tint(owner));
+  }
+}
+
+/** As many columns as make the cells as large as the space allows. */
+export function sizePool(host) {
+  const { clientWidth: w, clientHeight: height } = host, cells = host.childElementCount;
+  let best = 8;
+  for (let columns = 8; columns <= 160; columns++) {
+    const size = (w - 2 * (columns - 1)) / columns;
+    best = columns;
+    if (Math.ceil(cells / columns) * (size + 2) <= height + 2) break;
+  }
+  host.style.setProperty("--columns", best);
+}
