@@ -3,6 +3,7 @@
     python -m viz.live                               a mixed workload on the classroom Llama
     python -m viz.live --workload agents --kv-tokens 600 --eviction-policy lfu
     python -m viz.live --compare lpm,fcfs            two engines side by side, stepping together
+    python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
     python -m viz.live --replay run.jsonl            a recording instead of an engine
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
 
@@ -38,6 +39,7 @@ from urllib.parse import parse_qs, urlsplit
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
 from minirad.config import EngineConfig, SamplingParams
+from minirad.errors import InvariantError
 from minirad.model.load import resolve_model
 from minirad.record import Recorder, Recording
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
@@ -72,6 +74,7 @@ class Settings:
     chunk_tokens: int = 128
     record: str | None = None
     compare: str | None = None
+    cache: tuple[str, ...] = ()  # a student's files
 
     def sides(self) -> tuple[tuple[str, str], tuple[Settings, Settings]]:
         """Both policies of `compare`, and the settings with each of them. ValueError if it is nonsense."""
@@ -93,6 +96,14 @@ class Settings:
             raise ValueError(f"a pool of {tokens} tokens does not hold one page of {self.page_size}")
         return dataclasses.replace(config, kv_tokens=tokens // self.page_size * self.page_size)
 
+    def students_tree(self) -> Any:
+        """The tree of a learner's files, or None for the engine's own. ValueError if they cannot run."""
+        if not self.cache:
+            return None
+        from lessons.grading import student_cache
+
+        return student_cache(self.cache, self.page_size, self.eviction_policy)
+
 
 # ---------------------------------------------------------------------- one run
 
@@ -107,7 +118,7 @@ class Run:
 
         self.number, self.settings = number, settings
         self.workload = workload or workloads.load(settings.workload)
-        self.engine = engine or Engine(settings.config(self.workload.kv_tokens))
+        self.engine = engine or Engine(settings.config(self.workload.kv_tokens), settings.students_tree())
         self.player = workloads.Player(self.workload, self.engine.encode, self.engine)
         notes = {"workload": self.workload.name, "title": self.workload.title, "labels": self.player.labels}
         path = _numbered(settings.record, number)
@@ -274,10 +285,12 @@ class Driver(threading.Thread):
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             traceback.print_exc()
-            self._announce()
         finally:
-            if self.run_now is not None:
-                self.run_now.close(broken=bool(self.error))
+            try:
+                if self.run_now is not None:
+                    self.run_now.close(broken=bool(self.error))
+            finally:
+                self._announce()  # after the last frame: what broke a student's tree is in it
 
     def begin(self, settings: Settings, workload: workloads.Workload | None) -> None:
         """A new engine with a new recording takes the place of the present one."""
@@ -706,7 +719,7 @@ def _hello(driver: Driver, run: Run | Pair | Replay) -> Json:
             "eviction_policy": list(EVICTION_POLICIES),
             "page_size": [1, 2, 4, 8, 16],
         },
-        "settings": {**dataclasses.asdict(driver.settings), "record": None, "model": None,
+        "settings": {**dataclasses.asdict(driver.settings), "record": None, "model": None, "cache": None,
                      "workload": run.workload.name},
         "status": driver.status(),
     }  # fmt: skip
@@ -755,6 +768,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--paused", action="store_true", help="wait for the page to press play")
     parser.add_argument("--port", type=int, default=PORT, help="any free one if it is taken")
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")
+    parser.add_argument("--cache", metavar="FILE.py", action="append", default=[],
+                        help="a lesson's exercise.py as the tree, or several together")  # fmt: skip
     parser.add_argument("--record", metavar="FILE.jsonl", help="write the recording as it grows")
     parser.add_argument("--replay", metavar="FILE.jsonl", help="show a recording instead of an engine")
     parser.add_argument("--export", metavar="FILE.html|FILE.gif", action="append", default=[],
@@ -769,9 +784,11 @@ def main(arguments: list[str] | None = None) -> int:
     settings = Settings(
         options.workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
+        cache=tuple(options.cache),
     )  # fmt: skip
     try:
         settings.config(workloads.load(settings.workload).kv_tokens)
+        settings.students_tree()
         if settings.compare is not None:
             settings.sides()
             if options.replay:
@@ -797,6 +814,9 @@ def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | Non
             while not driver.error:
                 time.sleep(0.1)
             time.sleep(1.5)  # so that open pages hear of it
+            if settings.cache:
+                print(f"your tree broke: {driver.error}   (see the page; Ctrl-C ends it)", flush=True)
+                threading.Event().wait()
         except KeyboardInterrupt:
             print()
     if driver.error:
@@ -816,18 +836,33 @@ def _export(options: argparse.Namespace, settings: Settings, replay: Replay | No
     from viz.export import export
 
     run: Run | Pair | Replay
+    broken = ""
     if replay is not None:
         run = replay
     else:
         _one_thread(settings)
         run = make_run(1, settings)
-        while not run.idle and run.clock < options.steps:
-            run.advance()
-        run.close()
+        broken = _run_out(run, options.steps, settings)
     for path in options.export:
         size = export(run.page, path, title=run.workload.title)
         print(f"{path}: {len(run.trace)} steps, {size / 1000:.0f} KB")
-    return 0
+    if broken:
+        print(f"your tree broke: {broken}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _run_out(run: Run | Pair, steps: int, settings: Settings) -> str:
+    """Runs to the end. What broke a student's tree is said, and shown by the last frame."""
+    broken = ""
+    try:
+        while not run.idle and run.clock < steps:
+            run.advance()
+    except InvariantError as error:
+        if not settings.cache:
+            raise
+        broken = str(error)
+    run.close(broken=bool(broken))
+    return broken
 
 
 def _leave(code: int) -> NoReturn:

@@ -294,6 +294,7 @@ class _Walk:
     begin: int
     keyframed: bool
     at: int = field(init=False)
+    stumbled: int = field(init=False, default=-1)  # the frame whose keyframe was taken before its end
     happened: dict[int, set[str]] = field(init=False, default_factory=dict)
     ghosts: dict[int, State] = field(init=False, default_factory=dict)
 
@@ -310,6 +311,9 @@ class _Walk:
         What a frame tells of a silent tree was put together afterwards: its events are right, their
         order is not, so replay may stumble. The keyframe of each such frame says how it ended.
         """
+        if self.stumbled == frame.index:  # how it ended is known: the rest must not happen twice
+            self.at += stop - start
+            return
         known = dict(self.state.nodes) if self.keyframed else {}
         try:
             for event in frame.events[start:stop]:
@@ -319,6 +323,7 @@ class _Walk:
             if frame.keyframe is None:
                 raise
             self._take_keyframe(frame, known)
+            self.stumbled = frame.index
         else:
             if self.keyframed and frame.keyframe is not None and stop == len(frame.events):
                 self._take_keyframe(frame, known)

@@ -1,0 +1,162 @@
+"""The process in which a submission runs. Started by isolate.py, never by hand.
+
+It reads one JSON line (the job) and writes JSON lines: "ready", then for every exercise "start" and
+"result". They go through a copy of standard output made at the start; what the submission prints goes
+to standard error, where the parent counts it. Each line carries the job's secret number, so that
+nothing printed by accident is taken for a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+WATCHED = ("lessons.", "lessons_file.", "minirad.")
+WATCHED_TOO = ("builtins", "random", "inspect", "json", "lessons")
+
+
+def main() -> None:
+    """Grades what the job names, and leaves without any tidying up that a submission could hook into."""
+    leave = os._exit
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    job = json.loads(sys.stdin.readline())
+    secret = job["secret"]
+
+    def send(kind: str, write: Any = channel.write, dumps: Any = json.dumps, **data: Any) -> None:
+        write(dumps({"secret": secret, "kind": kind, **data}) + "\n")
+        channel.flush()
+
+    _grade(job, send)
+    leave(0)
+
+
+def _grade(job: dict[str, Any], send: Callable[..., None]) -> None:
+    from lessons.grading.run import Result, run_exercise, verdict
+    from lessons.grading.spec import load_file, load_lesson
+
+    lesson = load_lesson(Path(job["lesson"]))
+    file = Path(job["file"])
+    sys.path.append(str(file.parent))  # last, so that no file of a student's hides another module
+    _limit(lesson.memory_mb if job["memory_mb"] is None else job["memory_mb"], job["file_mb"])
+    changed = watch(file)
+    send("ready")
+    try:
+        impl = load_file(file)
+    except BaseException as error:  # also sys.exit at the top of the file
+        return send("unreadable", words=_import_words(error, file))
+    flush_output(job["secret"])
+    for name in job["exercises"]:
+        exercise = lesson.exercise(name)
+        send("start", exercise=name)
+        result: Result
+        try:
+            result = run_exercise(lesson, exercise, impl, job["student"])
+        except BaseException as error:  # the grader itself failed: it was patched, or interrupted
+            words = f"the grader could not go on: {type(error).__name__}: {error}"
+            result = verdict(lesson, exercise, "ended", words)
+        what = changed()
+        if what:
+            result = verdict(lesson, exercise, "tampered", f"the submission changed {what}")
+        flush_output(job["secret"])
+        send("result", result=result.to_json())
+        if what:
+            return  # the parent begins anew with the rest
+    return None
+
+
+def _import_words(error: BaseException, file: Path) -> str:
+    line = getattr(error, "lineno", None)
+    where = f", line {line}" if line else ""
+    return f"{file.name}{where} cannot be imported: {type(error).__name__}: {error}"
+
+
+def flush_output(mark: str, write: Callable[[int, bytes], int] = os.write) -> None:
+    """Ends the output of the import, or of an exercise, with a mark: so the parent knows whose it is.
+
+    A submission may have closed or replaced its output: then there is none.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, OSError, AttributeError):
+            stream.flush()
+    with contextlib.suppress(OSError):
+        write(2, mark.encode())
+
+
+def _limit(memory_mb: int, file_mb: int) -> None:
+    """Memory and file size, where the system can limit them (not on Windows; macOS ignores memory)."""
+    try:
+        import resource
+    except ImportError:
+        return
+    limits = {
+        "RLIMIT_AS": _address_space() + (memory_mb << 20),
+        "RLIMIT_FSIZE": file_mb << 20,
+        "RLIMIT_CORE": 0,
+    }
+    for name, limit in limits.items():
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            resource.setrlimit(getattr(resource, name), (limit, limit))
+
+
+def _address_space() -> int:
+    """Bytes that are mapped already: libraries take many, and differ from machine to machine."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return 4 << 30
+
+
+# ---------------------------------------------------------------------- a patched grader
+
+
+def watch(file: Path) -> Callable[[], str]:
+    """A function that says what of the grader (or of the submission's own file) is not as it was now."""
+    modules = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and (name.startswith(WATCHED) or name in WATCHED_TOO)
+    }
+    before = {name: _inside(module) for name, module in modules.items()}
+    text = file.read_bytes()
+    inside, read = _inside, Path.read_bytes
+
+    def changed() -> str:
+        for name, module in modules.items():
+            now = inside(module)
+            for key, value in before[name].items():
+                if now.get(key, now) is not value:
+                    return f"{name}.{key}"
+        try:
+            same = read(file) == text
+        except OSError:
+            return "or deleted its own folder"
+        return "" if same else "its own file"
+
+    return changed
+
+
+def _inside(module: ModuleType) -> dict[str, Any]:
+    """Everything a module holds by name; of functions and classes also what they are made of."""
+    found: dict[str, Any] = {}
+    for name, value in list(vars(module).items()):
+        if name in ("_", "__builtins__", "__warningregistry__"):
+            continue
+        found[name] = value
+        if isinstance(value, FunctionType):
+            found[f"{name}.__code__"] = value.__code__
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            for inner, part in list(vars(value).items()):
+                if inner.startswith("__") and not isinstance(part, FunctionType):
+                    continue
+                found[f"{name}.{inner}"] = part
+                if isinstance(part, FunctionType):
+                    found[f"{name}.{inner}.__code__"] = part.__code__
+    return found

@@ -1,0 +1,333 @@
+"""Every lesson that has exercises: stubs score nothing, right solutions everything, wrong ones not all.
+
+Solutions and mutants run in this process; tests/test_grading_isolation.py has the child processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lessons.grading import Exercise, Failure, student_cache
+from lessons.grading.mutants import Mutant, load_mutants
+from lessons.grading.progress import progress, remember
+from lessons.grading.report import annotations, gradescope, summary, table
+from lessons.grading.run import Result, grade_module, run_exercise
+from lessons.grading.show import page
+from lessons.grading.spec import (
+    Lesson,
+    find_folder,
+    lesson_folders,
+    load_file,
+    load_lesson,
+    signature_drift,
+    todo_functions,
+)
+from minirad.errors import InvariantError
+
+LESSONS = {folder.name: load_lesson(folder) for folder in lesson_folders()}
+WRONG = [(lesson, mutant) for lesson in LESSONS.values() for mutant in load_mutants(lesson)]
+every_lesson = pytest.mark.parametrize("lesson", LESSONS.values(), ids=LESSONS)
+
+
+def test_the_lessons_are_there() -> None:
+    assert {"02_radix_tree", "03_locks_and_eviction"} <= set(LESSONS)
+
+
+@every_lesson
+def test_stubs_score_nothing_and_say_todo(lesson: Lesson) -> None:
+    results = grade_module(lesson, load_file(lesson.folder / "exercise.py"))
+    assert [(r.status, r.points) for r in results] == [("todo", 0.0)] * len(results)
+    assert all(r.words.startswith("todo") for r in results)
+
+
+@every_lesson
+@pytest.mark.parametrize("student", ["", "ada"])
+def test_the_reference_gets_full_marks(lesson: Lesson, student: str) -> None:
+    results = grade_module(lesson, load_file(lesson.folder / "solution.py"), student)
+    assert [r for r in results if not r.passed] == []
+    assert sum(r.points for r in results) == lesson.points > 0
+
+
+@pytest.mark.slow
+@every_lesson
+def test_no_student_id_makes_a_right_solution_wrong(lesson: Lesson) -> None:
+    for stem in ("solution", "alternative"):
+        if (lesson.folder / f"{stem}.py").exists():
+            module = load_file(lesson.folder / f"{stem}.py")
+            for number in range(40):
+                results = grade_module(lesson, module, f"student {number}")
+                assert [r for r in results if not r.passed] == [], number
+
+
+@pytest.mark.parametrize(
+    "lesson",
+    [each for each in LESSONS.values() if (each.folder / "alternative.py").exists()],
+    ids=lambda lesson: lesson.name,
+)
+def test_a_solution_built_otherwise_gets_full_marks(lesson: Lesson) -> None:
+    results = grade_module(lesson, load_file(lesson.folder / "alternative.py"))
+    assert [r for r in results if not r.passed] == []
+
+
+@pytest.mark.parametrize(("lesson", "mutant"), WRONG, ids=[f"{each.name}-{m.about}" for each, m in WRONG])
+def test_mutants_lose_the_points_of_what_they_break(lesson: Lesson, mutant: Mutant) -> None:
+    result = run_exercise(lesson, lesson.exercise(mutant.breaks), mutant.build(lesson))
+    assert result.status == "failed", f"nobody notices: {mutant.about}"
+    assert result.points == 0 and result.words
+
+
+@every_lesson
+def test_every_exercise_has_mutants_enough(lesson: Lesson) -> None:
+    count = Counter(mutant.breaks for mutant in load_mutants(lesson))
+    assert {each.name: count[each.name] for each in lesson.exercises if count[each.name] < 8} == {}
+
+
+@every_lesson
+def test_stubs_and_solutions_are_called_alike(lesson: Lesson) -> None:
+    assert signature_drift(lesson) == []
+
+
+@every_lesson
+def test_a_lesson_has_its_pages(lesson: Lesson) -> None:
+    for name in ("README.md", "exercise.py", "exercises.py", "test_lesson.py", "teacher.md"):
+        assert (lesson.folder / name).is_file(), f"{lesson.name} has no {name}"
+    assert all(exercise.hint for exercise in lesson.exercises)
+
+
+@every_lesson
+def test_open_cases_do_not_need_what_is_withheld(lesson: Lesson) -> None:
+    text = (lesson.folder / "exercises.py").read_text(encoding="utf-8")
+    for name in ("solution", "hidden", "mutants"):
+        assert f'"{name}' not in text and f"import {name}" not in text
+
+
+# ---------------------------------------------------------------------- the machinery
+
+
+def made_lesson(tmp_path: Path, exercise: str, solution: str, spec: str) -> Lesson:
+    for name, text in (("exercise", exercise), ("solution", solution), ("exercises", spec)):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    return load_lesson(tmp_path)
+
+
+ONE = "from lessons.grading import Exercise\nEXERCISES = [Exercise('f', 1, [])]\n"
+
+
+@pytest.mark.parametrize(
+    ("stub", "solution"),
+    [
+        ("def f(a): ...", "def f(a, b): ..."),
+        ("def f(a): ...", "def f(b): ..."),
+        ("def f(a, b=1): ...", "def f(a, b=2): ..."),
+        ("def f(a, *, b): ...", "def f(a, b): ..."),
+        ("def f(a: int): ...", "def f(a: str): ..."),
+        ("def g(a): ...", "def f(a): ..."),
+    ],
+)
+def test_signature_drift_is_found(tmp_path: Path, stub: str, solution: str) -> None:
+    assert signature_drift(made_lesson(tmp_path, stub, solution, ONE))
+    assert not signature_drift(made_lesson(tmp_path, solution, solution, ONE))
+
+
+def test_stubs_are_known_by_their_bodies() -> None:
+    text = 'def a():\n    "text"\n    raise NotImplementedError("todo")\ndef b():\n    return 1\n'
+    text += "def c():\n    raise ValueError\ndef d():\n    raise NotImplementedError\n"
+    assert todo_functions(text) == {"a", "d"}
+
+
+def test_a_fault_costs_points_only_once() -> None:
+    lesson = load_lesson(find_folder("02"))
+    broken = load_file(lesson.folder / "solution.py")
+    broken.common_prefix = lambda a, b, page_size=1: 0
+    assert [r.exercise for r in grade_module(lesson, broken) if not r.passed] == ["common_prefix"]
+
+
+def test_what_a_case_raises_becomes_words() -> None:
+    def boom(impl: object) -> None:
+        """While adding."""
+        raise ValueError("no such thing")
+
+    def leave(impl: object) -> None:
+        """While leaving."""
+        raise SystemExit(3)
+
+    def fail(impl: object) -> None:
+        raise Failure("three instead of four", [("a tree", "text")])
+
+    lesson = Lesson(Path("x"), "x", ())
+    impl = SimpleNamespace(f=print)
+    found = [run_exercise(lesson, Exercise("f", 1, [case]), impl) for case in (boom, leave, fail)]  # type: ignore[arg-type]
+    assert [(r.status, r.words) for r in found] == [
+        ("failed", "While adding: ValueError: no such thing"),
+        ("ended", "While leaving: it called sys.exit(3)"),
+        ("failed", "three instead of four"),
+    ]
+    assert "no function g" in run_exercise(lesson, Exercise("g", 1, [fail]), impl).words  # type: ignore[arg-type]
+
+
+def test_the_same_student_gets_the_same_cases_and_another_one_others() -> None:
+    seen: list[float] = []
+    lesson = Lesson(Path("x"), "x", ())
+    exercise = Exercise("f", 1, [lambda impl, rng: seen.append(rng.random())])
+    for student in ("ada", "ada", "bob"):
+        run_exercise(lesson, exercise, SimpleNamespace(f=print), student)  # type: ignore[arg-type]
+    assert seen[0] == seen[1] != seen[2]
+
+
+# ---------------------------------------------------------------------- reports
+
+
+def some_results() -> list[Result]:
+    lesson = load_lesson(find_folder("03"))
+    mutant = next(m for m in load_mutants(lesson) if m.about.startswith("stale keys"))
+    return grade_module(lesson, mutant.build(lesson))
+
+
+def test_reports_name_the_exercise_and_the_case() -> None:
+    results = some_results()
+    words = "after touching A (the oldest unlocked leaf was B), evict(2) freed A, B; B, C had to go"
+    assert "evict" in table(results) and "7/10" in table(results)
+    graded = gradescope(results)
+    assert graded["score"] == 7 and words in json.dumps(graded)
+    assert f"| failed: {words} |" in summary(results)
+    (line,) = annotations(results)
+    assert line.startswith("::error file=lessons/03_locks_and_eviction/exercise.py,line=")
+    assert words in line and "\n" not in line
+
+
+def test_the_failing_tree_is_drawn() -> None:
+    html = page(some_results())
+    assert html.count("<svg") == 2 and "after your code" in html
+
+
+def test_progress_is_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIRAD_PROGRESS", str(tmp_path / "progress.json"))
+    name = "03_locks_and_eviction"
+    assert progress().points(name) == (0, 10)
+    remember(some_results())
+    assert progress().points(name) == (7, 10)
+    assert "7 of 10" in progress()._repr_html_() and "7 of 10 points, 4 of 5 exercises" in repr(progress())
+    (tmp_path / "progress.json").write_text("not JSON", encoding="utf-8")
+    assert progress().points(name) == (0, 10)
+
+
+# ---------------------------------------------------------------------- the engine on a student's tree
+
+
+def write_part(tmp_path: Path, lesson: str, *names: str) -> Path:
+    """A student's file in which only these functions are written."""
+    folder = find_folder(lesson)
+    done = (folder / "solution.py").read_text(encoding="utf-8")
+    stubs = "".join(
+        f"\n\ndef {name}(*a):\n    raise NotImplementedError('todo')\n"
+        for name in todo_functions((folder / "exercise.py").read_text(encoding="utf-8")) - set(names)
+    )
+    path = tmp_path / f"{lesson}.py"
+    path.write_text(done + stubs, encoding="utf-8")
+    return path
+
+
+PROMPTS = [
+    [5, 6, 7, 8, 9],
+    [5, 6, 7, 20, 21, 22],
+    [30, 31, 32, 33],
+    [5, 6, 7, 8, 9, 10],
+    [30, 31, 40],
+    [50] * 9,
+]
+
+
+@pytest.mark.parametrize(
+    ("lesson", "names"),
+    [
+        ("02", ("match_prefix",)),
+        ("02", ("common_prefix", "split_node", "match_prefix")),
+        ("02", ("common_prefix", "split_node", "match_prefix", "insert")),
+        ("03", ("inc_lock_ref", "dec_lock_ref")),
+        ("03", ("inc_lock_ref", "dec_lock_ref", "offer", "evict", "lru_key")),
+    ],
+)
+@pytest.mark.parametrize("page_size", [1, 2])
+def test_the_engine_runs_on_it(make_engine, tmp_path: Path, lesson: str, names, page_size: int) -> None:
+    from minirad.config import SamplingParams
+
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True)
+    own = make_engine(
+        student_cache(write_part(tmp_path, lesson, *names), page_size), kv_tokens=24, page_size=page_size
+    )
+    ours = make_engine(kv_tokens=24, page_size=page_size)
+    for prompt in PROMPTS:
+        a, b = (engine.generate([prompt], params)[0] for engine in (own, ours))
+        assert a.token_ids == b.token_ids
+        assert a.cached_tokens == b.cached_tokens or page_size > 1
+    assert set(names) - {"lru_key"} <= set(own.cache.parts)
+
+
+def test_a_broken_tree_says_which_invariant_and_is_drawn(make_engine, tmp_path: Path) -> None:
+    from minirad import Recorder
+    from minirad.config import SamplingParams
+
+    path = write_part(tmp_path, "02", "common_prefix", "split_node", "match_prefix", "insert")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("    node.slots = node.slots[at:]\n", ""), encoding="utf-8")
+    engine = make_engine(student_cache(path))
+    with Recorder(engine) as recording:
+        engine.generate([PROMPTS[0]], SamplingParams(max_new_tokens=2, ignore_eos=True))
+        with pytest.raises(InvariantError, match=r"after your \w+: n1 has 2 tokens, but 5 slots"):
+            engine.generate([PROMPTS[1]], SamplingParams(max_new_tokens=2))
+    assert recording.frames and "slots" in engine.cache.broken
+
+
+def test_nothing_written_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing is written yet"):
+        student_cache(find_folder("02") / "exercise.py")
+    with pytest.raises(ValueError, match="not there"):
+        student_cache("no/such/file.py")
+
+
+def test_namespaces_stay_apart_without_the_students_doing(tmp_path: Path) -> None:
+    from minirad import RadixKey
+
+    cache = student_cache(write_part(tmp_path, "02", "common_prefix", "split_node", "match_prefix", "insert"))
+    cache.insert(RadixKey([1, 2, 3]), [10, 11, 12])
+    cache.insert(RadixKey([1, 2, 3], extra_key="b"), [20, 21, 22])
+    assert cache.match_prefix(RadixKey([1, 2], extra_key="b")).slots.tolist() == [20, 21]
+    assert cache.peek(RadixKey([1, 2], extra_key="c")) == 0
+    assert [list(node.key) for node in cache.walk()][1:] == [[1, 2, 3], [1, 2], [3]]
+
+
+@pytest.mark.parametrize("granularity", ["event", "step"])
+def test_a_recording_of_it_can_be_seen_at_any_moment(make_engine, tmp_path: Path, granularity: str) -> None:
+    from minirad import Recorder
+    from minirad.config import SamplingParams
+    from viz.trace import Trace
+
+    names = ("common_prefix", "split_node", "match_prefix", "insert")
+    engine = make_engine(student_cache(write_part(tmp_path, "02", *names)))
+    with Recorder(engine) as recording:
+        for prompt in PROMPTS:
+            engine.generate([prompt], SamplingParams(max_new_tokens=3, ignore_eos=True))
+    trace = Trace(recording, lambda tokens: str(list(tokens)))
+    for index in range(trace.count(granularity)):
+        nodes = trace.view(granularity, index).nodes
+        assert all(node["parent"] != number for number, node in nodes.items()), index
+
+
+def test_the_live_page_takes_it_and_shows_where_it_broke(tmp_path: Path, capsys) -> None:
+    from viz.live import main
+
+    names = ("common_prefix", "split_node", "match_prefix", "insert")
+    path, page_file = write_part(tmp_path, "02", *names), tmp_path / "run.html"
+    asked = ["--cache", str(path), "--export", str(page_file), "--steps", "40", "--workload", "chat"]
+    assert main(asked) == 0
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("    node.slots = node.slots[at:]\n", ""), encoding="utf-8")
+    assert main(asked) == 1 and page_file.exists()
+    assert "your tree broke: after your match_prefix: n1 has" in capsys.readouterr().err
+    assert main(["--cache", str(find_folder("02") / "exercise.py")]) == 2
+    assert "nothing is written yet" in capsys.readouterr().err
