@@ -89,11 +89,22 @@ class Recording:
         at = index
         while at >= 0 and self.frames[at].keyframe is None:
             at -= 1
-        replay = ReplayState(self.frames[at].keyframe or {} if at >= 0 else self.header["start"])
+        state = self.frames[at].keyframe if at >= 0 else self.header["start"]
+        try:
+            replay = ReplayState(state or {})
+        except (LookupError, TypeError) as error:
+            what = f"the keyframe of frame {at}" if at >= 0 else "the header's start"
+            raise ValueError(f"{what} is not a whole state: {error!r}") from error
         for frame in self.frames[at + 1 : index + 1]:
-            for event in frame.events:
-                replay.apply(event)
+            _apply_frame(replay, frame)
         return replay
+
+    def check(self) -> None:
+        """Replays everything once. ValueError names the frame that does not follow from those before it
+        (of a file that was changed by hand)."""
+        replay = self.replay_to(-1)
+        for frame in self.frames:
+            _apply_frame(replay, frame)
 
     def save(self, path: str | Path) -> None:
         """Writes header and frames as JSON lines."""
@@ -105,8 +116,8 @@ class Recording:
     def load(path: str | Path) -> Recording:
         """Reads a file up to its last whole frame.
 
-        ValueError when there is no whole header, the schema is another, or a line in the middle (not
-        the last) is broken.
+        ValueError when there is no whole header, the schema is another, a line in the middle (not
+        the last) is broken, or the frames are not numbered 0, 1, 2 and so on.
         """
         lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
         header = _parse_header(lines[0], path)
@@ -115,11 +126,15 @@ class Recording:
             if not line:
                 continue
             try:
-                recording.frames.append(Frame.from_json(line))
+                frame = Frame.from_json(line)
             except ValueError as error:
                 if number < len(lines):
                     raise ValueError(f"{path}, line {number}: {error}") from error
                 break  # cut off while it was written
+            if frame.index != len(recording):
+                told = f"this is frame {frame.index}, but frame {len(recording)} is due"
+                raise ValueError(f"{path}, line {number}: {told} (a line was lost or moved)")
+            recording.frames.append(frame)
         return recording
 
     def __len__(self) -> int:
@@ -127,6 +142,15 @@ class Recording:
 
     def __iter__(self) -> Iterator[Frame]:
         return iter(self.frames)
+
+
+def _apply_frame(replay: ReplayState, frame: Frame) -> None:
+    for event in frame.events:
+        try:
+            replay.apply(event)
+        except (LookupError, TypeError) as error:
+            what = f"{type(event).__name__} does not fit the state: {error!r}"
+            raise ValueError(f"frame {frame.index} does not follow from those before it: {what}") from error
 
 
 def _header_line(header: State) -> str:
@@ -141,6 +165,9 @@ def _parse_header(line: str, path: str | Path) -> State:
         raise ValueError(f"{path} does not begin with the header of a recording") from error
     if schema != SCHEMA:
         raise ValueError(f"{path} has schema {schema}, this version reads {SCHEMA}")
+    start = header.get("start")
+    if not isinstance(start, dict) or not isinstance(start.get("tree"), dict):
+        raise ValueError(f'{path}: the header has no "start" with a "tree" to start from')
     result: State = header
     return result
 

@@ -152,3 +152,15 @@ def test_the_victim_is_shown(pages: Path, browser: Any) -> None:
     tab.keyboard.press("ArrowRight")
     tab.wait_for_selector("#n1.evicted", state="attached", timeout=20_000)  # Hello came first
     tab.close()
+
+
+def test_an_out_that_is_a_file_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("something", encoding="utf-8")
+    for out in (taken, taken / "below"):
+        assert gallery.main(["--out", str(out)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("python -m viz.gallery: ") and str(out) in err and err.count("\n") == 1
+    assert taken.read_text(encoding="utf-8") == "something"

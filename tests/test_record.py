@@ -206,6 +206,28 @@ def test_a_damaged_file_is_refused_with_its_line(
         Recorder.load(path)
 
 
+def test_frames_that_do_not_follow_one_another_are_refused(run: Recorder, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    run.save(path)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for changed in ([*lines[:3], *lines[4:]], [*lines[:3], lines[4], lines[3], *lines[5:]]):
+        path.write_text("".join(changed), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"run\.jsonl, line 4: this is frame 3, but frame 2 is due"):
+            Recording.load(path)
+    path.write_text('{"minirad": 1, "start": {}}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match='no "start" with a "tree"'):
+        Recording.load(path)
+
+
+def test_a_frame_that_does_not_fit_the_state_is_named(run: Recorder) -> None:
+    strange = Frame(0, 0, (ev.NodeLocked(99, (99,), 3),))
+    recording = Recording(run.header, [strange, *run.frames[1:]])
+    for ask in (recording.check, lambda: recording.replay_to(0)):
+        with pytest.raises(ValueError, match="frame 0 does not follow from those before it: NodeLocked"):
+            ask()
+    run.check()
+
+
 def test_two_runs_with_one_seed_give_identical_recordings_apart_from_the_clock(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.errors import InvariantError
 from minirad.model.classroom import corpus
 from minirad.record import Recorder, Recording
 from viz.dot import find_dot
@@ -404,6 +405,25 @@ def test_an_engine_error_in_a_step_becomes_text(stepper: Stepper, monkeypatch) -
         stepper.run()
 
 
+def test_a_tree_that_breaks_is_shown(stepper: Stepper, monkeypatch) -> None:
+    stepper.submit("3 4 5")
+    stepper.step()
+    frames, bus = len(stepper.recording), stepper.engine.bus
+
+    def broken() -> None:
+        bus.emit(ev.PolicyChanged("lru", "fifo"))  # something of a step that does not end
+        raise InvariantError("n1 has 2 tokens, but 5 slots")
+
+    monkeypatch.setattr(stepper.engine, "step", broken)
+    for act in (stepper.run, stepper.forward):
+        with pytest.raises(InvariantError):
+            act()
+        frames += 1
+        assert len(stepper.recording) == frames and stepper.at_present
+        assert stepper.message == "This step broke the tree: n1 has 2 tokens, but 5 slots"
+        assert stepper.shown["message"] == stepper.message
+
+
 # ---------------------------------------------------------------------- forks
 
 
@@ -506,6 +526,16 @@ def test_fork_from_here_and_back(stepper: Stepper) -> None:
 
 
 # ---------------------------------------------------------------------- the classroom model
+
+
+def test_a_tree_of_ones_own_is_not_forked(make_engine) -> None:
+    stepper = Stepper(make_engine(kv_tokens=40))
+    stepper.submit("3 4 5")
+    engine, tree = stepper.engine, stepper.engine.cache
+    engine.cache = type("StudentCache", (), {"__getattr__": lambda self, name: getattr(tree, name)})()
+    assert not stepper.fork(eviction_policy="fifo")
+    assert "a tree of its own (StudentCache)" in stepper.message
+    assert stepper.engine is engine
 
 
 def test_agent_and_raw_do_what_their_names_say(classroom: Engine) -> None:

@@ -178,3 +178,15 @@ def test_without_dot_it_says_what_to_do(
     with pytest.raises(SystemExit):
         figure3.main(["--out", str(tmp_path)])
     assert "no Graphviz found" in capsys.readouterr().err
+
+
+def test_an_out_that_is_a_file_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("something", encoding="utf-8")
+    for out in (taken, taken / "below"):
+        assert figure3.main(["--out", str(out)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("python -m viz.figure3: ") and str(out) in err and err.count("\n") == 1
+    assert taken.read_text(encoding="utf-8") == "something"

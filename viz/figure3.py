@@ -329,14 +329,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         files = {"nine_steps.svg": page_svg(page).encode("utf-8"), "nine_steps.png": page_png(page)}
     except (ValueError, DotError) as error:
         parser.error(str(error))
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (args.out / name).write_bytes(data)
-        print(args.out / name)
-    if args.record:
-        recording.save(args.out / "nine_steps.jsonl")
-        print(args.out / "nine_steps.jsonl")
+    try:
+        _write(args.out, files, recording if args.record else None)
+    except OSError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
     return 0
+
+
+def _write(out: Path, files: dict[str, bytes], recording: Recording | None) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (out / name).write_bytes(data)
+        print(out / name)
+    if recording is not None:
+        recording.save(out / "nine_steps.jsonl")
+        print(out / "nine_steps.jsonl")
 
 
 if __name__ == "__main__":

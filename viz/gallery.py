@@ -294,6 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths = write(args.out)
     except DotError as error:
         parser.error(str(error))
+    except OSError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
     for path in paths:
         print(path)
     print(f"Open {paths[0]} in a browser, or put the folder on any web server.")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import queue
 import secrets
@@ -27,8 +28,10 @@ import threading
 import time
 import traceback
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as AnswerTimeout  # not the builtin one before Python 3.11
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,6 +58,8 @@ STATIC_TYPES = {".js": "text/javascript", ".css": "text/css"}
 LARGEST_BODY = 64 * 1024
 LONGEST_WAIT = 30.0  # seconds that a page's command may wait for the engine
 NEW_TOKENS = 24  # of a prompt typed on the page
+MOST_KV_TOKENS = 1_000_000  # that a page may ask for: a slip of the finger must not take all memory
+FASTEST = 1000.0  # steps per second that can be asked for
 SECURITY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -123,8 +128,9 @@ class Run:
         notes = {"workload": self.workload.name, "title": self.workload.title, "labels": self.player.labels}
         path = _numbered(settings.record, number)
         self.recorder = Recorder(self.engine, path, keyframe_every=50, notes=notes)
-        self.clock = 0
+        self.clock = self.asked = 0
         self.notices: list[str] = []
+        self.refusals: list[str] = []  # the reason of each
         decode = decoder_of(self.engine.tokenizer) if engine is None else None
         self.trace = Trace(self.recorder, decode)
         self.page = Page(self.trace, self.player.labels)
@@ -142,6 +148,7 @@ class Run:
             self.clock = max(self.clock, player.next_due)
         for asked in player.due(self.clock):
             session = asked.session
+            self.asked += 1
             try:
                 name = engine.add_request(
                     asked.prompt, asked.params, session.extra_key, session.priority,
@@ -149,7 +156,7 @@ class Run:
                 )  # fmt: skip
             except ValueError as error:
                 player.refused(asked, error)
-                self.notices.append(f"{asked.label} was refused: {error}")
+                self._note_refusal(asked.label, error)
             else:
                 player.sent(asked, name)
         self.clock += 1
@@ -159,6 +166,23 @@ class Run:
         if self.idle:  # programs let go of their prefixes when they end: after the last step
             self.recorder.cut()
             self.notices += [failure for failure in player.failures if failure not in self.notices]
+
+    def _note_refusal(self, label: str, error: ValueError) -> None:
+        """No event tells of it: the engine never had this request. So the page and the file must."""
+        self.notices.append(f"{label} was refused: {error}")
+        self.refusals.append(str(error))
+        self.page.refused = self.recorder.header["notes"]["refused"] = self.refused
+
+    @property
+    def refused(self) -> str:
+        """How many requests were refused, and the first reason; empty if none was."""
+        if not self.refusals:
+            return ""
+        return f"{len(self.refusals)} of {self.asked} requests refused: {self.refusals[0]}"
+
+    @property
+    def served_nobody(self) -> bool:
+        return 0 < self.asked == len(self.refusals)
 
     def close(self, broken: bool = False) -> None:
         """Drops the run. What programs then abort is no part of what was recorded; a broken engine is
@@ -172,6 +196,7 @@ class Replay:
     """A finished recording in the place of a Run: nothing can be driven."""
 
     def __init__(self, recording: Recording, title: str) -> None:
+        recording.check()
         self.number, self.engine = 1, None
         self.recorder, self.trace = recording, Trace(recording)
         notes = recording.header.get("notes")
@@ -182,6 +207,7 @@ class Replay:
         self.page = Page(
             self.trace, {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
         )
+        self.page.refused = self.refused = str(notes.get("refused", ""))
         self.notices: list[str] = []
         self.idle = True
 
@@ -207,7 +233,37 @@ def make_run(number: int, settings: Settings, workload: workloads.Workload | Non
     return Pair(number, settings, (Run(number, first, workload), Run(number, second, workload)), names)
 
 
+def _refused(run: Run | Pair | Replay | None) -> str:
+    """What a run says of its refused requests; of two, each side's with its name."""
+    if isinstance(run, Pair):
+        told = [(name, side.refused) for name, side in zip(run.names, run.sides, strict=True)]
+        return "; ".join(f"{name}: {refused}" for name, refused in told if refused)
+    return run.refused if run else ""
+
+
+def _served_nobody(run: Run | Pair | Replay) -> bool:
+    """Every request was refused: there is nothing to see."""
+    if isinstance(run, Pair):
+        return all(side.served_nobody for side in run.sides)
+    return isinstance(run, Run) and run.served_nobody
+
+
 # ---------------------------------------------------------------------- the engine's thread
+
+
+class RunBroke(Exception):
+    """Something failed within the run itself, not in what a page asked for; the cause is the error."""
+
+
+@contextmanager
+def _within_the_run() -> Iterator[None]:
+    """Around a command's work on the engine. A refusal (ValueError) leaves the engine whole."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise RunBroke from error
 
 
 class Driver(threading.Thread):
@@ -272,6 +328,7 @@ class Driver(threading.Thread):
             "drivable": isinstance(run, Run | Pair) and not self.error,
             "error": self.error,
             "notices": list(run.notices[-3:]) if run else [],
+            "refused": _refused(run),
         }
 
     # ------------------------------------------------------------ in the engine's thread
@@ -320,14 +377,18 @@ class Driver(threading.Thread):
                 return
 
     def _obey(self, command: Callable[..., Any], arguments: Json, answer: Future[Any]) -> bool:
-        """Runs one command. A ValueError is the page's to show; anything else ends the engine."""
+        """Runs one command. What is wrong with the command is the page's to show, and the run goes on;
+        only what broke within the run ends it."""
         try:
             answer.set_result(command(self, arguments))
         except ValueError as error:
             answer.set_exception(error)
+        except RunBroke as broke:
+            cause = broke.__cause__ or broke
+            answer.set_exception(ValueError(f"{type(cause).__name__}: {cause}"))
+            raise cause from None
         except Exception as error:
             answer.set_exception(ValueError(f"{type(error).__name__}: {error}"))
-            raise
         self._announce()
         return command not in (_peek, _prompt, _doctor)  # these may come at any time: no step for them
 
@@ -353,6 +414,25 @@ def _engine_run(driver: Driver) -> Run:
     return run
 
 
+def _number(arguments: Json, name: str, otherwise: float) -> float:
+    """A number of a command's body; fields send theirs as text. ValueError says what is wrong with it."""
+    value = arguments.get(name, otherwise)
+    try:
+        number = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a number, not {value!r}")
+    return number
+
+
+def _whole(arguments: Json, name: str, otherwise: int) -> int:
+    number = _number(arguments, name, otherwise)
+    if number != int(number):
+        raise ValueError(f"{name} must be a whole number, not {number}")
+    return int(number)
+
+
 def _nothing(driver: Driver, arguments: Json) -> Json:
     return {}
 
@@ -364,7 +444,7 @@ def _play(driver: Driver, arguments: Json) -> Json:
 
 
 def _speed(driver: Driver, arguments: Json) -> Json:
-    driver.speed = min(max(float(arguments.get("speed", 3)), 0.0), 1000.0)
+    driver.speed = min(max(_number(arguments, "speed", 3), 0.0), FASTEST)
     return {}
 
 
@@ -373,7 +453,10 @@ def _step(driver: Driver, arguments: Json) -> Json:
     driver.playing = False
     if run.idle:
         raise ValueError("nothing is left to do: submit a prompt, or restart with a workload")
-    run.advance()
+    try:
+        run.advance()
+    except Exception as error:  # also a ValueError: the command had no argument to be wrong
+        raise RunBroke from error
     return {"frames": len(run.trace)}
 
 
@@ -418,12 +501,13 @@ def _submit(driver: Driver, arguments: Json) -> Json:
 
 def _evict(driver: Driver, arguments: Json) -> Json:
     run = _engine_run(driver)
-    count = int(arguments.get("tokens", 0))
+    count = _whole(arguments, "tokens", 0)
     if count < 1:
         raise ValueError(f"evict at least 1 token, not {count}")
     before = run.engine.allocator.available
-    run.engine.ownership.make_room(before + count)
-    run.recorder.cut()
+    with _within_the_run():
+        run.engine.ownership.make_room(before + min(count, run.engine.cache.evictable_size))
+        run.recorder.cut()
     freed = run.engine.allocator.available - before
     if not freed:
         raise ValueError("nothing can be evicted: no unlocked leaf is in the tree")
@@ -432,8 +516,9 @@ def _evict(driver: Driver, arguments: Json) -> Json:
 
 def _flush(driver: Driver, arguments: Json) -> Json:
     run = _engine_run(driver)
-    run.engine.flush_cache()
-    run.recorder.cut()
+    with _within_the_run():
+        run.engine.flush_cache()
+        run.recorder.cut()
     return {}
 
 
@@ -442,9 +527,16 @@ def _changed_settings(driver: Driver, arguments: Json) -> Settings:
     changes = {
         name: value for name, value in arguments.items() if name in allowed and value not in ("", None)
     }
-    for name in ("kv_tokens", "page_size"):
-        if name in changes:
-            changes[name] = int(changes[name])
+    for name in changes:
+        if name in ("kv_tokens", "page_size"):
+            changes[name] = _whole(changes, name, 0)
+        elif not isinstance(changes[name], str):
+            raise ValueError(f"{name} must be a name, not {changes[name]!r}")
+    if changes.get("kv_tokens", 0) > MOST_KV_TOKENS:
+        raise ValueError(
+            f"a pool of {changes['kv_tokens']:,} tokens is more than a page may ask for: "
+            f"at most {MOST_KV_TOKENS:,}"
+        )
     if str(changes.get("workload", "mixed")) not in workloads.WORKLOADS:
         changes.pop("workload")  # a file is named on the command line only: pages name no paths
     if "workload" in changes and changes["workload"] != driver.settings.workload:
@@ -464,7 +556,10 @@ def _fork(driver: Driver, arguments: Json) -> Json:
     run = driver.run_now
     if run is None or isinstance(run, Pair):
         raise ValueError("nothing has run yet" if run is None else "a comparison cannot be forked")
-    until = int(arguments.get("frame", len(run.recorder.frames) - 1))
+    count = len(run.recorder.frames)
+    until = _whole(arguments, "frame", count - 1)
+    if not -1 <= until < count:
+        raise ValueError(f"frame {until} is not in this recording of {count} frames")
     workload = workloads.from_recording(run.recorder, until)
     if not workload.sessions:
         raise ValueError("no request had come by then: there is nothing to replay")
@@ -568,7 +663,10 @@ class Handler(BaseHTTPRequestHandler):
         refusal = self._refusal()
         if refusal:
             return self._error(HTTPStatus.FORBIDDEN, refusal)
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError as error:  # "http://[": not an address
+            return self._error(HTTPStatus.BAD_REQUEST, str(error))
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         if parts.path == "/":
             from viz.export import page_html
@@ -582,7 +680,11 @@ class Handler(BaseHTTPRequestHandler):
         if parts.path == "/view":
             return self._view(query)
         if parts.path == "/stream":
-            return self._stream(query)
+            since = self.headers.get("Last-Event-ID") or query.get("since", "")
+            key, _, sent = since.partition(":")
+            if since and not _is_number(sent):
+                return self._error(HTTPStatus.BAD_REQUEST, f"{since!r} is not the id of an event")
+            return self._stream(key, int(sent or 0))
         return self._error(HTTPStatus.NOT_FOUND, f"there is nothing at {parts.path}")
 
     def do_POST(self) -> None:
@@ -590,19 +692,21 @@ class Handler(BaseHTTPRequestHandler):
         refusal = self._refusal()
         if refusal:
             return self._error(HTTPStatus.FORBIDDEN, refusal)
-        if not length.isdigit() or int(length) > LARGEST_BODY:
+        if not _is_number(length):
+            return self._error(HTTPStatus.BAD_REQUEST, f"Content-Length {length!r} is not a number")
+        if int(length) > LARGEST_BODY:
             return self._error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {LARGEST_BODY} bytes are taken")
         if self.headers.get("Content-Type", "").partition(";")[0] != "application/json":
             return self._error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "JSON only")
-        name = urlsplit(self.path).path.removeprefix("/do/")
         try:
+            name = urlsplit(self.path).path.removeprefix("/do/")
             arguments = json.loads(self.rfile.read(int(length)) or b"{}")
             if not isinstance(arguments, dict):
                 raise ValueError("the body must be a JSON object")
             self._json(self.server.driver.ask(name, arguments))
-        except (ValueError, TypeError, UnicodeDecodeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             self._error(HTTPStatus.BAD_REQUEST, str(error))
-        except TimeoutError:
+        except (TimeoutError, AnswerTimeout):
             self._error(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is busy")
 
     def _static(self, name: str) -> None:
@@ -629,8 +733,9 @@ class Handler(BaseHTTPRequestHandler):
 
     # ------------------------------------------------------------ the stream
 
-    def _stream(self, query: dict[str, str]) -> None:
-        """Server-sent events: the history first, then what comes. `run:frames` is each event's id,
+    def _stream(self, key: str, sent: int) -> None:
+        """Server-sent events: the history first (what comes after `sent` frames of the run `key`, if
+        that is still on), then what comes. `run:frames` is each event's id,
         so a browser that lost its connection goes on where it was."""
         self.send_response(HTTPStatus.OK)
         for name, value in self._headers("text/event-stream").items():
@@ -639,7 +744,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         driver = self.server.driver
-        key, sent = _last_event(self.headers.get("Last-Event-ID") or query.get("since", ""))
         version, status = -1, None
         while not driver.stopping:
             version = driver.wait_for_news(version, 10.0)
@@ -703,9 +807,9 @@ class Handler(BaseHTTPRequestHandler):
         self._send(json.dumps({"error": reason}).encode(), "application/json", code)
 
 
-def _last_event(text: str) -> tuple[str, int]:
-    key, _, sent = text.partition(":")
-    return (key, int(sent)) if sent.isdigit() else ("", 0)
+def _is_number(text: str) -> bool:
+    """Digits that int() takes, and not too many of them; "²".isdigit() is true, too."""
+    return text.isascii() and text.isdigit() and len(text) < 16
 
 
 def _hello(driver: Driver, run: Run | Pair | Replay) -> Json:
@@ -753,6 +857,20 @@ class Live:
         return self.server.url
 
 
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {port}")
+    return port
+
+
+def _pace(text: str) -> float:
+    speed = float(text)
+    if not 0 <= speed <= FASTEST:  # false for nan as well
+        raise argparse.ArgumentTypeError(f"steps per second are from 0 (as fast as it goes) to {FASTEST:.0f}")
+    return speed
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m viz.live", description="Watch RadixAttention at work.")
     names = ", ".join(workloads.WORKLOADS)
@@ -764,9 +882,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--eviction-policy", default="lru", choices=list(EVICTION_POLICIES))
     parser.add_argument("--compare", metavar="A,B",
                         help="two schedule or two eviction policies, side by side")  # fmt: skip
-    parser.add_argument("--speed", type=float, default=3.0, help="steps per second; 0: as fast as it goes")
+    parser.add_argument("--speed", type=_pace, default=3.0, help="steps per second; 0: as fast as it goes")
     parser.add_argument("--paused", action="store_true", help="wait for the page to press play")
-    parser.add_argument("--port", type=int, default=PORT, help="any free one if it is taken")
+    parser.add_argument("--port", type=_port, default=PORT, help="any free one if it is taken")
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")
     parser.add_argument("--cache", metavar="FILE.py", action="append", default=[],
                         help="a lesson's exercise.py as the tree, or several together")  # fmt: skip
@@ -794,13 +912,21 @@ def main(arguments: list[str] | None = None) -> int:
             if options.replay:
                 raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
         resolve_model(settings.model)
-        replay = Replay(Recorder.load(options.replay), Path(options.replay).name) if options.replay else None
+        replay = _replay(options.replay) if options.replay else None
         if options.export:
             return _export(options, settings, replay)
     except (ValueError, OSError) as error:
         print(f"python -m viz.live: {error}", file=sys.stderr)
         return 2
     return _serve(options, settings, replay)
+
+
+def _replay(path: str) -> Replay:
+    try:
+        return Replay(Recorder.load(path), Path(path).name)
+    except ValueError as error:
+        known = str(error).startswith(path)
+        raise ValueError(str(error) if known else f"{path}: {error}") from error
 
 
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
@@ -810,9 +936,11 @@ def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | Non
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
         if not options.no_open:
             threading.Thread(target=webbrowser.open, args=(live.url,), daemon=True).start()
+        told = ""
         try:
             while not driver.error:
                 time.sleep(0.1)
+                told = _tell_refusals(driver.run_now, told)
             time.sleep(1.5)  # so that open pages hear of it
             if settings.cache:
                 print(f"your tree broke: {driver.error}   (see the page; Ctrl-C ends it)", flush=True)
@@ -822,6 +950,14 @@ def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | Non
     if driver.error:
         print(f"the engine stopped: {driver.error}", file=sys.stderr)
     return 1 if driver.error else 0
+
+
+def _tell_refusals(run: Run | Pair | Replay | None, told: str) -> str:
+    """One line once a run is over, and again where a later one ends otherwise; what was told."""
+    refused = _refused(run) if run is not None and run.idle else ""
+    if refused and refused != told:
+        print(refused, file=sys.stderr, flush=True)
+    return refused or told
 
 
 def _one_thread(settings: Settings) -> None:
@@ -846,9 +982,10 @@ def _export(options: argparse.Namespace, settings: Settings, replay: Replay | No
     for path in options.export:
         size = export(run.page, path, title=run.workload.title)
         print(f"{path}: {len(run.trace)} steps, {size / 1000:.0f} KB")
+    _tell_refusals(run, "")
     if broken:
         print(f"your tree broke: {broken}", file=sys.stderr)
-    return 1 if broken else 0
+    return 1 if broken or _served_nobody(run) else 0
 
 
 def _run_out(run: Run | Pair, steps: int, settings: Settings) -> str:

@@ -58,6 +58,7 @@ class Page:
     def __init__(self, trace: Trace, labels: Mapping[str, str] | None = None) -> None:
         self.trace = trace
         self.labels: Mapping[str, str] = labels if labels is not None else {}
+        self.refused = ""  # requests that never got into the engine, in a sentence: no event tells of them
         self._lock = threading.RLock()
         self._frames: list[Json] = []
         self._requests: dict[str, Json] = {}
@@ -75,6 +76,7 @@ class Page:
         return {
             "title": title,
             "note": note,
+            "refused": self.refused,
             "model": _model_name(config, parameters),
             "kv_tokens": start["kv_tokens"],
             "page_size": start["tree"]["page_size"],

@@ -29,8 +29,10 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
+from minirad.cache.radix_cache import RadixCache
 from minirad.config import SamplingParams
 from minirad.engine import Engine
+from minirad.errors import InvariantError
 from minirad.model.classroom import corpus
 from minirad.record import Recorder, Recording, State
 from viz.dot import DotError
@@ -114,6 +116,7 @@ class Stepper:
         self.controls: _Controls | None = None
         self.shown: dict[str, Any] = {}
         self._ticket, self._direction, self._jumped = 0, 1, False
+        self._broke = False  # in the engine's last step
         self.view_widget = StepperView(height=f"{height}px")
         self.view_widget.on_msg(self._from_browser)
         self._open(recording or (Recorder(source) if isinstance(source, Engine) else source))
@@ -189,8 +192,7 @@ class Stepper:
             if not self._can_step:
                 self._say("Nothing is left to do." if self.engine else "This is the end of the recording.")
                 return
-            assert self.engine is not None
-            self.engine.step()
+            self._engine_step()
         target = min(self._index + 1, self.count - 1)
         if self.quiz and self.question is None:
             self.question = question_for(self.trace, self._granularity, target)
@@ -279,14 +281,26 @@ class Stepper:
 
     def run(self, steps: int = LONGEST_RUN) -> int:
         """Steps until nothing is left to do (or so many steps); how many were taken."""
-        taken = 0
+        taken, self._broke = 0, False
         try:
             while taken < steps and self.engine is not None and self.engine.has_work:
-                self.engine.step()
+                self._engine_step()
                 taken += 1
         finally:
-            self.last()
+            if not self._broke:
+                self.last()
         return taken
+
+    def _engine_step(self) -> None:
+        """A tree that breaks in it is shown as it then is: that picture tells more than a traceback."""
+        assert self.engine is not None
+        self._broke = False
+        try:
+            self.engine.step()
+        except InvariantError as error:
+            self._broke = True
+            self._arrived(f"This step broke the tree: {error}")
+            raise
 
     def evict(self, tokens: int) -> int:
         """Evicts at least so many unlocked cached tokens; how many went."""
@@ -338,12 +352,8 @@ class Stepper:
         if self.engine is None:
             self._say("Only an engine can be forked, this is a recording: use viz.stepper.fork.")
             return False
-        engine, tokenizer = self.engine, _tokenizer(self.engine)
-        made = self._guarded(
-            lambda _: fork(
-                self.recording, self.view.frame, model=engine.model, tokenizer=tokenizer, **config_changes
-            )
-        )
+        engine = self.engine
+        made = self._guarded(lambda _: self._forked(engine, config_changes))
         if made is None:
             return False
         self._originals.append((engine, self.recording, self.view.frame))
@@ -353,6 +363,15 @@ class Stepper:
         changes = ", ".join(f"{name} {value}" for name, value in config_changes.items()) or "nothing changed"
         self._say(f"Forked at step {self.view.step} with {changes}.")
         return True
+
+    def _forked(self, engine: Engine, changes: dict[str, Any]) -> tuple[Engine, Recorder]:
+        if not isinstance(engine.cache, RadixCache):
+            raise ValueError(
+                f"this engine runs on a tree of its own ({type(engine.cache).__name__}): a fork would run on "
+                "minirad's, and show another tree than yours. Make a new engine with a new tree instead."
+            )
+        tokenizer = _tokenizer(engine)
+        return fork(self.recording, self.view.frame, model=engine.model, tokenizer=tokenizer, **changes)
 
     def original(self) -> bool:
         """Back to the engine that was forked, at the moment where that happened; False if none was."""

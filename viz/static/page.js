@@ -29,6 +29,7 @@ function build() {
       (el.status = h("span.status", {}, h("i.dot"), (el.statusText = h("span", {}, "connecting"))))),
     buildTransport(),
     (el.banner = h("section.banner", { hidden: true, role: "alert" })),
+    (el.refused = h("section.banner.refused", { hidden: true, role: "status" })),
     (el.say = h("section.say", {}, (el.sayText = h("span.text")), (el.sayMore = h("span.more")))),
     (el.why = h("section.panel.why", { hidden: true })),
     (el.ask = h("section.panel.quiz", { hidden: true })),
@@ -121,8 +122,8 @@ async function show(g, i, { hash = true } = {}) {
 
 /** The position into the page's address; not oftener than browsers allow. */
 function address(hash) {
-  clearTimeout(state.addressing);
-  state.addressing = setTimeout(() => history.replaceState(null, "", hash), moving() ? 500 : 0);
+  state.address = hash;
+  state.addressing ??= setTimeout(() => { state.addressing = null; history.replaceState(null, "", state.address); }, moving() ? 500 : 0);
 }
 
 function leavePresent() {
@@ -304,8 +305,12 @@ function drawHeader() {
 function drawStatus() {
   const { error, playing, idle, drivable, notices } = source.status;
   const frames = source.frames.length;
+  const refused = source.status.refused || source.meta?.refused || ""; // a file has no status, only what was known at its end
+  el.refused.hidden = !refused;
+  if (el.refused.textContent !== refused) el.refused.textContent = refused;
+  const nobody = refused && !Object.keys(source.requests).length;
   const text = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !drivable ? `recording of ${plural(frames, "step")}`
-    : idle ? "all requests done" : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
+    : idle ? (nobody ? "no request was taken" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
@@ -629,7 +634,7 @@ function fillRestart() {
   const select = (name, label, values) => h("label", {}, label, (fields[name] = h("select", {}, ...values.map((v) => h("option", { value: v, selected: String(v) === String(now[name]) }, String(v))))));
   const forms = h("div.fields", {},
     select("workload", "workload", source.choices.workload), select("schedule_policy", "schedule", source.choices.schedule_policy), select("eviction_policy", "eviction", source.choices.eviction_policy), select("page_size", "page size", source.choices.page_size),
-    h("label", {}, "pool (tokens)", (fields.kv_tokens = h("input", { type: "number", min: 16, step: 16, value: source.meta.kv_tokens }))));
+    h("label", {}, "pool (tokens)", (fields.kv_tokens = h("input", { type: "number", min: 16, max: 1000000, step: 16, value: source.meta.kv_tokens }))));
   const values = () => Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
   fields.workload.addEventListener("change", () => { if (fields.workload.value !== now.workload) fields.kv_tokens.value = ""; });
   const go = (name) => async () => { if (await command(name, { ...values(), frame: state.view?.frame ?? 0 })) el.restart.hidden = true; };
@@ -774,8 +779,8 @@ function onKey(event) {
 }
 
 function fromHash() {
-  const found = /^#(event|step|scene)=(\d+)$/.exec(location.hash);
-  return found && source.granularities().includes(found[1]) ? [found[1], Number(found[2])] : null;
+  const found = /^#(event|step|scene)=(-?\d+)$/.exec(location.hash);
+  return found && source.granularities().includes(found[1]) ? [found[1], Math.max(Number(found[2]), 0)] : null;
 }
 
 let framePending = false;
@@ -788,7 +793,7 @@ source.onchange((what) => {
     state.wanted = again ? null : fromHash() ?? (source instanceof FileSource ? ["step", 0] : null);
     if (!source.granularities().includes(state.to.g)) state.to.g = "step";
     drawHeader();
-    show(state.to.g, 0, { hash: false });
+    show(state.to.g, 0, { hash: again });
   } else if (what === "frames") {
     if (state.wanted && state.wanted[1] < source.count(state.wanted[0])) {
       const [g, i] = state.wanted;
@@ -802,6 +807,11 @@ source.onchange((what) => {
     if (el.prompt?.value) whatIf();
     drawStatus();
   } else if (what === "status") {
+    if (state.wanted && source.frames.length) { // all that there is has come: the address asks for more
+      const [g] = state.wanted;
+      state.wanted = null;
+      show(g, source.count(g) - 1);
+    }
     drawStatus();
     if (state.view) drawTransport();
   }
@@ -812,7 +822,12 @@ document.addEventListener("keydown", onKey);
 el.pool.addEventListener("pointerover", overPool);
 el.pool.addEventListener("pointerleave", () => { brush(null); tip(null); });
 el.tree.addEventListener("pointerleave", () => tip(null));
-window.addEventListener("hashchange", () => { const to = fromHash(); if (to) { leavePresent(); show(...to, { hash: false }); } });
+window.addEventListener("hashchange", () => {
+  if (!location.hash) return;
+  const to = fromHash() ?? [state.to.g, state.to.i]; // what is no position is answered with the one on view
+  if (to[1] < source.count(to[0]) - 1) leavePresent();
+  show(...to); // writes the address anew: it may have asked for more than there is
+});
 const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); drawUsage(); drawHits(); } });
 for (const host of [el.pool, el.usage, el.hits, el.tree]) resized.observe(host);
 source.start();
