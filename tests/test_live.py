@@ -643,3 +643,8 @@ def test_a_long_recording_is_thinned_out(monkeypatch, served, tmp_path):
     assert "event" not in data["views"]
     kept = data["views"]["step"]
     assert len(kept) <= 60 and 0 in kept and page.trace.count() - 1 in kept
+
+
+def test_steps_without_an_export_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert live.main(["--no-open", "--steps", "5"]) == 2
+    assert "--export" in capsys.readouterr().err

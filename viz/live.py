@@ -341,7 +341,8 @@ class Driver(threading.Thread):
                 self._turn()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
-            traceback.print_exc()
+            if not (self.settings.cache and isinstance(error, InvariantError)):
+                traceback.print_exc()  # of a student's tree the one line that is printed says more
         finally:
             try:
                 if self.run_now is not None:
@@ -892,7 +893,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replay", metavar="FILE.jsonl", help="show a recording instead of an engine")
     parser.add_argument("--export", metavar="FILE.html|FILE.gif", action="append", default=[],
                         help="run to the end without a server and write a file")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=2000, help="with --export: steps at most")
+    parser.add_argument("--steps", type=int, help="with --export: steps at most (default: 2000)")
     return parser
 
 
@@ -913,6 +914,8 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
         resolve_model(settings.model)
         replay = _replay(options.replay) if options.replay else None
+        if options.steps is not None and not options.export:
+            raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
         if options.export:
             return _export(options, settings, replay)
     except (ValueError, OSError) as error:
@@ -978,7 +981,7 @@ def _export(options: argparse.Namespace, settings: Settings, replay: Replay | No
     else:
         _one_thread(settings)
         run = make_run(1, settings)
-        broken = _run_out(run, options.steps, settings)
+        broken = _run_out(run, 2000 if options.steps is None else options.steps, settings)
     for path in options.export:
         size = export(run.page, path, title=run.workload.title)
         print(f"{path}: {len(run.trace)} steps, {size / 1000:.0f} KB")
