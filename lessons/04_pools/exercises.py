@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lessons.grading import Exercise, Failure, expect
+from lessons.grading.shared import expect_answers, rows_of
 from minirad.cache import allocator as engine
 from minirad.cache.radix_cache import RadixCache, RadixKey
 
@@ -351,17 +352,6 @@ def backwards(impl: ModuleType) -> None:
 # ---------------------------------------------------------------------- page_table
 
 
-def rows_of(lengths: Sequence[int], page_size: int, order: Sequence[int], rest: int) -> npt.NDArray[np.int64]:
-    """Rows as the engine makes them, of pages in the given order; `rest` fills what is beyond the lengths."""
-    rows = np.full((len(lengths), max(lengths) + 2 * page_size), rest, dtype=np.int64)
-    pages = iter(order)
-    for row, length in zip(rows, lengths, strict=True):
-        for first in range(0, length, page_size):
-            count = min(page_size, length - first)
-            row[first : first + count] = next(pages) * page_size + np.arange(count)
-    return rows
-
-
 def check_table(
     impl: ModuleType, rows: npt.NDArray[np.int64], row_ids: list[int], lengths: list[int], page: int
 ) -> None:
@@ -435,16 +425,7 @@ def ask_the_engine() -> dict[str, Any]:
 
 def the_engine_decides(impl: ModuleType) -> None:
     """Your numbers beside those of RadixCache(page_size=16)."""
-    answer, truth = impl.claim_of_the_edge(), ask_the_engine()
-    expect(isinstance(answer, dict), f"claim_of_the_edge returned {answer!r}, not a dictionary")
-    missing = sorted(set(truth) - set(answer))
-    expect(not missing, f"claim_of_the_edge: {', '.join(missing)} is missing")
-    for name, value in truth.items():
-        about = WHY[name]
-        expect(
-            answer[name] == value,
-            f'"{name}" is {answer[name]!r} in your answer; that is not what the engine does: {about}',
-        )
+    expect_answers("claim_of_the_edge", impl.claim_of_the_edge(), ask_the_engine(), WHY)
 
 
 WHY = {

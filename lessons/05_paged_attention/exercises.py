@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lessons.grading import Exercise, expect
+from lessons.grading.shared import expect_answers, rows_of
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.attention.torch_paged import TorchPagedAttention
 from minirad.cache.radix_cache import RadixCache, RadixKey
@@ -178,17 +179,6 @@ def another_scale(impl: ModuleType) -> None:
 # ---------------------------------------------------------------------- ragged_pages
 
 
-def rows_of(lengths: Sequence[int], page_size: int, order: Sequence[int], rest: int) -> npt.NDArray[np.int64]:
-    """Rows as the engine makes them, of pages in the given order; `rest` fills what is beyond the lengths."""
-    rows = np.full((len(lengths), max(lengths) + 2 * page_size), rest, dtype=np.int64)
-    pages = iter(order)
-    for row, length in zip(rows, lengths, strict=True):
-        for first in range(0, length, page_size):
-            count = min(page_size, length - first)
-            row[first : first + count] = next(pages) * page_size + np.arange(count)
-    return rows
-
-
 def check_ragged(
     impl: ModuleType, rows: npt.NDArray[np.int64], row_ids: list[int], lengths: list[int], page: int
 ) -> None:
@@ -323,16 +313,7 @@ def ask_the_engine() -> dict[str, Any]:
 
 def the_engine_decides(impl: ModuleType) -> None:
     """Your numbers beside those of RadixCache(page_size=16)."""
-    answer, truth = impl.claim_of_the_tail(), ask_the_engine()
-    expect(isinstance(answer, dict), f"claim_of_the_tail returned {answer!r}, not a dictionary")
-    missing = sorted(set(truth) - set(answer))
-    expect(not missing, f"claim_of_the_tail: {', '.join(missing)} is missing")
-    for name, value in truth.items():
-        about = WHY[name]
-        expect(
-            answer[name] == value,
-            f'"{name}" is {answer[name]!r} in your answer; that is not what the engine does: {about}',
-        )
+    expect_answers("claim_of_the_tail", impl.claim_of_the_tail(), ask_the_engine(), WHY)
 
 
 WHY = {

@@ -1,0 +1,34 @@
+"""Checks and material that several lessons' exercises have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lessons.grading.spec import expect
+
+
+def rows_of(lengths: Sequence[int], page_size: int, order: Sequence[int], rest: int) -> npt.NDArray[np.int64]:
+    """Rows as the engine makes them, of pages in the given order; `rest` fills what is beyond the lengths."""
+    rows = np.full((len(lengths), max(lengths) + 2 * page_size), rest, dtype=np.int64)
+    pages = iter(order)
+    for row, length in zip(rows, lengths, strict=True):
+        for first in range(0, length, page_size):
+            count = min(page_size, length - first)
+            row[first : first + count] = next(pages) * page_size + np.arange(count)
+    return rows
+
+
+def expect_answers(name: str, answer: Any, truth: Mapping[str, Any], why: Mapping[str, str]) -> None:
+    """A claim's numbers, as the student's function `name` gave them, beside those of the engine."""
+    expect(isinstance(answer, dict), f"{name} returned {answer!r}, not a dictionary")
+    missing = sorted(set(truth) - set(answer))
+    expect(not missing, f"{name}: {', '.join(missing)} is missing")
+    for key, value in truth.items():
+        expect(
+            answer[key] == value,
+            f'"{key}" is {answer[key]!r} in your answer; that is not what the engine does: {why[key]}',
+        )
