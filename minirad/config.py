@@ -13,7 +13,6 @@ from pathlib import Path
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION = ("auto", "torch", "flashinfer")
-HOST_WRITE = ("write_through", "write_through_selective", "write_back")
 DEFAULT_KV_TOKENS = 4096  # on a CPU
 MOST_KV_TOKENS = 1 << 22  # that a GPU's free memory is turned into unasked
 
@@ -101,6 +100,12 @@ class EngineConfig:
     max_running: requests (samples) that may hold a row at a time.
     max_context: longest prompt plus reply; None is the model's own limit.
     chunk_tokens: prompt tokens computed per step at most; longer prompts are prefilled in chunks.
+    host_kv_tokens: size of a second tier in host memory that evicted KV can be loaded back from; 0: none.
+    host_write: when copies are made: write_through (as soon as a node is complete), write_through_selective
+        (at its second hit), write_back (when it is evicted).
+    load_back_threshold: fewer tokens than this are computed again rather than loaded.
+    bigram_keys: the tree's units are pairs of tokens, as draft models need it whose KV at a token depends
+        on the next one (EAGLE): n tokens in common are n - 1 units in common.
     radix_cache: False forgets every request's KV when it finishes (for comparison).
     poison_freed: a debugging aid: freed slots are filled with NaN, so that any read of them shows.
     dummy_weights: random weights in the shape of a known model, instead of `model`, for measuring.
@@ -121,6 +126,8 @@ class EngineConfig:
     radix_cache: bool = True
     host_kv_tokens: int = 0
     host_write: str = "write_through"
+    load_back_threshold: int = 10
+    bigram_keys: bool = False
     seed: int = 0
     poison_freed: bool = False
     dummy_weights: str | None = None
@@ -137,6 +144,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         # Imported here: the tables of names belong to the packages below, which import nothing of us.
         from minirad.cache.eviction import POLICIES as EVICTION
+        from minirad.cache.hiradix_cache import HOST_WRITE
         from minirad.schedule.policies import POLICIES as SCHEDULE
 
         one_of("device", self.device, DEVICES)
@@ -149,6 +157,7 @@ class EngineConfig:
         at_least("max_running", self.max_running, 1)
         at_least("chunk_tokens", self.chunk_tokens, 1)
         at_least("host_kv_tokens", self.host_kv_tokens, 0)
+        at_least("load_back_threshold", self.load_back_threshold, 1)
         at_least("seed", self.seed, 0)
         ScheduleOptions.of(self)
         if self.max_context is not None:
@@ -159,8 +168,14 @@ class EngineConfig:
             one_of("shape for dummy weights", self.dummy_weights, tuple(SHAPES))
             if self.model is not None:
                 raise ValueError(f"model {str(self.model)!r} and dummy weights: only one of the two")
-        if self.host_kv_tokens:
-            raise ValueError(f"host_kv_tokens={self.host_kv_tokens}: there is no host tier yet; use 0")
+        if not isinstance(self.bigram_keys, bool):
+            raise ValueError(f"bigram_keys must be True or False, got {self.bigram_keys!r}")
+        if self.host_kv_tokens % self.page_size:
+            raise ValueError(
+                f"page_size {self.page_size} does not divide host_kv_tokens {self.host_kv_tokens}"
+            )
+        if self.host_kv_tokens and not self.radix_cache:
+            raise ValueError(f"host_kv_tokens={self.host_kv_tokens} without a radix cache: nothing to copy")
         if self.kv_tokens is not None:
             at_least("kv_tokens", self.kv_tokens, self.page_size)
             if self.kv_tokens % self.page_size:

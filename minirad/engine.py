@@ -22,8 +22,10 @@ import torch
 from minirad import events as ev
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.cache.allocator import PageAllocator
+from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.cache.radix_cache import MAX_TOKEN, IntSequence, RadixCache, RadixKey, Slots, as_int64
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
+from minirad.kv.host_tier import HostTier
 from minirad.machine import choose_attention, choose_device, choose_dtype, filled_in
 from minirad.model.dummy import dummy_model
 from minirad.model.llama import LlamaModel
@@ -72,14 +74,16 @@ class Engine:
         self.config = config = filled_in(config, model, self.device, self.attention.name)
         assert config.kv_tokens is not None and config.max_context is not None
 
-        self.cache: PrefixCache = _checked_cache(cache, config)
-        self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
         self.pool = model.new_pool(config.kv_tokens + config.page_size)
+        self.host_tier = HostTier(self.pool, config) if config.host_kv_tokens else None
+        self.cache: PrefixCache = _checked_cache(cache, config, self.host_tier)
+        self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
         self.rows = ReqToTokenPool(config.max_running, config.max_context)
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
         self.ownership = SlotOwnership(
             self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache,
             on_free=self._poison if config.poison_freed else None,
+            load_back_threshold=config.load_back_threshold,
         )  # fmt: skip
         self.scheduler = Scheduler(
             self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
@@ -122,7 +126,7 @@ class Engine:
         self._steps += 1
         evicted = self.ownership.evicted_tokens
         again = dataclasses.replace(self.books.again)
-        batch = self.scheduler.next_batch()
+        batch = self._next_batch()
         if batch is None:
             finished = self._give_up(self.scheduler.stuck)
         else:
@@ -147,6 +151,19 @@ class Engine:
         if self.bus.wants(ev.StepEnded):
             self.bus.emit(self._step_ended(report))
         return report
+
+    def _next_batch(self) -> Batch | None:
+        """The scheduler's next batch, once it is known which copies between the tiers have ended."""
+        if not isinstance(self.cache, HiRadixCache):
+            return self.scheduler.next_batch()
+        self.cache.poll()
+        batch = self.scheduler.next_batch()
+        if batch is None and self.scheduler.stuck and self.cache.copy_locks:
+            self.cache.poll(wait=True)  # what copies lock may be all that was missing
+            batch = self.scheduler.next_batch()
+        if self.host_tier is not None:
+            self.host_tier.fence()
+        return batch
 
     def _computed(self, batch: Batch) -> torch.Tensor:
         try:
@@ -225,7 +242,7 @@ class Engine:
             each = Request(
                 f"{leader.group}.{index}", leader.prompt, leader.params, leader.seed,
                 leader.arrival, leader.extra_key, leader.priority, index, leader.group,
-                leader.token_mask,
+                leader.token_mask, leader.is_bigram,
             )  # fmt: skip
             each.added_at, each.attempts = leader.added_at, leader.attempts
             each.cached_tokens, each.prompt_logprobs = leader.cached_tokens, list(leader.prompt_logprobs)
@@ -401,9 +418,13 @@ class Engine:
         tokens = self._checked_prompt(self.encode(prompt), params)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ValueError(f"priority must be a whole number, got {priority!r}")
-        RadixKey((), extra_key)  # refuses what cannot be hashed
+        self._key((), extra_key)  # refuses what cannot be hashed
         seed = params.seed if params.seed is not None else self.config.seed * 1_000_003
-        return Request("", tokens, params, seed, 0, extra_key, priority)
+        bigram = self.config.bigram_keys
+        return Request("", tokens, params, seed, 0, extra_key, priority, is_bigram=bigram)
+
+    def _key(self, tokens: IntSequence, extra_key: Hashable) -> RadixKey:
+        return RadixKey(tokens, extra_key, self.config.bigram_keys)
 
     def _enqueue(self, request: Request) -> str:
         self._arrivals += 1
@@ -416,7 +437,7 @@ class Engine:
         if self.bus.wants(ev.RequestAdded):
             params = request.params
             number = getattr(self.cache, "namespace_number", self._namespace_number)
-            space = number((request.extra_key, False))
+            space = number((request.extra_key, self.config.bigram_keys))
             self.bus.emit(
                 ev.RequestAdded(
                     request.id, tuple(request.prompt.tolist()), params.max_new_tokens,
@@ -543,11 +564,11 @@ class Engine:
 
         The match, not the slots that would be used: one token at least is always computed.
         """
-        return int(self.cache.peek(RadixKey(self.encode(prompt), extra_key)))
+        return int(self.cache.peek(self._key(self.encode(prompt), extra_key)))
 
     def pin(self, prefix: Prompt, extra_key: Hashable = None) -> Pin:
         """Holds what of a prefix is in the tree, so that it is not evicted, until `unpin`."""
-        key = RadixKey(self.encode(prefix), extra_key)
+        key = self._key(self.encode(prefix), extra_key)
         uncounted = {"count_hit": False} if isinstance(self.cache, RadixCache) else {}
         match = self.cache.match_prefix(key, **uncounted)
         self.cache.inc_lock_ref(match.last_node)
@@ -568,6 +589,37 @@ class Engine:
             live = [request.id for request in self.scheduler.everyone()]
             raise ValueError(f"cannot flush: live requests {live}, pins {sorted(self._pins)}")
         self.ownership.flush()
+
+    # ------------------------------------------------------------ changes while it runs
+
+    def set_eviction_policy(self, name: str) -> None:
+        """Who is evicted from now on; ValueError names the policies that there are."""
+        self.cache.eviction_policy = name  # type: ignore[attr-defined]
+
+    def update_weights(self, model: LlamaModel) -> None:
+        """Goes on with other weights of the same shape: nothing that the old ones computed is used again.
+
+        Running requests are retracted and compute their prompt and reply so far anew; what is in the tree
+        matches nothing any more, in any tier, and is evicted in time.
+
+        Raises ValueError, and changes nothing, for a model of another shape, type or place.
+        """
+        new, old = (
+            (model.config, model.dtype, model.device),
+            (self.model.config, self.model.dtype, self.device),
+        )
+        if new != old:
+            raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
+        bump = getattr(self.cache, "bump_version", None)
+        if bump is None and self._pins:
+            raise ValueError(f"pins {sorted(self._pins)} hold KV of the old weights: unpin them first")
+        for request in self.scheduler.live:
+            self.scheduler.retract(request, for_weights=True)
+        if bump is not None:
+            bump()
+        else:
+            self.ownership.flush()
+        self.model = model
 
     # ------------------------------------------------------------ looking at it
 
@@ -672,9 +724,18 @@ def _checked_mask(allowed: Any, vocab: int) -> torch.Tensor:
     return mask
 
 
-def _checked_cache(cache: PrefixCache | None, config: EngineConfig) -> PrefixCache:
+def _checked_cache(cache: PrefixCache | None, config: EngineConfig, tier: HostTier | None) -> PrefixCache:
+    if cache is None and tier is not None:
+        return HiRadixCache(
+            config.page_size, config.eviction_policy, host_tokens=config.host_kv_tokens,
+            host_write=config.host_write, copier=tier,
+        )  # fmt: skip
     if cache is None:
         return RadixCache(config.page_size, config.eviction_policy)
+    if tier is not None:
+        raise ValueError(
+            f"host_kv_tokens={config.host_kv_tokens}: a cache of your own cannot use a host tier"
+        )
     if cache.page_size != config.page_size:
         raise ValueError(f"the cache has pages of {cache.page_size}, the engine {config.page_size}")
     held = int(cache.evictable_size) + int(cache.protected_size)

@@ -324,6 +324,117 @@ class NodeEvicted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BackupStarted(Event):
+    """A copy of `node` to host memory is under way; until it is done the node is locked."""
+
+    node: int
+    host_slots: Ints
+
+    def describe(self) -> str:
+        return f"copy of {node_name(self.node)} to the host begins: {_n(len(self.host_slots), 'token')}"
+
+
+@dataclass(frozen=True, slots=True)
+class BackupEnded(Event):
+    """The copy of `nodes` (one, or the parts that it was split into meanwhile) is done, or failed.
+
+    What failed is no copy: its host slots are free again.
+    """
+
+    nodes: Ints
+    ok: bool
+
+    def describe(self) -> str:
+        names = ", ".join(map(node_name, self.nodes))
+        return f"{names} copied to the host" if self.ok else f"copy of {names} failed: no copy is kept"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDemoted(Event):
+    """A node's device slots were evicted; its KV stays in host memory and the node in the tree."""
+
+    node: int
+    slots: Ints
+    policy: str
+    reason: str
+    runner_up: int | None
+
+    def describe(self) -> str:
+        then = f", next would be {node_name(self.runner_up)}" if self.runner_up else ""
+        return (
+            f"{node_name(self.node)} lives on the host only, {_n(len(self.slots), 'slot')} free: "
+            f"{self.reason}{then}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStarted(Event):
+    """The KV of `nodes` (top first) is coming back from the host into `slots`, which they own now."""
+
+    nodes: Ints
+    slots: Ints
+
+    def describe(self) -> str:
+        names = " → ".join(map(node_name, self.nodes))
+        return f"{names} loaded back from the host: {_n(len(self.slots), 'token')} not computed again"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnded(Event):
+    """The KV of `nodes` has arrived; their host copies may go again."""
+
+    nodes: Ints
+
+    def describe(self) -> str:
+        return f"{', '.join(map(node_name, self.nodes))} arrived from the host"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAdopted(Event):
+    """A node that lived on the host only was computed again: an insert gave it slots."""
+
+    node: int
+    slots: Ints
+
+    def describe(self) -> str:
+        return f"{node_name(self.node)} was computed again and has {_n(len(self.slots), 'slot')} again"
+
+
+@dataclass(frozen=True, slots=True)
+class HostEvicted(Event):
+    """A node that lived on the host only left the tree."""
+
+    node: int
+    parent: int
+    host_slots: Ints
+    policy: str
+    reason: str
+    runner_up: int | None
+
+    def describe(self) -> str:
+        then = f", next would be {node_name(self.runner_up)}" if self.runner_up else ""
+        return (
+            f"{node_name(self.node)} evicted from the host, {_n(len(self.host_slots), 'host slot')} free: "
+            f"{self.reason}{then}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionBumped(Event):
+    """The model's weights changed: nodes of the old ones moved to namespaces that nobody can name.
+
+    old, new: the number of each namespace that had nodes, and the one that they are in now.
+    """
+
+    version: int
+    old: Ints
+    new: Ints
+
+    def describe(self) -> str:
+        return f"weights version {self.version}: nothing that was cached before matches any more"
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChanged(Event):
     """From now on victims are chosen by another policy."""
 
@@ -407,8 +518,9 @@ class StepEnded(Event):
 EVENT_TYPES: tuple[type[Event], ...] = (
     RequestAdded, RequestAdmitted, RequestDeferred, RequestForked, Committed, TokenSampled,
     RequestRetracted, RequestAborted, RequestFinished, PrefixTouched, NodeInserted, NodeGrown,
-    NodeSplit, NodeLocked, NodeUnlocked, NodeEvicted, PolicyChanged, CacheFlushed, SlotsAllocated,
-    SlotsFreed, BatchScheduled, StepEnded,
+    NodeSplit, NodeLocked, NodeUnlocked, NodeEvicted, BackupStarted, BackupEnded, NodeDemoted,
+    LoadStarted, LoadEnded, NodeAdopted, HostEvicted, VersionBumped, PolicyChanged, CacheFlushed,
+    SlotsAllocated, SlotsFreed, BatchScheduled, StepEnded,
 )  # fmt: skip
 
 Handler = Callable[[Any], None]

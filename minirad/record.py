@@ -463,6 +463,7 @@ class ReplayState:
             "slots": list(event.slots), "namespace": event.namespace, "lock_ref": 0,
             "last_access": event.tick, "created": event.tick, "hits": 0,
             "priority": event.priority,
+            **({"host": [], "copying": False, "loading": False} if self.tiers else {}),
         }  # fmt: skip
 
     def _on_NodeGrown(self, event: ev.NodeGrown) -> None:
@@ -472,14 +473,16 @@ class ReplayState:
 
     def _on_NodeSplit(self, event: ev.NodeSplit) -> None:
         lower = self.nodes[event.lower]
-        ids_per_slot = len(lower["tokens"]) // len(lower["slots"])  # 2 in a tree of bigram keys
-        cut = event.at * ids_per_slot
+        units = max(len(lower["slots"]), len(lower.get("host", ())))
+        cut = event.at * (len(lower["tokens"]) // units)  # 2 ids a unit in a tree of bigram keys
         upper = {**lower, "id": event.upper, "last_access": event.tick}
         upper["tokens"], upper["slots"] = lower["tokens"][:cut], lower["slots"][: event.at]
         lower.update(
             parent=event.upper, last_access=event.tick, tokens=lower["tokens"][cut:],
             slots=lower["slots"][event.at :],
         )  # fmt: skip
+        if self.tiers:
+            upper["host"], lower["host"] = upper["host"][: event.at], lower["host"][event.at :]
         self.nodes[event.upper] = upper
 
     def _on_NodeLocked(self, event: ev.NodeLocked) -> None:
@@ -493,11 +496,63 @@ class ReplayState:
     def _on_NodeEvicted(self, event: ev.NodeEvicted) -> None:
         del self.nodes[event.node]
 
+    def _on_VersionBumped(self, event: ev.VersionBumped) -> None:
+        renamed = dict(zip(event.old, event.new, strict=True))
+        for node in self.nodes.values():
+            node["namespace"] = renamed.get(node["namespace"], node["namespace"])
+
+    # ------------------------------------------------------------ the host's tier
+
+    @property
+    def tiers(self) -> bool:
+        """The tree has a second tier in host memory."""
+        return "host_tokens" in self.tree
+
+    def _on_BackupStarted(self, event: ev.BackupStarted) -> None:
+        self.nodes[event.node].update(host=list(event.host_slots), copying=True)
+        self._host_taken(len(event.host_slots))
+
+    def _on_BackupEnded(self, event: ev.BackupEnded) -> None:
+        for number in event.nodes:
+            node = self.nodes[number]
+            node["copying"] = False
+            if not event.ok:
+                self._host_taken(-len(node["host"]))
+                node["host"] = []
+
+    def _on_NodeDemoted(self, event: ev.NodeDemoted) -> None:
+        self.nodes[event.node]["slots"] = []
+
+    def _on_LoadStarted(self, event: ev.LoadStarted) -> None:
+        at = 0
+        for number in event.nodes:
+            node = self.nodes[number]
+            size = len(node["host"])
+            node.update(slots=list(event.slots[at : at + size]), loading=True)
+            at += size
+        self.rest["free"] -= len(event.slots)
+
+    def _on_LoadEnded(self, event: ev.LoadEnded) -> None:
+        for number in event.nodes:
+            self.nodes[number]["loading"] = False
+
+    def _on_NodeAdopted(self, event: ev.NodeAdopted) -> None:
+        self.nodes[event.node]["slots"] = list(event.slots)
+
+    def _on_HostEvicted(self, event: ev.HostEvicted) -> None:
+        self._host_taken(-len(event.host_slots))
+        del self.nodes[event.node]
+
+    def _host_taken(self, num_tokens: int) -> None:
+        self.tree["host_free"] -= num_tokens
+
     def _on_PolicyChanged(self, event: ev.PolicyChanged) -> None:
         self.tree["eviction_policy"] = event.new
 
     def _on_CacheFlushed(self, event: ev.CacheFlushed) -> None:
         self.nodes.clear()
+        if self.tiers:
+            self.tree["host_free"] = self.tree["host_tokens"]
 
 
 def request_order(name: str) -> tuple[int, int]:

@@ -35,6 +35,7 @@ from minirad.cache.eviction import EvictionQueue, eviction_policy
 from minirad.errors import InvariantError, require
 
 Slots = npt.NDArray[np.int64]
+Namespace = tuple[Hashable, ...]  # (extra_key, is_bigram), and of old weights the version, too
 IntSequence = Sequence[int] | npt.NDArray[Any]  # torch tensors work too: anything numpy can read
 
 MAX_TOKEN, MAX_INT64 = 2**31 - 1, 2**63 - 1
@@ -77,10 +78,10 @@ class RadixKey:
         self.data: bytes = units.tobytes()
         self.width = 8 if is_bigram else 4  # bytes per unit
         self.is_bigram = is_bigram
-        self.namespace: tuple[Hashable, bool] = (extra_key, is_bigram)
+        self.namespace: Namespace = (extra_key, is_bigram)
 
     @classmethod
-    def _from_bytes(cls, data: bytes, namespace: tuple[Hashable, bool], width: int) -> RadixKey:
+    def _from_bytes(cls, data: bytes, namespace: Namespace, width: int) -> RadixKey:
         key = object.__new__(cls)
         key.data, key.namespace, key.width, key.is_bigram = data, namespace, width, width == 8
         return key
@@ -112,12 +113,17 @@ class RadixKey:
 
 
 class MatchResult(NamedTuple):
-    """`length` matched units in `slots` (a copy), ending at `last_node` (the root for none)."""
+    """`length` matched units in `slots` (a copy), ending at `last_node` (the root for none).
+
+    `host_length` further units match, up to `host_node`, whose KV lies in host memory only
+    (hiradix_cache.py).
+    """
 
     slots: Slots
     length: int
     last_node: Node
     host_length: int = 0
+    host_node: Node | None = None
 
 
 class InsertResult(NamedTuple):
@@ -154,7 +160,7 @@ class Node:
         self.first = first
         self.edge = edge
         self.packed = packed
-        self.namespace: tuple[Hashable, bool] = like.namespace
+        self.namespace: Namespace = like.namespace
         self.width: int = like.width
         self.children: dict[Any, Node] = {}
         self.lock_ref = 0
@@ -172,6 +178,11 @@ class Node:
         """Where the KV of each unit lies; read-only."""
         slots: Slots = np.frombuffer(self.packed, dtype=np.int64)
         return slots
+
+    @property
+    def units(self) -> int:
+        """Tokens (or pairs) on the edge, wherever their KV lies."""
+        return len(self.edge) // self.width
 
     @property
     def evictable(self) -> bool:
@@ -196,6 +207,8 @@ class RadixCache:
     bus: where events go; a cache of its own gets a bus of its own.
     """
 
+    _Node: type[Node] = Node  # what nodes are made of
+
     def __init__(
         self, page_size: int = 1, eviction_policy: str = "lru", bus: ev.EventBus | None = None
     ) -> None:
@@ -207,10 +220,11 @@ class RadixCache:
         self._next_id = 1  # ids are never used again, also not after a reset
         self._tick = 0
         self._namespaces: dict[Hashable, int] = {(None, False): 0}
+        self.version = 0  # of the model's weights: see `bump_version`
         self._plant()
 
     def _plant(self) -> None:
-        self.root = Node(0, None, None, b"", b"", RadixKey(()))
+        self.root = self._Node(0, None, None, b"", b"", RadixKey(()))
         self._evictable = 0
         self._protected = 0
 
@@ -298,7 +312,7 @@ class RadixCache:
         assert parent is not None
         units = at // lower.width
         cut = units * SLOT_BYTES
-        upper = Node(self._new_id(), parent, lower.first, edge[:at], packed[:cut], lower)
+        upper = self._Node(self._new_id(), parent, lower.first, edge[:at], packed[:cut], lower)
         upper.lock_ref, upper.hits, upper.priority = lower.lock_ref, lower.hits, lower.priority
         upper.created = lower.created
         parent.children[lower.first] = upper
@@ -328,20 +342,29 @@ class RadixCache:
         node = path[-1] if path else self.root
         page = key.width * self.page_size
         end = len(key.data) // page * page
-        prefix_len = pos // key.width
+        there = pos // key.width
+        prefix_len = self._resident(path, slots, there)
         if pos < end:
-            rest, fresh = key.data[pos:end], slots[prefix_len : end // key.width].tobytes()
-            if grow is node and node.lock_ref <= 1 and not node.children and path:
+            rest, fresh = key.data[pos:end], slots[there : end // key.width].tobytes()
+            if grow is node and node.lock_ref <= 1 and not node.children and path and self._open(node):
                 self._grow(node, rest, fresh, priority)
             else:
                 node = self._add_leaf(node, key, rest, fresh, priority)
         return InsertResult(prefix_len, node)
 
+    def _resident(self, path: list[Node], slots: Slots, there: int) -> int:
+        """How many of the `there` units on an insert's path have slots already: here, all."""
+        return there
+
+    def _open(self, leaf: Node) -> bool:
+        """Whether the request that inserted a leaf may still make it longer."""
+        return True
+
     def _add_leaf(self, parent: Node, key: RadixKey, edge: bytes, packed: bytes, priority: int) -> Node:
         first: Any = edge[: key.width * self.page_size]
         if parent is self.root:
             first = (key.namespace, first)
-        leaf = Node(self._new_id(), parent, first, edge, packed, key)
+        leaf = self._Node(self._new_id(), parent, first, edge, packed, key)
         leaf.created = leaf.last_access = self._tick
         leaf.priority = priority
         parent.children[first] = leaf
@@ -474,6 +497,27 @@ class RadixCache:
         if self.bus.wants(ev.CacheFlushed):
             self.bus.emit(ev.CacheFlushed(total))
 
+    def bump_version(self) -> None:
+        """The model's weights changed: whatever is in the tree matches nothing from now on.
+
+        Old nodes stay until they are evicted (rows may still point at them); they move into namespaces
+        that no key can name.
+        """
+        self.version += 1
+        numbers: dict[int, int] = {}
+        for node in self.walk():
+            if node is self.root or len(node.namespace) == 3:
+                continue
+            old, node.namespace = node.namespace, (*node.namespace, self.version)
+            numbers[self.namespace_number(old)] = self.namespace_number(node.namespace)
+        children: dict[Any, Node] = {}
+        for child in self.root.children.values():
+            child.first = (child.namespace, child.first[1])
+            children[child.first] = child
+        self.root.children = children
+        if self.bus.wants(ev.VersionBumped):
+            self.bus.emit(ev.VersionBumped(self.version, tuple(numbers), tuple(numbers.values())))
+
     @property
     def eviction_policy(self) -> str:
         """The policy's name; assigning another changes who is evicted from now on."""
@@ -481,10 +525,13 @@ class RadixCache:
 
     @eviction_policy.setter
     def eviction_policy(self, name: str) -> None:
-        old, policy = self.eviction_policy, _policy(name)
-        self._queue.rebuild(policy, self.walk())
+        old = self.eviction_policy
+        self._change_policy(name)
         if self.bus.wants(ev.PolicyChanged):
             self.bus.emit(ev.PolicyChanged(old, name))
+
+    def _change_policy(self, name: str) -> None:
+        self._queue.rebuild(_policy(name), self.walk())
 
     # -------------------------------------------------------------- looking at it
 
@@ -580,12 +627,16 @@ class RadixCache:
         require(same, f"n{child.id} left the namespace of its parent n{node.id}")
 
     def _check_node(self, node: Node) -> None:
-        name, units = f"n{node.id}", len(node.edge) // node.width
-        require(units == len(node.slots), f"{name}: {units} units but {len(node.slots)} slots")
+        name, units = f"n{node.id}", node.units
+        self._check_units(node)
         whole = units > 0 and units % self.page_size == 0
         require(whole, f"{name} holds {units} units, not whole pages of {self.page_size}")
         below = sum(child.lock_ref for child in node.children.values())
         require(node.lock_ref >= below, f"{name}: lock_ref {node.lock_ref}, children's sum {below}")
+
+    def _check_units(self, node: Node) -> None:
+        units, slots = node.units, len(node.slots)
+        require(units == slots, f"n{node.id}: {units} units but {slots} slots")
 
     def _new_id(self) -> int:
         self._next_id += 1

@@ -24,7 +24,8 @@ import numpy as np
 
 from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
-from minirad.cache.radix_cache import RadixKey, Slots
+from minirad.cache.hiradix_cache import HiRadixCache
+from minirad.cache.radix_cache import MatchResult, RadixKey, Slots
 from minirad.errors import require
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
@@ -65,6 +66,7 @@ class SlotOwnership:
 
     keep: False makes the tree stay empty (`radix_cache=False`): a finished request frees everything.
     on_free: called with slots that nobody owns any more.
+    load_back_threshold: the fewest tokens that are loaded back from the host (of a tree that has one).
     """
 
     def __init__(
@@ -75,10 +77,16 @@ class SlotOwnership:
         bus: ev.EventBus,
         keep: bool = True,
         on_free: Callable[[Slots], None] | None = None,
+        load_back_threshold: int = 1,
     ) -> None:
         self.cache, self.allocator, self.rows, self.bus = cache, allocator, rows, bus
         self.keep = keep
         self.on_free = on_free
+        self.load_back_threshold = load_back_threshold
+        self.loaded_tokens = 0  # from the host, since the engine started
+        # What only some trees do: be told that a node is complete, and load from a second tier.
+        self._seal = getattr(cache, "seal", None)
+        self._tiers: HiRadixCache | None = cache if isinstance(cache, HiRadixCache) else None
         self.evicted_tokens = 0  # since the engine started; a step's share is a difference
         self._owner = np.full(allocator.num_pages + 1, FREE, dtype=np.int64)
         self._owner[0] = DUMMY
@@ -129,6 +137,44 @@ class SlotOwnership:
 
     # ------------------------------------------------------------ admission and commit
 
+    def load_back(self, request: Request, match: Any, spare: int) -> Any:
+        """Brings back what of a locked match lies on the host only: all of that or nothing.
+
+        Returns the match as it is then; the lock has moved along with its end. Nothing is loaded where it
+        would save less than the threshold, and when there is no room even after evicting.
+        spare: slots that there are beside those that the request needs anyway. What is loaded takes the
+        place of what would be computed, but for the end that has to be computed once more.
+        """
+        tiers, length = self._tiers, getattr(match, "host_length", 0)
+        if tiers is None or length == 0:
+            return match
+        total = match.length + length
+        usable = self.cached(request, total)
+        saved = usable - self.cached(request, match.length)
+        if saved < self.load_back_threshold or total - usable > spare:
+            return match
+        chain = tiers.hold_host(match)  # so that making room on the device does not cost the host its copy
+        try:
+            slots = self.allocator.alloc(length) if self.make_room(length) else None
+            if slots is None:
+                return match
+            if not tiers.load_back(chain, slots):
+                self.allocator.free(slots)
+                return match
+        finally:
+            tiers.release_host(chain)
+        self._owner[slots // self.allocator.page_size] = TREE
+        self.loaded_tokens += length
+        self.cache.inc_lock_ref(chain[-1])
+        self.cache.dec_lock_ref(match.last_node)
+        whole = np.concatenate((match.slots, slots))
+        return MatchResult(whole, len(whole), chain[-1])
+
+    def cached(self, request: Request, matched: int) -> int:
+        """How many of `matched` slots the request can use: whole pages, and one token is always computed."""
+        page = self.allocator.page_size
+        return min(matched, request.usable_prefix) // page * page
+
     def attach(self, request: Request, match: Any, cached: int) -> None:
         """Points a new row at the first `cached` slots of a match whose node is locked already."""
         request.row = self.rows.alloc()
@@ -147,7 +193,7 @@ class SlotOwnership:
                 self.release(request, "released")
             return
         row, committed, protected = request.row, request.kv_len, request.protected_len
-        key, line = request.key(committed), self.rows.rows[row]
+        key, line = request.committed_key(), self.rows.rows[row]
         aligned = len(key) // self.allocator.page_size * self.allocator.page_size
         inserted = self._insert(request, key, line[: len(key)])
         prefix_len, node = int(inserted.prefix_len), inserted.last_node
@@ -162,12 +208,15 @@ class SlotOwnership:
         if self.bus.wants(ev.Committed):
             self.bus.emit(ev.Committed(request.id, node.id, prefix_len, aligned, committed, finished))
         if finished:
+            if prefix_len < aligned:
+                request.leaf = node
             self.release(request, "tail")
             return
         self.cache.inc_lock_ref(node)  # before the old one goes, so that nothing is evicted between
         self.cache.dec_lock_ref(request.node)
         request.node = node
-        if prefix_len < aligned:
+        if prefix_len < aligned and node is not request.leaf:
+            self._complete(request.leaf)
             request.leaf = node
 
     def _insert(self, request: Request, key: RadixKey, slots: Slots) -> Any:
@@ -185,11 +234,17 @@ class SlotOwnership:
         private = self.rows.rows[request.row, request.protected_len : request.kv_len].copy()
         self._release(private, request.row, cause)
         self.cache.dec_lock_ref(request.node)
+        self._complete(request.leaf)
         self.rows.free(request.row)
         request.row = -1
         request.node = request.leaf = None
         request.kv_len = request.protected_len = 0
         return len(private)
+
+    def _complete(self, leaf: Any) -> None:
+        """Nobody will grow this leaf any more: a tree with a second tier may copy it now."""
+        if leaf is not None and self._seal is not None:
+            self._seal(leaf)
 
     def flush(self) -> None:
         """Empties the tree. Only for when nothing is locked."""
@@ -287,7 +342,8 @@ class SlotOwnership:
 
     def _check_locks(self, live: list[Request], pins: Mapping[int, Any]) -> None:
         holders: dict[int, int] = {}
-        for node in [request.node for request in live] + list(pins.values()):
+        copies = list(getattr(self.cache, "copy_locks", ()))
+        for node in [request.node for request in live] + list(pins.values()) + copies:
             holders[node.id] = holders.get(node.id, 0) + 1
         for node in self.cache.walk():
             if node.parent is None:
@@ -295,7 +351,7 @@ class SlotOwnership:
             children = node.children
             below = sum(c.lock_ref for c in getattr(children, "values", lambda c=children: c)())
             own, held = node.lock_ref - below, holders.get(node.id, 0)
-            require(own == held, f"n{node.id}: {own} locks of its own, {held} rows and pins hold it")
+            require(own == held, f"n{node.id}: {own} locks of its own, {held} rows, pins and copies hold it")
 
 
 def _owner_name(owner: int) -> str:

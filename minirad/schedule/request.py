@@ -37,6 +37,7 @@ class Request:
     index: int = 0
     group: str = ""  # the id that add_request gave out
     token_mask: TokenMask | None = None
+    is_bigram: bool = False  # tree keys are pairs of tokens
 
     status: str = WAITING
     row: int = -1
@@ -61,6 +62,7 @@ class Request:
     prompt_logprobs: list[float | None] = field(init=False, default_factory=list)
     _buffer: Slots = field(init=False, repr=False)
     _key: RadixKey | None = field(init=False, repr=False, default=None)
+    _key_length: int = field(init=False, repr=False, default=-1)
 
     def __post_init__(self) -> None:
         room = len(self.prompt) + self.params.max_new_tokens
@@ -80,10 +82,19 @@ class Request:
         The key of all is kept while they are the same: a waiting request is looked up at every step.
         """
         if length is not None and length != self.length:
-            return RadixKey(self.tokens[:length], self.extra_key)
-        if self._key is None or len(self._key) != self.length:
-            self._key = RadixKey(self.tokens, self.extra_key)
+            return RadixKey(self.tokens[:length], self.extra_key, self.is_bigram)
+        if self._key is None or self._key_length != self.length:
+            self._key = RadixKey(self.tokens, self.extra_key, self.is_bigram)
+            self._key_length = self.length
         return self._key
+
+    def committed_key(self) -> RadixKey:
+        """The tree key of what has KV, one unit a slot.
+
+        The unit of a pair needs the token after it, too: that of the last slot is known when the next
+        chunk's tokens or a sampled token are there, and else left out.
+        """
+        return self.key(min(self.kv_len + 1, self.length) if self.is_bigram else self.kv_len)
 
     def append(self, token: int, logprob: float) -> None:
         """Takes a sampled token on."""

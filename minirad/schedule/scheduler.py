@@ -249,6 +249,7 @@ class Scheduler:
             # above; a tree without `lock_cost` is found out here.
             need, room = self._need(request, match.length, budget.reserve, alone), ownership.room
             if room >= need:
+                match = ownership.load_back(request, match, spare=room - need)
                 self._enter(request, match, batch, budget)
                 return ""
             cache.dec_lock_ref(match.last_node)
@@ -259,17 +260,14 @@ class Scheduler:
         """Slots to have before admitting. All of the prompt counts, not only the next chunk; alone in
         the engine, nothing need be left for others or for later."""
         allocator = self.ownership.allocator
-        need = allocator.pages_needed(self._cached(request, matched), request.length) * allocator.page_size
+        cached = self.ownership.cached(request, matched)
+        need = allocator.pages_needed(cached, request.length) * allocator.page_size
         return need if alone else need + reserve + self.future.slots(request)
-
-    def _cached(self, request: Request, matched: int) -> int:
-        page = self.ownership.allocator.page_size
-        return min(matched, request.usable_prefix) // page * page
 
     def _enter(self, request: Request, match: object, batch: Batch, budget: PrefillBudget) -> None:
         ownership = self.ownership
         matched: int = match.length  # type: ignore[attr-defined]
-        cached = self._cached(request, matched)
+        cached = ownership.cached(request, matched)
         ownership.attach(request, match, cached)
         request.status = RUNNING
         request.attempts += 1
@@ -401,13 +399,14 @@ class Scheduler:
         """Lowest priority, then the least to lose, then the last to come; never the only one."""
         return min(self.live, key=_loss) if len(self.live) > 1 else None
 
-    def retract(self, request: Request, by: Request | None = None) -> None:
+    def retract(self, request: Request, by: Request | None = None, for_weights: bool = False) -> None:
         """Puts a running request back into the queue; what it gave the tree stays, evictable.
 
         by: for whom; None: there was no room to decode, so the estimate was too low.
+        for_weights: neither of the two, but what it computed is of no use any more.
         """
         self._put_back(request, by.id if by else "")
-        if by is None:
+        if by is None and not for_weights:
             self.books.retractions += 1
             self.future.retracted(self.running)
 

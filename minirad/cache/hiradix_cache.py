@@ -1,0 +1,596 @@
+"""A radix tree over two tiers: slots on the device, and copies of their KV in host memory.
+
+Evicted KV need not be computed again if a copy lies in the (larger, slower) host memory. A node is
+
+    on the device          slots, no copy        may be evicted, and is forgotten then
+    on both                slots and a copy      may be evicted: it is *demoted*, the copy stays
+    on the host only       a copy, no slots      is still found, and can be *loaded back*
+
+When copies are made is the `host_write` policy (the words are SGLang's): `write_through` when the request
+that inserted a node stops growing it, `write_through_selective` when the node is hit a second time,
+`write_back` when it is evicted. The first two evict at once; the last writes only what it must, but every
+eviction waits for a copy.
+
+What must hold, and `check` recomputes:
+
+* A node on the device has its parent on the device: the device's part of any path is a prefix of it. So
+  eviction takes nodes without a child on the device, whatever hangs below them on the host.
+* With the two write_throughs a node with a copy has a parent with a copy: copies are begun from the root
+  downwards and end in the order in which they began. Under write_back a child may be on the host while
+  its parent is on the device alone; if the parent then cannot be copied either, it takes what hangs below
+  it along, since nobody could reach that any more.
+* While a copy is under way its node is locked and closed to growth, and its source is held; a node that
+  is split meanwhile passes its part of the copy on to the new half. What failed is no copy.
+
+This is an index still: it knows host slots by number, and who moves the tensors is a `Copier`
+(kv/host_tier.py). One thread drives it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from minirad import events as ev
+from minirad.cache.allocator import PageAllocator
+from minirad.cache.eviction import EvictionQueue, eviction_policy
+from minirad.cache.radix_cache import (
+    NO_PRIORITY,
+    SLOT_BYTES,
+    EvictResult,
+    MatchResult,
+    Node,
+    RadixCache,
+    RadixKey,
+    Slots,
+    as_int64,
+)
+from minirad.errors import HostCopyError, require
+
+HOST_WRITE = ("write_through", "write_through_selective", "write_back")
+SECOND_HIT = 2  # from which on write_through_selective copies
+
+
+class Copy(Protocol):
+    """A copy between the tiers that was begun."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> bool:
+        """Returns when it is over: True if the data has arrived."""
+        ...
+
+
+class Copier(Protocol):
+    """Moves keys and values between the tiers. Copies end in the order in which they began.
+
+    Both raise HostCopyError, with nothing begun, when they cannot. A load that was begun succeeds.
+    """
+
+    def backup(self, device_slots: Slots, host_slots: Slots) -> Copy: ...
+    def load(self, host_slots: Slots, device_slots: Slots) -> Copy: ...
+
+
+class NothingToCopy:
+    """The Copier, and the Copy, of an index that has no tensors: all is done at once."""
+
+    def backup(self, device_slots: Slots, host_slots: Slots) -> Copy:
+        return self
+
+    def load(self, host_slots: Slots, device_slots: Slots) -> Copy:
+        return self
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> bool:
+        return True
+
+
+class HostNode(Node):
+    """A node that may have a copy: `host` is the bytes of its host slots, b"" for none."""
+
+    __slots__ = ("copying", "entry", "host", "host_locks", "resident")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.host = b""
+        self.copying: _Backup | None = None  # the copy that `host` is being filled by
+        self.host_locks = 0  # loads that read from `host`
+        self.resident = 0  # children with slots
+        self.entry = _HostEntry(self)
+
+    @property
+    def host_slots(self) -> Slots:
+        """Where the copy of each unit lies in host memory; read-only."""
+        slots: Slots = np.frombuffer(self.host, dtype=np.int64)
+        return slots
+
+    @property
+    def backed_up(self) -> bool:
+        """It has a copy, and the copy is whole."""
+        return bool(self.host) and self.copying is None
+
+    @property
+    def evictable(self) -> bool:
+        """On the device, unlocked, and no child is on the device."""
+        free = self.lock_ref == 0 and self.resident == 0
+        return free and bool(self.packed) and self.parent is not None
+
+    @property
+    def host_evictable(self) -> bool:
+        """On the host only, a leaf, and nobody reads from it."""
+        idle = not self.packed and self.host_locks == 0 and self.copying is None
+        return idle and not self.children and self.parent is not None
+
+
+class _HostEntry:
+    """A node as the host's eviction queue sees it: `queued` and `evictable` are those of that tier."""
+
+    __slots__ = ("node", "queued")
+
+    def __init__(self, node: HostNode) -> None:
+        self.node = node
+        self.queued: Any = None
+
+    @property
+    def evictable(self) -> bool:
+        return self.node.host_evictable
+
+    def __getattr__(self, name: str) -> Any:  # id, last_access, created, hits, priority, lock_ref
+        return getattr(self.node, name)
+
+
+@dataclass(slots=True, eq=False)
+class _Backup:
+    """A copy to the host. `nodes`: the node that it was begun for, and halves split off above it."""
+
+    node: HostNode
+    nodes: list[HostNode]
+    copy: Copy
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A copy from the host into the slots of `nodes`, the last of which is `node`."""
+
+    node: HostNode
+    nodes: list[HostNode]
+    copy: Copy
+
+
+class HiRadixCache(RadixCache):
+    """RadixCache with a second tier.
+
+    host_tokens: slots in host memory (page 0 not counted); whole pages.
+    host_write: write_through, write_through_selective or write_back.
+    copier: who moves the tensors; None for an index without any.
+    """
+
+    _Node = HostNode
+
+    def __init__(
+        self,
+        page_size: int = 1,
+        eviction_policy: str = "lru",
+        bus: ev.EventBus | None = None,
+        *,
+        host_tokens: int,
+        host_write: str = "write_through",
+        copier: Copier | None = None,
+    ) -> None:
+        if host_write not in HOST_WRITE:
+            raise ValueError(f"unknown host_write {host_write!r}; known: {', '.join(HOST_WRITE)}")
+        self.host_write = host_write
+        self.host_allocator = PageAllocator(host_tokens, page_size)
+        self.copier: Copier = copier if copier is not None else NothingToCopy()
+        self._under_way: deque[_Backup | _Load] = deque()
+        self._host_queue = EvictionQueue(_policy(eviction_policy))
+        super().__init__(page_size, eviction_policy, bus)
+
+    # -------------------------------------------------------------- looking up
+
+    def peek(self, key: RadixKey) -> int:
+        """How many units would match *on the device*, rounded down to whole pages. Changes nothing."""
+        return self.peek_tiers(key)[0]
+
+    def peek_tiers(self, key: RadixKey) -> tuple[int, int]:
+        """How many units match on the device, and how many more after them on the host."""
+        path, pos, child, shared = self._walk(key)
+        device = sum(len(node) for node in path)
+        if child is not None and child.packed:
+            device += shared // key.width
+        return device, (pos + shared) // key.width - device
+
+    def lock_cost(self, key: RadixKey) -> int:
+        path, _, child, shared = self._walk(key)
+        cost = sum(len(node) for node in path if node.lock_ref == 0)
+        ends_inside = child is not None and child.lock_ref == 0 and child.packed
+        return cost + (shared // key.width if ends_inside else 0)
+
+    def match_prefix(self, key: RadixKey, *, count_hit: bool = True) -> MatchResult:
+        """The longest prefix that is in the tree, in whole pages: first on the device, then on the host.
+
+        Under write_through_selective, nodes hit for the second time begin to be copied.
+        """
+        path, end = self._touch(key, count_hit, NO_PRIORITY)
+        nodes = cast("list[HostNode]", path)
+        device = [node for node in nodes if node.packed]
+        below = nodes[len(device) :]
+        if count_hit and self.host_write == "write_through_selective":
+            # Room for a copy is made by evicting from the host: not what this very match is to return.
+            _hold(below, 1)
+            self._back_up([node for node in device if node.hits >= SECOND_HIT])
+            _hold(below, -1)
+        slots = np.frombuffer(bytearray().join([node.packed for node in device]), dtype=np.int64)
+        last = device[-1] if device else self.root
+        return MatchResult(
+            slots, len(slots), last, end // key.width - len(slots), below[-1] if below else None
+        )
+
+    def _touch(self, key: RadixKey, hit: bool, priority: int) -> tuple[list[Node], int]:
+        path, pos = super()._touch(key, hit, priority)
+        # With children on the host alone, also a node in the middle of the path can be next to go.
+        for node in reversed(path):
+            if node.packed:
+                self._queue.offer(node)
+                break
+            self._host_queue.offer(cast(HostNode, node).entry)
+        return path, pos
+
+    def _split(self, lower: Node, at: int, tick: int) -> Node:
+        upper = super()._split(lower, at, tick)
+        assert isinstance(lower, HostNode) and isinstance(upper, HostNode)
+        cut = at // lower.width * SLOT_BYTES
+        upper.host, lower.host = lower.host[:cut], lower.host[cut:]
+        upper.resident = 1 if lower.packed else 0
+        upper.host_locks = lower.host_locks
+        upper.copying = lower.copying
+        for operation in self._under_way:
+            if lower in operation.nodes:
+                operation.nodes.insert(operation.nodes.index(lower), upper)
+        self._host_queue.offer(lower.entry)
+        return upper
+
+    # -------------------------------------------------------------- putting in
+
+    def _resident(self, path: list[Node], slots: Slots, there: int) -> int:
+        """Nodes that were on the host only take the slots over that the caller computed again."""
+        at = sum(len(node) for node in path)
+        prefix_len = at
+        for node in path:
+            if not node.packed:
+                units = node.units
+                self._give_slots(cast(HostNode, node), slots[at : at + units])
+                at += units
+                if self.bus.wants(ev.NodeAdopted):
+                    self.bus.emit(ev.NodeAdopted(node.id, tuple(node.slots.tolist())))
+        return prefix_len
+
+    def _give_slots(self, node: HostNode, slots: Slots) -> None:
+        assert isinstance(node.parent, HostNode)
+        node.packed = slots.tobytes()
+        node.parent.resident += 1
+        self._evictable += len(slots)
+        self._queue.offer(node)
+
+    def _add_leaf(self, parent: Node, key: RadixKey, edge: bytes, packed: bytes, priority: int) -> Node:
+        leaf = super()._add_leaf(parent, key, edge, packed, priority)
+        cast(HostNode, parent).resident += 1
+        return leaf
+
+    def _open(self, leaf: Node) -> bool:
+        return not cast(HostNode, leaf).host
+
+    # -------------------------------------------------------------- copying to the host
+
+    def seal(self, node: Node) -> None:
+        """The request that inserted `node` will not grow it any more: write_through copies it now.
+
+        Also what is above it and has no copy yet (its copy failed, or it was split off): parents first.
+        """
+        if self.host_write == "write_through" and (node is self.root or node.parent is not None):
+            self._back_up([cast(HostNode, step) for step in reversed(self.path_up(node))])
+
+    def _back_up(self, path: Sequence[HostNode]) -> None:
+        """Begins copies of the nodes of a path from the root that have none, as far as there is room."""
+        for node in path:
+            if not node.host and node.packed and not self._begin_backup(node):
+                return  # what is below an uncopied node is not copied either
+
+    def _begin_backup(self, node: HostNode) -> bool:
+        host = self._host_room(len(node))
+        if host is None:
+            return False
+        try:
+            copy = self.copier.backup(node.slots, host)
+        except BaseException as error:
+            self.host_allocator.free(host)
+            if isinstance(error, HostCopyError):
+                return False
+            raise
+        node.host = host.tobytes()
+        node.copying = _Backup(node, [node], copy)
+        self._under_way.append(node.copying)
+        if self.bus.wants(ev.BackupStarted):
+            self.bus.emit(ev.BackupStarted(node.id, tuple(host.tolist())))
+        self.inc_lock_ref(node)
+        return True
+
+    def _host_room(self, num_tokens: int) -> Slots | None:
+        """Host slots for a copy, evicting the shortfall from the host; None if there are too few."""
+        if num_tokens > self.host_allocator.num_tokens:
+            return None
+        while self.host_allocator.available < num_tokens:
+            entry = self._host_queue.pop()
+            if entry is None:
+                return None
+            self._remove_from_host(cast(_HostEntry, entry).node)
+        return self.host_allocator.alloc(num_tokens)
+
+    def poll(self, wait: bool = False) -> None:
+        """Notes which copies have ended, in their order; with `wait`, waits for all that are under way."""
+        while self._under_way:
+            first = self._under_way[0]
+            if not wait and not first.copy.done():
+                return
+            arrived = first.copy.wait()
+            self._under_way.popleft()
+            if isinstance(first, _Backup):
+                self._end_backup(first, arrived)
+            else:
+                self._end_load(first, arrived)
+
+    def _end_backup(self, backup: _Backup, arrived: bool) -> None:
+        if self.host_write != "write_back":  # the parent's copy ended before: did it fail?
+            above = backup.nodes[0].parent
+            arrived = arrived and (above is self.root or bool(cast(HostNode, above).host))
+        for node in backup.nodes:
+            node.copying = None
+            if not arrived:
+                self.host_allocator.free(node.host_slots)
+                node.host = b""
+        if self.bus.wants(ev.BackupEnded):
+            self.bus.emit(ev.BackupEnded(tuple(node.id for node in backup.nodes), arrived))
+        self.dec_lock_ref(backup.node)
+
+    # -------------------------------------------------------------- loading back
+
+    def hold_host(self, match: MatchResult) -> list[HostNode]:
+        """Keeps what of a match lies on the host only from being evicted; `release_host` ends that."""
+        chain: list[HostNode] = []
+        node: Any = match.host_node
+        while node is not None and not node.packed and node.parent is not None:
+            chain.insert(0, node)
+            node = node.parent
+        _hold(chain, 1)
+        return chain
+
+    def release_host(self, chain: list[HostNode]) -> None:
+        """Ends `hold_host`."""
+        _hold(chain, -1)
+        for node in chain:
+            self._host_queue.offer(node.entry)
+
+    def load_back(self, chain: list[HostNode], slots: Any) -> bool:
+        """Begins to load the nodes of a held chain into these slots; False, with nothing done, if it fails.
+
+        All of the chain or nothing. Whoever computes with the slots next waits for the copy (the Copier
+        sees to that). Until it is over the source is held and the path is locked.
+        """
+        slots = as_int64(slots, "slots")
+        host = [node.host_slots for node in chain]
+        total = sum(len(part) for part in host)
+        if not chain or len(slots) != total:
+            raise ValueError(f"{len(slots)} slots to load {total} tokens of {len(chain)} nodes")
+        require(all(node.backed_up for node in chain), "a node without a whole copy cannot be loaded")
+        try:
+            copy = self.copier.load(np.concatenate(host), slots)
+        except HostCopyError:
+            return False
+        at = 0
+        for node in chain:
+            self._give_slots(node, slots[at : at + node.units])
+            at += node.units
+        _hold(chain, 1)
+        self._under_way.append(_Load(chain[-1], list(chain), copy))
+        if self.bus.wants(ev.LoadStarted):
+            names = tuple(node.id for node in chain)
+            self.bus.emit(ev.LoadStarted(names, tuple(slots.tolist())))
+        self.inc_lock_ref(chain[-1])
+        return True
+
+    def _end_load(self, load: _Load, arrived: bool) -> None:
+        require(arrived, f"n{load.node.id}: its KV did not arrive from the host")
+        _hold(load.nodes, -1)
+        if self.bus.wants(ev.LoadEnded):
+            self.bus.emit(ev.LoadEnded(tuple(node.id for node in load.nodes)))
+        self.dec_lock_ref(load.node)
+
+    # -------------------------------------------------------------- letting go
+
+    def evict(self, num_tokens: int) -> EvictResult:
+        """Frees device slots, by policy, until at least `num_tokens` are free or nothing is evictable.
+
+        What has a copy is demoted; under write_back a copy is made first, and the slots are handed out
+        when it is there. What has none leaves the tree.
+        """
+        if num_tokens < 0:
+            raise ValueError(f"cannot evict {num_tokens} tokens")
+        freed: list[bytes] = []
+        total = 0
+        while total < num_tokens:
+            victim = cast("HostNode | None", self._queue.pop())
+            if victim is None:
+                if not self._under_way:
+                    break
+                self.poll(wait=True)  # copies hold locks: perhaps they were all that was missing
+                continue
+            total += len(victim)
+            freed.append(self._evict(victim))
+        return EvictResult(total, np.frombuffer(bytearray().join(freed), dtype=np.int64))
+
+    def _evict(self, victim: HostNode) -> bytes:
+        """Takes a node's slots away, after copying it if that is the policy; returns them."""
+        if self.host_write == "write_back" and not victim.host:
+            try:
+                if self._begin_backup(victim):
+                    self.poll(wait=True)
+            except BaseException:  # interrupted: it is as evictable as before
+                self._queue.offer(victim)
+                raise
+        packed = victim.packed
+        self._evictable -= len(victim)
+        if victim.host:
+            self._demote(victim)
+        else:
+            self._remove_with_all_below(victim)
+        return packed
+
+    def _demote(self, node: HostNode) -> None:
+        slots, node.packed = node.slots, b""
+        self._lost_child(node)
+        self._host_queue.offer(node.entry)
+        if self.bus.wants(ev.NodeDemoted):
+            policy, following = self._queue.policy, self._queue.peek()
+            self.bus.emit(
+                ev.NodeDemoted(
+                    node.id, tuple(slots.tolist()), policy.name, policy.reason(node),
+                    following.id if following else None,
+                )
+            )  # fmt: skip
+
+    def _lost_child(self, node: HostNode) -> None:
+        """A node on the device is one no longer: its parent may be next."""
+        parent = node.parent
+        assert isinstance(parent, HostNode)
+        parent.resident -= 1
+        self._queue.offer(parent)
+
+    def _remove_with_all_below(self, node: HostNode) -> None:
+        """Takes a node on the device out of the tree, and what only the host holds below it."""
+        below: list[HostNode] = []
+        todo: list[Any] = list(node.children.values())
+        while todo:
+            below.append(todo.pop())
+            todo.extend(below[-1].children.values())
+        for child in reversed(below):
+            self._remove_from_host(child)
+        self._lost_child(node)
+        self._remove(node)
+
+    def _remove_from_host(self, leaf: HostNode) -> None:
+        parent = leaf.parent
+        assert isinstance(parent, HostNode)
+        require(leaf.host_locks == 0, f"n{leaf.id} is being loaded and cannot leave the host")
+        del parent.children[leaf.first]
+        leaf.parent = None
+        self.host_allocator.free(leaf.host_slots)
+        self._host_queue.offer(parent.entry)
+        if self.bus.wants(ev.HostEvicted):
+            policy, following = self._host_queue.policy, self._host_queue.peek()
+            self.bus.emit(
+                ev.HostEvicted(
+                    leaf.id, parent.id, tuple(leaf.host_slots.tolist()), policy.name,
+                    policy.reason(leaf), following.id if following else None,
+                )
+            )  # fmt: skip
+
+    def reset(self) -> None:
+        """Forgets everything, in both tiers, when the copies that are under way have ended."""
+        self.poll(wait=True)
+        super().reset()
+        self._host_queue.rebuild(self._host_queue.policy, ())
+        self.host_allocator = PageAllocator(self.host_allocator.num_tokens, self.page_size)
+
+    def _change_policy(self, name: str) -> None:
+        super()._change_policy(name)
+        entries = [cast(HostNode, node).entry for node in self.walk()]
+        for entry in entries:
+            entry.queued = None
+        self._host_queue.rebuild(_policy(name), entries)
+
+    # -------------------------------------------------------------- looking at it
+
+    @property
+    def host_size(self) -> int:
+        """Tokens with a copy in host memory, or one under way."""
+        return self.host_allocator.num_tokens - self.host_allocator.available
+
+    @property
+    def copy_locks(self) -> list[Node]:
+        """Nodes that a copy under way locks, one entry a lock."""
+        return [operation.node for operation in self._under_way]
+
+    def _describe(self, node: Node) -> dict[str, Any]:
+        assert isinstance(node, HostNode)
+        return {
+            **super()._describe(node),
+            "host": node.host_slots.tolist(),
+            "copying": node.copying is not None,
+            "loading": any(node in o.nodes for o in self._under_way if isinstance(o, _Load)),
+        }
+
+    def snapshot(self) -> dict[str, Any]:
+        """As of RadixCache, with each node's host slots, and the size and use of the host tier."""
+        return {
+            **super().snapshot(),
+            "host_write": self.host_write,
+            "host_tokens": self.host_allocator.num_tokens,
+            "host_free": self.host_allocator.available,
+        }
+
+    def check(self) -> None:
+        """What RadixCache checks, and the rules of the two tiers at the top of this file."""
+        super().check()
+        self.host_allocator.check()
+        used: list[int] = []
+        for node in self.walk():
+            assert isinstance(node, HostNode)
+            resident = sum(1 for child in node.children.values() if child.packed)
+            require(node.resident == resident, f"n{node.id}: {node.resident} resident, counted {resident}")
+            if node is not self.root:
+                self._check_tiers(node)
+                used += node.host_slots.tolist()
+            if node.host_evictable:
+                known = node.entry.queued
+                fine = known is not None and known <= self._host_queue.policy.key(node)
+                require(fine, f"n{node.id} would be overlooked by the host's eviction queue")
+        require(len(set(used)) == len(used), "two nodes share a host slot")
+        require(len(used) == self.host_size, f"{self.host_size} host slots in use, nodes hold {len(used)}")
+
+    def _check_tiers(self, node: HostNode) -> None:
+        name, parent = f"n{node.id}", node.parent
+        assert isinstance(parent, HostNode)
+        top = parent is self.root
+        require(bool(node.packed or node.host), f"{name} is in neither tier")
+        require(not node.packed or top or bool(parent.packed), f"{name} is on the device, its parent is not")
+        if self.host_write != "write_back":
+            # (While its own copy is under way it may not have heard yet that its parent's has failed.)
+            fine = not node.backed_up or top or bool(parent.host)
+            require(fine, f"{name} has a copy, its parent has none")
+        copied = len(node.host) // SLOT_BYTES
+        require(copied in (0, node.units), f"{name}: {node.units} units but {copied} host slots")
+        require(bool(node.packed) or node.lock_ref == 0, f"{name} is locked but not on the device")
+        mine = [o for o in self._under_way if isinstance(o, _Backup) and node in o.nodes]
+        require(mine == ([node.copying] if node.copying else []), f"{name}: its copy is not under way")
+        loads = sum(1 for o in self._under_way if isinstance(o, _Load) and node in o.nodes)
+        require(node.host_locks == loads, f"{name}: {node.host_locks} host locks, {loads} loads")
+
+    def _check_units(self, node: Node) -> None:
+        if node.packed:
+            super()._check_units(node)
+
+
+_policy = eviction_policy  # the property of the same name hides the function inside the class
+
+
+def _hold(nodes: Sequence[HostNode], by: int) -> None:
+    for node in nodes:
+        node.host_locks += by
