@@ -608,6 +608,8 @@ class Engine:
             (model.config, model.dtype, model.device),
             (self.model.config, self.model.dtype, self.device),
         )
+        if self._stepping:
+            raise ValueError("a step is running: an event handler must not change the weights")
         if new != old:
             raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
         bump = getattr(self.cache, "bump_version", None)

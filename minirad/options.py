@@ -28,6 +28,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-preemption", dest="preemption", action="store_false", default=None)
     group.add_argument("--no-in-batch-prefix", dest="in_batch_prefix", action="store_false", default=None)
     group.add_argument("--eviction-policy", help="lru, lfu, fifo, mru, filo, priority, slru")
+    group.add_argument("--host-kv-tokens", type=int, help="second tier in host memory (default: 0, none)")
+    group.add_argument("--host-write", help="write_through, write_through_selective, write_back")
+    group.add_argument("--load-back-threshold", type=int, help="fewer are computed again (default: 10)")
+    group.add_argument("--bigram-keys", action="store_true", default=None, help="a tree of pairs (EAGLE)")
     group.add_argument("--no-radix-cache", dest="radix_cache", action="store_false", default=None)
     group.add_argument("--seed", type=int, help="for sampling (default: 0)")
 
@@ -37,7 +41,8 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
     names = (
         "model", "device", "dtype", "attention", "kv_tokens", "page_size", "max_running",
         "chunk_tokens", "schedule_policy", "eviction_policy", "radix_cache", "seed",
-        "dummy_weights", "fair_passes", "mixed", "preemption", "in_batch_prefix",
+        "dummy_weights", "fair_passes", "mixed", "preemption", "in_batch_prefix", "host_kv_tokens",
+        "host_write", "load_back_threshold", "bigram_keys",
     )  # fmt: skip
     said = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     return EngineConfig(**{**defaults, **said})

@@ -154,15 +154,16 @@ class SlotOwnership:
         if saved < self.load_back_threshold or total - usable > spare:
             return match
         chain = tiers.hold_host(match)  # so that making room on the device does not cost the host its copy
+        slots, loaded = None, False
         try:
             slots = self.allocator.alloc(length) if self.make_room(length) else None
-            if slots is None:
-                return match
-            if not tiers.load_back(chain, slots):
-                self.allocator.free(slots)
-                return match
-        finally:
+            loaded = slots is not None and tiers.load_back(chain, slots)
+        finally:  # also when the copying is interrupted
             tiers.release_host(chain)
+            if slots is not None and not loaded:
+                self.allocator.free(slots)
+        if slots is None or not loaded:
+            return match
         self._owner[slots // self.allocator.page_size] = TREE
         self.loaded_tokens += length
         self.cache.inc_lock_ref(chain[-1])

@@ -79,7 +79,7 @@ class Scheduler:
         self.chunking: Request | None = None  # admitted, prompt not computed to its end
         self.retracted: list[Request] = []  # in this step
         self.stuck: Request | None = None  # what can never run as things stand (pins hold the pool)
-        self._tree_state: tuple[int, int] | None = None
+        self._tree_state: tuple[int, int, int] | None = None
         self._tree_version = 0
         self._last_order: tuple[int, list[Request], list[Request]] | None = None
 
@@ -151,10 +151,12 @@ class Scheduler:
         """A number that changes whenever tokens come into the tree or go.
 
         Of any tree its size and what was evicted are known: while somebody waits it cannot be flushed,
-        so both are as before only if nothing came and nothing went. (Splits change no match.)
+        so both are as before only if nothing came and nothing went. (Splits change no match.) New weights
+        leave all tokens where they are, and none of them match.
         """
         tree = self.ownership.cache
-        state = (tree.evictable_size + tree.protected_size, self.ownership.evicted_tokens)
+        size = tree.evictable_size + tree.protected_size
+        state = (size, self.ownership.evicted_tokens, getattr(tree, "version", 0))
         if state != self._tree_state:
             self._tree_state, self._tree_version = state, self._tree_version + 1
         return self._tree_version
@@ -249,7 +251,11 @@ class Scheduler:
             # above; a tree without `lock_cost` is found out here.
             need, room = self._need(request, match.length, budget.reserve, alone), ownership.room
             if room >= need:
-                match = ownership.load_back(request, match, spare=room - need)
+                try:
+                    match = ownership.load_back(request, match, spare=room - need)
+                except BaseException:  # Ctrl-C in the middle of a large copy
+                    cache.dec_lock_ref(match.last_node)
+                    raise
                 self._enter(request, match, batch, budget)
                 return ""
             cache.dec_lock_ref(match.last_node)
