@@ -25,6 +25,7 @@ from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.cache.radix_cache import MAX_TOKEN, IntSequence, RadixCache, RadixKey, Slots, as_int64
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
+from minirad.interrupts import HeldInterrupts
 from minirad.kv.host_tier import HostTier
 from minirad.machine import choose_attention, choose_device, choose_dtype, filled_in
 from minirad.model.dummy import dummy_model
@@ -94,6 +95,7 @@ class Engine:
         self._next_pin = 1
         self._namespaces: dict[Hashable, int] = {(None, False): 0}
         self._stepping = False
+        self._interrupts = HeldInterrupts()  # of the step that is running
         self._held: list[GenerationOutput] = []  # finished while somebody else was driving
         self._streams: dict[str, dict[int, GenerationOutput]] = {}  # what each stream waits for
 
@@ -104,20 +106,23 @@ class Engine:
 
         What goes wrong in the forward pass (Ctrl-C, no memory left) is raised after the batch's requests
         have been put back into the queue. What an event handler raises is raised when the step is
-        committed; the step's outputs are then in the next report. Handlers watch: one that drives the
-        engine gets a ValueError.
+        committed, and so is Ctrl-C pressed outside the forward pass; the step's outputs are then in the
+        next report. Handlers watch: one that drives the engine gets a ValueError.
         """
         if self._stepping:
             raise ValueError("a step is running: an event handler must not drive the engine")
-        self._stepping = True
-        self.bus.hold_failures()
-        try:
-            report = self._step()
-        finally:
-            self._stepping = False
-            failures = self.bus.release_failures()
+        with HeldInterrupts() as interrupts:
+            self._stepping, self._interrupts = True, interrupts
+            self.bus.hold_failures()
+            try:
+                report = self._step()
+            finally:
+                self._stepping = False
+                failures = self.bus.release_failures()
+            if failures or interrupts.noted:
+                self._held = report.finished + self._held
+        interrupts.deliver()
         if failures:
-            self._held = report.finished + self._held
             raise failures[0]
         return report
 
@@ -167,7 +172,8 @@ class Engine:
 
     def _computed(self, batch: Batch) -> torch.Tensor:
         try:
-            return self._forward(batch)
+            with self._interrupts.let_through():
+                return self._forward(batch)
         except BaseException:  # Ctrl-C above all: most of a step's time is spent here
             self.scheduler.undo(batch)
             raise

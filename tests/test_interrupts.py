@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -114,3 +116,82 @@ def test_text_that_cannot_be_encoded_is_refused() -> None:
     with pytest.raises(ValueError, match="no valid text"):
         engine.add_request("\ud83d")
     assert not engine.has_work
+
+
+# ---------------------------------------------------------------------- Ctrl-C outside the forward pass
+
+
+def press(_: object = None) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+class PressAt:
+    """A listener that presses Ctrl-C at the n-th event: somewhere inside scheduling or committing."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, event: ev.Event) -> None:
+        self.left -= 1
+        if self.left == 0:
+            press()
+
+
+MANY_WAYS = [{}, {"page_size": 4, "kv_tokens": 24}, {"chunk_tokens": 2, "mixed": True}]
+
+
+@pytest.mark.parametrize("options", MANY_WAYS)
+    "options", [{}, {"page_size": 4, "kv_tokens": 24}, {"chunk_tokens": 2, "mixed": True}]
+)
+@pytest.mark.parametrize("at", range(4, 44, 3))
+def test_ctrl_c_anywhere_in_a_step_loses_nothing(make_engine: MakeEngine, options: dict, at: int) -> None:
+    expected = [out.token_ids for out in make_engine(**options).generate(PROMPTS, REPLY)]
+    engine = make_engine(**options)
+    engine.bus.subscribe(None, PressAt(at))
+    ids = [engine.add_request(prompt, REPLY) for prompt in PROMPTS]
+    found: dict[str, list[int]] = {}
+    pressed = 0
+    while engine.has_work:
+        try:
+            found |= {out.request_id: out.token_ids for out in engine.step().finished}
+        except KeyboardInterrupt:
+            pressed += 1
+        engine.check()
+    assert pressed == 1
+    assert [found[rid] for rid in ids] == expected
+
+
+def test_ctrl_c_is_raised_by_the_step_in_which_it_was_pressed(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.bus.subscribe(ev.BatchScheduled, press)
+    engine.add_request(PROMPTS[0], REPLY)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and all is as it was
+    with pytest.raises(KeyboardInterrupt):
+        press()
+
+
+def test_a_handler_of_the_callers_own_is_called_once_and_put_back(make_engine: MakeEngine) -> None:
+    engine, calls = make_engine(), []
+
+    def mine(number: int, frame: object) -> None:
+        calls.append(number)
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        unsubscribe = engine.bus.subscribe(ev.Committed, press)
+        engine.add_request(PROMPTS[0], REPLY)
+        engine.step()
+        unsubscribe()
+        assert calls == [signal.SIGINT] and signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_in_another_thread_there_is_nothing_to_hold(make_engine: MakeEngine) -> None:
+    engine, outputs = make_engine(), []
+    worker = threading.Thread(target=lambda: outputs.extend(engine.generate(PROMPTS, REPLY)))
+    worker.start()
+    worker.join()
+    assert len(outputs) == 3
