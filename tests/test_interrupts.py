@@ -141,8 +141,6 @@ MANY_WAYS = [{}, {"page_size": 4, "kv_tokens": 24}, {"chunk_tokens": 2, "mixed":
 
 
 @pytest.mark.parametrize("options", MANY_WAYS)
-    "options", [{}, {"page_size": 4, "kv_tokens": 24}, {"chunk_tokens": 2, "mixed": True}]
-)
 @pytest.mark.parametrize("at", range(4, 44, 3))
 def test_ctrl_c_anywhere_in_a_step_loses_nothing(make_engine: MakeEngine, options: dict, at: int) -> None:
     expected = [out.token_ids for out in make_engine(**options).generate(PROMPTS, REPLY)]
