@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -17,15 +18,17 @@ from minirad.outputs import StepReport
 torch.set_num_threads(1)  # two threads beside another busy process are slower than one
 
 
+TINY: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "max_position_embeddings": 128, "tie_word_embeddings": True,
+    "eos_token_id": 2, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "hidden_act": "silu",
+}  # fmt: skip
+
+
 def tiny_config(**changes: object) -> LlamaConfig:
-    sizes = {
-        "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0, "max_position_embeddings": 128, "tie_word_embeddings": True,
-        "eos_token_id": 2, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-        "hidden_act": "silu",
-    }  # fmt: skip
-    return LlamaConfig.from_dict({**sizes, **changes})
+    return LlamaConfig.from_dict({**TINY, **changes})
 
 
 @pytest.fixture(scope="session")

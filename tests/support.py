@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from minirad import events as ev
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.errors import HostCopyError
 from minirad.model.llama import LlamaModel
 from minirad.outputs import GenerationOutput
 
@@ -84,6 +86,66 @@ class ColdReference:
             for a, b in zip(ours, theirs, strict=True):
                 same = a is b if a is None or b is None else abs(a - b) <= 1e-5
                 assert same, (list(prompt), params, output, wanted)
+
+
+class TransformersReference:
+    """transformers' own Llama with a model's weights: what it would say next, at any place of any text."""
+
+    def __init__(self, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+        import transformers
+
+        self._model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
+        self._model.load_state_dict(weights, strict=False)
+        self._model.tie_weights()
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """float32 [n, vocab] of the next token after each of n tokens."""
+        key = tuple(tokens)
+        if key not in self._known:
+            if len(self._known) > 20_000:
+                self._known.clear()
+            self._known[key] = self._model(torch.tensor([key])).logits[0].float()
+        return self._known[key]
+
+    def agrees(self, tokens: Sequence[int], token: int) -> bool:
+        """Whether `token` is what comes next after `tokens`, or as likely as that within rounding."""
+        after = self.logits(tokens)[-1]
+        return bool(after[token] >= after.max() - 1e-4)
+
+
+class LateCopier:
+    """A Copier around another one: copies end later, some cannot begin, some backups fail at their end."""
+
+    def __init__(self, inner: Any, seed: int, failing: float = 0.15) -> None:
+        self._inner, self._rng, self._failing = inner, random.Random(seed), failing
+
+    def _may_fail(self) -> None:
+        if self._rng.random() < self._failing:
+            raise HostCopyError("as the test wishes")
+
+    def backup(self, device_slots: Any, host_slots: Any) -> Any:
+        self._may_fail()
+        arrives = self._rng.random() >= self._failing
+        return _LateCopy(self._inner.backup(device_slots, host_slots), self._rng.randrange(5), arrives)
+
+    def load(self, host_slots: Any, device_slots: Any) -> Any:
+        self._may_fail()
+        return _LateCopy(self._inner.load(host_slots, device_slots), self._rng.randrange(5), True)
+
+
+class _LateCopy:
+    def __init__(self, inner: Any, polls: int, arrives: bool) -> None:
+        self._inner, self._polls, self._arrives = inner, polls, arrives
+
+    def done(self) -> bool:
+        self._polls -= 1
+        return self._polls < 0
+
+    def wait(self) -> bool:
+        self._polls = 0
+        return self._inner.wait() and self._arrives
 
 
 class ScriptedModel(LlamaModel):

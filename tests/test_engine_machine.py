@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import TINY, tiny_config
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,10 +22,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support import ColdReference
+from support import ColdReference, LateCopier, TransformersReference
 
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
+from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel, random_weights
@@ -37,8 +39,12 @@ from minirad.schedule.request import Request
 EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "60"))
 
 _config = tiny_config()
-MODEL = LlamaModel(_config, random_weights(_config, 0, dtype=torch.float32, device="cpu"))
-REFERENCE = ColdReference(MODEL)
+# Two sets of weights: the engine's may change while it runs.
+WEIGHTS = [random_weights(_config, seed, dtype=torch.float32, device="cpu") for seed in (0, 1)]
+MODELS = [LlamaModel(_config, weights) for weights in WEIGHTS]
+COLD = [ColdReference(model) for model in MODELS]
+TRANSFORMERS = [TransformersReference(TINY, weights) for weights in WEIGHTS]
+HAPPENED: Counter[str] = Counter()  # events, over all examples: what the machine reaches
 
 # Prompts are beginnings of a few long texts with a short ending of their own: they share much.
 TEXTS = ([5] * 40, [5, 6] * 20, [5, 5, 5, 5, 7, 8, 9, 5] * 5, [6, 7, 8] * 13)
@@ -133,8 +139,19 @@ class Watch:
                 self.waited.add(event.request)
 
 
+# With a host tier (its copies end late, and some fail), with pairs for keys, or plain.
+tiers = st.fixed_dictionaries(
+    {
+        "host_write": st.sampled_from(HOST_WRITE),
+        "host_kv_tokens": st.sampled_from([0, 8, 16, 32, 64]),
+        "load_back_threshold": st.sampled_from([1, 1, 2, 6]),
+        "bigram_keys": st.sampled_from([False, False, True]),
+    }
+)
+
+
 class EngineMachine(RuleBasedStateMachine):
-    """Requests come, run, are aborted; prefixes are pinned; the tree is flushed; the policy changes."""
+    """Requests come, run, are aborted; prefixes are pinned, the tree flushed; policy and weights change."""
 
     @initialize(
         page=st.sampled_from([1, 1, 2, 4]),
@@ -144,6 +161,8 @@ class EngineMachine(RuleBasedStateMachine):
         schedule=st.sampled_from(sorted(SCHEDULE)),
         eviction=st.sampled_from(sorted(EVICTION)),
         options=options,
+        tiers=tiers,
+        copies=st.integers(0, 99),
     )
     def start(
         self,
@@ -154,12 +173,20 @@ class EngineMachine(RuleBasedStateMachine):
         schedule: str,
         eviction: str,
         options: dict[str, Any],
+        tiers: dict[str, Any],
+        copies: int,
     ) -> None:
         config = EngineConfig(
             kv_tokens=tokens, page_size=page, chunk_tokens=chunk, max_running=running,
-            schedule_policy=schedule, eviction_policy=eviction, poison_freed=True, **options,
+            schedule_policy=schedule, eviction_policy=eviction, poison_freed=True, **options, **tiers,
         )  # fmt: skip
-        self.engine = Engine(config, model=MODEL)
+        self.engine = Engine(config, model=MODELS[0])
+        if isinstance(self.engine.cache, HiRadixCache):
+            self.engine.cache.copier = LateCopier(self.engine.cache.copier, copies)
+        self.weights = 0
+        self.said_with: dict[str, list[int]] = {}  # by which weights each token of a sample was said
+        self.engine.bus.subscribe(ev.TokenSampled, self.note_weights)
+        self.engine.bus.subscribe(None, lambda event: HAPPENED.update([type(event).__name__]))
         self.watch = Watch(self.engine)
         self.recorder = Recorder(self.engine, keyframe_every=7)
         self.replay = ReplayState(self.engine.snapshot())
@@ -167,7 +194,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
         self.done: dict[tuple[str, int], GenerationOutput] = {}
         self.aborted: set[str] = set()
+        self.changed: set[str] = set()
         self.excused: set[str] = set()  # lived beside a pin, which may leave them no room
+        self.added_with: dict[str, int] = {}
         self.pins: list[Pin] = []
 
     # ------------------------------------------------------------ what may happen
@@ -186,6 +215,7 @@ class EngineMachine(RuleBasedStateMachine):
                 continue
             assert fits
             self.asked[rid] = (prompt, params)
+            self.added_with[rid] = self.weights
             if self.pins:
                 self.excused.add(rid)
 
@@ -193,6 +223,18 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.take(self.watch.step())
+
+    def note_weights(self, event: ev.TokenSampled) -> None:
+        self.said_with.setdefault(event.request, []).append(self.weights)
+
+    @rule()
+    def change_weights(self) -> None:
+        self.weights = 1 - self.weights
+        self.engine.update_weights(MODELS[self.weights])
+        # Prompt log-probabilities may be of both: what lives now is not held to those of one model.
+        self.changed |= {request.group for request in self.engine.scheduler.everyone()}
+        for prompt, _ in list(self.asked.values())[-2:]:
+            assert self.engine.peek(prompt) == 0
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
@@ -256,11 +298,17 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.engine.has_work
         for rid, (prompt, params) in self.asked.items():
             self.judge(rid, prompt, params)
+        if isinstance(self.engine.cache, HiRadixCache):
+            self.engine.cache.poll(wait=True)
+            self.engine.check()
         tree, free = self.engine.cache.total_size, self.engine.allocator.available
         assert tree + free == self.engine.config.kv_tokens, "slots were lost"
         while self.pins:
             self.engine.unpin(self.pins.pop())
         assert self.engine.cache.protected_size == 0
+        self.engine.flush_cache()
+        assert self.engine.allocator.available == self.engine.config.kv_tokens
+        assert getattr(self.engine.cache, "host_size", 0) == 0
         self.recorder.close()
         check_recording(self.recorder)
 
@@ -273,8 +321,24 @@ class EngineMachine(RuleBasedStateMachine):
             assert sorted(output.index for output in outputs) == list(range(params.n))
         for output in outputs:
             if output.finish_reason in ("stop", "length"):
-                REFERENCE.require_equal(prompt, params, output)
+                self.judge_tokens(prompt, params, output)
                 assert output.cached_tokens <= min(len(prompt) - 1, max((params.logprob_start or 99) - 1, 0))
+
+    def judge_tokens(self, prompt: list[int], params: SamplingParams, output: GenerationOutput) -> None:
+        """Each token is what the weights of its time say after the tokens before it."""
+        name = f"{output.request_id}.{output.index}" if output.index else output.request_id
+        said_with = self.said_with.get(name, [])
+        assert len(said_with) == len(output.token_ids)
+        if params.temperature == 0:
+            for at, (token, weights) in enumerate(zip(output.token_ids, said_with, strict=True)):
+                assert TRANSFORMERS[weights].agrees([*prompt, *output.token_ids[:at]], token), (
+                    prompt,
+                    output,
+                )
+        if output.request_id not in self.changed:
+            COLD[said_with[0] if said_with else self.added_with[output.request_id]].require_equal(
+                prompt, params, output
+            )
 
 
 def check_recording(recording: Recording) -> None:
