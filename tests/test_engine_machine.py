@@ -227,7 +227,6 @@ class EngineMachine(RuleBasedStateMachine):
     def note_weights(self, event: ev.TokenSampled) -> None:
         self.said_with.setdefault(event.request, []).append(self.weights)
 
-    @rule()
     def change_weights(self) -> None:
         self.weights = 1 - self.weights
         self.engine.update_weights(MODELS[self.weights])
@@ -255,13 +254,20 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.pins[-1].length == length
         self.excused |= {request.group for request in self.engine.scheduler.everyone()}
 
-    @rule(what=st.sampled_from(["peek", "flush", *sorted(EVICTION)]), prompt=prompts, extra_key=extra_keys)
+    @rule(
+        what=st.sampled_from(["weights", "peek", "flush", *sorted(EVICTION)]),
+        prompt=prompts,
+        extra_key=extra_keys,
+    )
     def something_rare(self, what: str, prompt: list[int], extra_key: Any) -> None:
         before = self.engine.snapshot()
+        if what == "weights":
+            self.change_weights()
+            return
         if what == "peek":
             assert 0 <= self.engine.peek(prompt, extra_key) <= len(prompt)
         elif what != "flush":
-            self.engine.cache.eviction_policy = what
+            self.engine.set_eviction_policy(what)
             before["tree"]["eviction_policy"] = what
         elif self.engine.scheduler.has_work or self.pins:
             with pytest.raises(ValueError, match="cannot flush"):

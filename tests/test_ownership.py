@@ -371,7 +371,9 @@ def test_the_classic_silent_bug_is_found(world: World) -> None:
 def test_a_lock_of_nobody_is_found(world: World) -> None:
     request = world.run(prompt(world, 1))
     world.cache.inc_lock_ref(request.node)
-    with pytest.raises(InvariantError, match=f"n{request.node.id}: 2 locks of its own, 1 rows, pins and copies hold"):
+    with pytest.raises(
+        InvariantError, match=f"n{request.node.id}: 2 locks of its own, 1 rows, pins and copies hold"
+    ):
         world.check()
     world.pins[1] = request.node
     world.check()
