@@ -554,6 +554,13 @@ class RadixCache:
         """A small number for a namespace (any hashable does not fit into events and files)."""
         return self._namespaces.setdefault(namespace, len(self._namespaces))
 
+    def namespace_of(self, number: int) -> Namespace:
+        """The namespace with a number; KeyError for one that was never given out."""
+        for namespace, known in self._namespaces.items():
+            if known == number:
+                return namespace  # type: ignore[return-value]
+        raise KeyError(number)
+
     def walk(self) -> Iterator[Node]:
         """All nodes, the root first, parents before children, siblings in order of creation."""
         todo = [self.root]

@@ -1,0 +1,269 @@
+"""The tree's story told page by page, in the words that SGLang and vLLM tell it to their routers.
+
+A router that spreads requests over several engines wants to know which prefixes each of them holds. It
+does not care for nodes, splits or locks; it knows *blocks* (our pages), each named by a hash of its
+tokens and of the block before it. So equal prefixes have equal chains of hashes, on every engine, and a
+block's name says where it stands: the same four tokens twice in a row are two different blocks.
+
+`KVEventStream` listens to a tree's own events and derives from them
+
+    BlockStored        blocks came into a tier: their hashes, the one before them, their tokens
+    BlockRemoved       blocks left a tier
+    AllBlocksCleared   the tree was flushed
+
+with the fields that both engines have in common, and `BlockTable` is the other side: it listens to
+these three and knows at any time what the tree holds. A split, a lock or a hit says nothing here.
+
+A hash is a label and nothing else. Our tree compares tokens, so two blocks whose hashes collide stay two
+blocks there; only a router that knows no more than the hash would take one for the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from minirad import events as ev
+from minirad.cache.radix_cache import RadixCache
+
+GPU, CPU = "GPU", "CPU"  # media: the device's pool and host memory
+HASH_BYTES = 8
+
+BlockHash = Callable[[bytes, bytes], int]  # (hash of the block before or the namespace's seed, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """Blocks that follow each other are in `medium` from now on.
+
+    parent_block_hash: of the block before the first one; None where it begins a prompt.
+    token_ids: block_size for each block; in a tree of bigram keys two for each unit.
+    lora_id: always None: `extra_keys` (one tuple for each block; None outside any namespace) says more.
+    """
+
+    block_hashes: tuple[int, ...]
+    parent_block_hash: int | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    lora_id: int | None = None
+    medium: str = GPU
+    extra_keys: tuple[tuple[str, ...] | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """These blocks are not in `medium` any more."""
+
+    block_hashes: tuple[int, ...]
+    medium: str = GPU
+
+
+@dataclass(frozen=True, slots=True)
+class AllBlocksCleared:
+    """Nothing is left, in any medium."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def block_hash(before: bytes, tokens: bytes) -> int:
+    """The first 64 bits of SHA-256 over what comes before and a block's tokens (int32, little-endian)."""
+    return int.from_bytes(hashlib.sha256(before + tokens).digest()[:HASH_BYTES], "big", signed=True)
+
+
+def as_dict(event: KVEvent) -> dict[str, Any]:
+    """An event as the tagged map that the engines send: `type` and its fields, None left out."""
+    fields = {name: value for name, value in asdict(event).items() if value is not None}
+    return {"type": type(event).__name__, **fields}
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """The blocks of one node. `namespace`: the tuple that its keys have; `dead`: of old weights."""
+
+    parent: int | None
+    namespace: tuple[Hashable, ...]
+    hashes: list[int]
+    tokens: list[tuple[int, ...]]
+    media: set[str] = field(default_factory=lambda: {GPU})
+    dead: bool = False
+
+
+class KVEventStream:
+    """Calls `publish` with the KV events of a tree, as its own events come.
+
+    cache: a RadixCache (or HiRadixCache) that is empty still. hash_block: for tests; block_hash.
+    `close` ends it. Costs nothing to a tree that nobody streams from.
+    """
+
+    def __init__(
+        self, cache: RadixCache, publish: Callable[[KVEvent], Any], hash_block: BlockHash = block_hash
+    ) -> None:
+        if cache.total_size:
+            raise ValueError(
+                f"the cache holds {cache.total_size} tokens already: a stream begins with it empty"
+            )
+        self._cache, self._publish, self._hash = cache, publish, hash_block
+        self._nodes: dict[int, _Blocks] = {}
+        self.close = cache.bus.subscribe(None, self._take)
+
+    def _take(self, event: ev.Event) -> None:
+        handler = getattr(self, f"_on_{type(event).__name__}", None)
+        if handler is not None:  # locks, hits and requests say nothing here
+            handler(event)
+
+    # ------------------------------------------------------------ the tree's shape
+
+    def _on_NodeInserted(self, event: ev.NodeInserted) -> None:
+        namespace = self._cache.namespace_of(event.namespace)
+        node = self._nodes[event.node] = _Blocks(event.parent or None, namespace, [], [])
+        self._append(node, event.tokens, len(event.slots))
+
+    def _on_NodeGrown(self, event: ev.NodeGrown) -> None:
+        self._append(self._nodes[event.node], event.tokens, len(event.slots))
+
+    def _on_NodeSplit(self, event: ev.NodeSplit) -> None:
+        lower, at = self._nodes[event.lower], event.at // self._cache.page_size
+        upper = _Blocks(
+            lower.parent, lower.namespace, lower.hashes[:at], lower.tokens[:at], set(lower.media), lower.dead
+        )
+        lower.parent, lower.hashes, lower.tokens = event.upper, lower.hashes[at:], lower.tokens[at:]
+        self._nodes[event.upper] = upper
+
+    def _append(self, node: _Blocks, tokens: tuple[int, ...], units: int) -> None:
+        size = len(tokens) // units * self._cache.page_size
+        blocks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        at, before = len(node.hashes), self._before(node, len(node.hashes))
+        seed = _bytes(before) if before is not None else _seed(node.namespace)
+        for block in blocks:
+            name = self._hash(seed, np.array(block, dtype="<i4").tobytes())
+            node.hashes.append(name)
+            node.tokens.append(block)
+            seed = _bytes(name)
+        self._stored(node, GPU, at)
+
+    def _before(self, node: _Blocks, at: int) -> int | None:
+        """The hash of the block before a node's `at`-th one."""
+        if at:
+            return node.hashes[at - 1]
+        return self._nodes[node.parent].hashes[-1] if node.parent is not None else None
+
+    # ------------------------------------------------------------ tiers
+
+    def _stored(self, node: _Blocks, medium: str, at: int = 0) -> None:
+        node.media.add(medium)
+        if node.dead:
+            return
+        keys = _extra_keys(node.namespace)
+        self._publish(
+            BlockStored(
+                tuple(node.hashes[at:]), self._before(node, at), tuple(chain(*node.tokens[at:])),
+                self._cache.page_size, None, medium,
+                None if keys is None else (keys,) * len(node.hashes[at:]),
+            )
+        )  # fmt: skip
+
+    def _removed(self, node: _Blocks, medium: str) -> None:
+        node.media.discard(medium)
+        if not node.dead:
+            self._publish(BlockRemoved(tuple(node.hashes), medium))
+
+    def _on_NodeEvicted(self, event: ev.NodeEvicted) -> None:
+        self._removed(self._nodes.pop(event.node), GPU)
+
+    def _on_NodeDemoted(self, event: ev.NodeDemoted) -> None:
+        self._removed(self._nodes[event.node], GPU)
+
+    def _on_HostEvicted(self, event: ev.HostEvicted) -> None:
+        self._removed(self._nodes.pop(event.node), CPU)
+
+    def _on_BackupEnded(self, event: ev.BackupEnded) -> None:
+        for number in event.nodes if event.ok else ():
+            self._stored(self._nodes[number], CPU)
+
+    def _on_LoadStarted(self, event: ev.LoadStarted) -> None:
+        for number in event.nodes:
+            self._stored(self._nodes[number], GPU)
+
+    def _on_NodeAdopted(self, event: ev.NodeAdopted) -> None:
+        self._stored(self._nodes[event.node], GPU)
+
+    # ------------------------------------------------------------ all at once
+
+    def _on_VersionBumped(self, event: ev.VersionBumped) -> None:
+        """Blocks of old weights match nothing: for a router they are gone, though their slots are not yet."""
+        for node in self._nodes.values():
+            for medium in sorted(node.media):
+                self._removed(node, medium)
+            node.dead = True
+
+    def _on_CacheFlushed(self, event: ev.CacheFlushed) -> None:
+        self._nodes.clear()
+        self._publish(AllBlocksCleared())
+
+
+class BlockTable:
+    """What a router knows from KV events: which blocks lie where. Feed it with `take`.
+
+    A block's name there is its hash; `prefixes` spells out what each one stands for.
+    """
+
+    def __init__(self) -> None:
+        self._stored: dict[str, dict[int, tuple[int | None, tuple[int, ...], Any]]] = {}
+
+    def take(self, event: KVEvent) -> None:
+        """Moves the table on by one event; KeyError for the removal of a block that is not there."""
+        if isinstance(event, AllBlocksCleared):
+            self._stored.clear()
+        elif isinstance(event, BlockRemoved):
+            for name in event.block_hashes:
+                del self._stored[event.medium][name]
+        else:
+            self._take_stored(event)
+
+    def _take_stored(self, event: BlockStored) -> None:
+        table, before = self._stored.setdefault(event.medium, {}), event.parent_block_hash
+        size = len(event.token_ids) // len(event.block_hashes)
+        for at, name in enumerate(event.block_hashes):
+            keys = event.extra_keys[at] if event.extra_keys is not None else None
+            table[name] = before, event.token_ids[at * size : (at + 1) * size], keys
+            before = name
+
+    def prefixes(self, medium: str) -> set[tuple[Any, tuple[int, ...]]]:
+        """(extra key, all tokens from the beginning to the end of a block) for each block in a medium."""
+        known: dict[int, tuple[int | None, tuple[int, ...], Any]] = {}
+        for table in self._stored.values():  # what comes before a block may lie in the other medium
+            known.update(table)
+        return {(known[name][2], self._spell(name, known)) for name in self._stored.get(medium, {})}
+
+    @staticmethod
+    def _spell(name: int, known: dict[int, tuple[int | None, tuple[int, ...], Any]]) -> tuple[int, ...]:
+        parts: list[tuple[int, ...]] = []
+        step: int | None = name
+        while step is not None:
+            step, tokens, _ = known[step]
+            parts.append(tokens)
+        return tuple(chain(*reversed(parts)))
+
+
+def _bytes(name: int) -> bytes:
+    return name.to_bytes(HASH_BYTES, "big", signed=True)
+
+
+def _extra_keys(namespace: tuple[Hashable, ...]) -> tuple[str, ...] | None:
+    """What sets a namespace apart, as texts that differ where the values do; None for the default one."""
+    extra_key, is_bigram = namespace[:2]
+    if extra_key is None and not is_bigram:
+        return None
+    return (f"{type(extra_key).__name__}:{extra_key!r}", *(("bigram",) if is_bigram else ()))
+
+
+def _seed(namespace: tuple[Hashable, ...]) -> bytes:
+    """What the first block of a prompt is hashed with: nothing, or its namespace."""
+    keys = _extra_keys(namespace)
+    return b"" if keys is None else hashlib.sha256("\0".join(keys).encode()).digest()
