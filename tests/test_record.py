@@ -45,6 +45,25 @@ def eventful(engine: CheckedEngine) -> None:
     engine.generate(PROMPT, greedy)
 
 
+def eventful_below(engine: CheckedEngine) -> None:
+    """What happens between the tiers, and new weights: copied, demoted, loaded, computed again, evicted."""
+    reply = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    whole = SamplingParams(max_new_tokens=2, ignore_eos=True, logprob_start=0)  # no hit is of use to it
+    for others in ([30, 31], [32, 33, 34, 35]):
+        for params in (reply, reply, reply, whole):
+            engine.generate(PROMPT * 2, params)
+            if params is reply:
+                engine.generate(others * 2, params)
+        engine.generate([others[0] + 10] * 26, reply)
+        engine.generate(PROMPT * 2, reply)
+        engine.generate([others[0] + 11] * 26, reply)
+        engine.generate(PROMPT * 2, whole)
+    engine.update_weights(engine.model)
+    for first in range(40, 46):
+        for _ in range(3):
+            engine.generate([first, first + 1] * 4, reply)
+
+
 def kinds(recording: Recording) -> set[str]:
     return {type(event).__name__ for frame in recording for event in frame.events}
 
@@ -59,12 +78,15 @@ def run(make_engine: MakeEngine) -> Recorder:
 
 @pytest.mark.parametrize("every", [1, 4, 1000])
 def test_any_step_is_a_keyframe_and_replay(make_engine: MakeEngine, every: int) -> None:
-    engine = make_engine(**TIGHT)
+    engine = make_engine(
+        **TIGHT, host_kv_tokens=32, host_write="write_through_selective", load_back_threshold=2
+    )
     recording = Recorder(engine, keyframe_every=every)
     states: list[Any] = []
     engine.bus.subscribe(ev.StepEnded, lambda event: states.append((len(recording), engine.snapshot())))
     with recording:
         eventful(engine)
+        eventful_below(engine)
     missing = {kind.__name__ for kind in ev.EVENT_TYPES} - kinds(recording)
     assert missing == set(), "this run is meant to show every kind of event"
     # A handler of one kind is called before one of all kinds: the frame's own index.

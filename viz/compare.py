@@ -135,7 +135,18 @@ class PairPage:
 
     def meta(self, title: str = "", note: str = "") -> Json:
         first = self.pages[0].meta(title, note)
-        return {**first, "names": list(self.pair.names), "compare": self.pair.settings.compare}
+        return {
+            **first,
+            "names": list(self.pair.names),
+            "compare": self.pair.settings.compare,
+            "refused": self.refused,
+        }
+
+    @property
+    def refused(self) -> str:
+        """What both sides say of requests that they refused."""
+        told = zip(self.pair.names, (page.refused for page in self.pages), strict=True)
+        return "; ".join(f"{name}: {refused}" for name, refused in told if refused)
 
     def frames(self, start: int = 0) -> list[Json]:
         """Per step what each side's page says of it (None where it is done); "m": the marks of both."""
@@ -196,13 +207,13 @@ class PairPage:
         )  # fmt: skip
 
     def _counted(self, number: int, frame: int) -> tuple[int, int]:
-        """Tokens evicted and requests retracted up to a frame."""
+        """Tokens evicted from the device and requests retracted up to a frame."""
         counts, frames = self._counts[number], self.pages[number].trace.recording.frames
         with self._lock:
             for each in frames[len(counts) : frame + 1]:
                 evicted, retracted = counts[-1] if counts else (0, 0)
                 for event in each.events:
-                    if isinstance(event, ev.NodeEvicted):
+                    if isinstance(event, ev.NodeEvicted | ev.NodeDemoted):
                         evicted += len(event.slots)
                     retracted += isinstance(event, ev.RequestRetracted)
                 counts.append((evicted, retracted))

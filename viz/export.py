@@ -23,11 +23,12 @@ from minirad import events as ev
 from viz import tree
 from viz.compare import PairPage
 from viz.page import Page
-from viz.trace import summary
+from viz.trace import MARKS, summary
 
 STATIC = Path(__file__).parent / "static"
 MOST_VIEWS = 1200
 MOST_EVENTS = 1500
+TELLING = (*MARKS, ev.RequestAdmitted, ev.LoadStarted, ev.PolicyChanged, ev.VersionBumped)
 TREE_HEIGHT, PAIR_HEIGHT = 304, 232  # pixels that trees are drawn for: what a window of 1280x800 leaves
 GIF_SIZE = (1100, 620)
 GIF_PACE = 700  # milliseconds per picture
@@ -161,8 +162,7 @@ def _wanted(page: Page, granularity: str, count: int) -> Sequence[int]:
     trace = page.trace
     telling = {0, count - 1}
     for index, frame in enumerate(trace.recording.frames):
-        if any(isinstance(e, ev.NodeEvicted | ev.NodeSplit | ev.RequestAdmitted | ev.RequestRetracted)
-               for e in frame.events):  # fmt: skip
+        if any(isinstance(e, TELLING) for e in frame.events):
             telling.add(trace.position_of(granularity, index))
     ordered = sorted(telling)
     if len(ordered) > MOST_VIEWS:

@@ -3,8 +3,10 @@
 `fork` reads what was asked of the first engine (prompts, aborts, evictions by hand, flushes) and asks
 the same of a new one at the same steps. What the new engine then does is its own: it computes anew.
 
-Not replayed: pins (no event tells of them) and what a recording does not hold of a request. Today
-that is everything in SamplingParams but max_new_tokens, temperature and n; the defaults stand in.
+Host tier, keys and all other settings are the recording's, where they are not changed. New weights are
+given at the same moment, but the ones that the new engine has already: a recording holds no weights.
+
+Not replayed: pins (no event tells of them), masks, and what a recording does not hold of a request.
 """
 
 from __future__ import annotations
@@ -71,7 +73,11 @@ def _forked_config(recording: Recording, changes: dict[str, Any]) -> EngineConfi
     unknown = sorted(set(changes) - known)
     if unknown:
         raise ValueError(f"EngineConfig has no {', '.join(unknown)}")
-    return EngineConfig(**{**{name: value for name, value in saved.items() if name in known}, **changes})
+    config = {**{name: value for name, value in saved.items() if name in known}, **changes}
+    page, host = config.get("page_size", 1), config.get("host_kv_tokens", 0)
+    if "host_kv_tokens" not in changes and isinstance(page, int) and page > 0:
+        config["host_kv_tokens"] = host // page * page  # whole pages of the new size
+    return EngineConfig(**config)
 
 
 def _replay_frame(engine: Engine, frame: Frame, keep_policy: bool) -> None:
@@ -83,10 +89,12 @@ def _replay_frame(engine: Engine, frame: Frame, keep_policy: bool) -> None:
         elif isinstance(event, ev.RequestAborted):
             engine.abort(event.request.split(".")[0])
         elif isinstance(event, ev.PolicyChanged) and keep_policy:
-            engine.cache.eviction_policy = event.new  # type: ignore[attr-defined]
+            engine.set_eviction_policy(event.new)
+        elif isinstance(event, ev.VersionBumped):
+            engine.update_weights(engine.model)
         elif isinstance(event, ev.CacheFlushed):
             _flush(engine)
-        elif isinstance(event, ev.NodeEvicted) and not is_step:
+        elif isinstance(event, ev.NodeEvicted | ev.NodeDemoted) and not is_step:
             evict_by_hand(engine, len(event.slots))
     if is_step:
         engine.step()

@@ -3,65 +3,46 @@
     python -m viz.gallery --out DIR
 
 Writes index.html (what there is, the figure of nine steps, which policy evicts whom), nine_steps.html
-(the nine steps to step through) and policy_NAME.html for each eviction policy: one story of the same
-requests in a pool of the same size, made so that each policy takes another victim at its end. The
-stories are recordings of the real engine; each page is one file that fetches nothing.
+(the nine steps to step through), policy_NAME.html for each eviction policy (one story of the same
+requests in a pool of the same size, made so that each policy takes another victim at its end),
+policies.html (all of them side by side), and a story each of the host tier, of a policy that is changed in
+the middle, and of new weights. They are recordings of the real engine; each page is one file that fetches
+nothing.
 
-Does not serve anything: viz/live.py does.
+Does not serve anything: viz/live.py does. The stories themselves are viz/stories.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import html
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from minirad import events as ev
 from minirad import figure3
 from minirad.cache.eviction import POLICIES
-from minirad.config import EngineConfig, SamplingParams
-from minirad.engine import Engine
-from minirad.model.classroom.corpus import chat_text, message
-from minirad.model.load import load_tokenizer, resolve_model
-from minirad.record import Recorder, Recording
+from minirad.record import Recording
 from viz import figure3 as nine
+from viz import tree
 from viz.dot import DotError
 from viz.export import export_html
 from viz.page import Page
-from viz.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """One scene: a question, asked `times` times in a row."""
-
-    question: str
-    times: int = 1
-    priority: int = 1
-
-
-VISITS = (
-    Visit("Hello"),
-    Visit("Who are you?", times=3),
-    Visit("Name a fruit.", times=2),
-    Visit("Good morning"),
-    Visit("Repeat: apple river", times=3, priority=0),
-    Visit("Tell me a story about a cat."),
-    Visit("What day comes after Monday?", times=3),
-    Visit("Hello", times=2),
-    Visit("Tell me a story about a cat.", times=2),
-    Visit("Bye"),
+from viz.stories import (
+    ENCORE,
+    VISITS,
+    Story,
+    Visit,
+    encore,
+    host_tier,
+    new_weights,
+    policy_change,
+    returned,
+    tell,
 )
-"""Who came when, how often, and how important: for each policy another leaf is the one to lose.
-
-first in: Hello. Last in: What day. Longest unused: Who are you. Just used: Tell me. Never asked again:
-Good morning. Longest unused of those asked again at most once: Name a fruit. Least priority: Repeat.
-"""
-SPARE = 4  # slots left when all leaves are in: the last question needs a few more
+from viz.trace import Trace
 
 RULES = {
     "lru": "least recently used goes first",
@@ -72,64 +53,6 @@ RULES = {
     "priority": "lowest priority goes first",
     "slru": "what was hit fewer than twice goes first",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Story:
-    """A recorded run of VISITS. victims: the text of each node that was evicted, and the event's reason."""
-
-    policy: str
-    recording: Recording
-    labels: dict[str, str]
-    kv_tokens: int
-    victims: tuple[tuple[str, str], ...]
-
-
-def tell(policy: str) -> Story:
-    """Runs VISITS under an eviction policy. Only an answer's first token is asked for, and that has no
-    KV: a leaf is exactly one question."""
-    tokenizer = load_tokenizer(resolve_model(None))
-    prompts = {visit.question: _prompt(tokenizer, visit.question) for visit in VISITS}
-    first, *others = prompts.values()
-    shared = min(_common(first, other) for other in others)
-    *leaves, _ = prompts.values()
-    room = shared + sum(len(prompt) - shared for prompt in leaves) + SPARE
-    engine = Engine(EngineConfig(device="cpu", eviction_policy=policy, kv_tokens=room), tokenizer=tokenizer)
-    labels: dict[str, str] = {}
-    with figure3.one_thread(), Recorder(engine) as recording:
-        for visit in VISITS:
-            recording.scene(f"{visit.question} {f'({visit.times} times)' if visit.times > 1 else ''}".strip())
-            for _ in range(visit.times):
-                params = SamplingParams(max_new_tokens=1)
-                name = engine.add_request(prompts[visit.question], params, priority=visit.priority)
-                labels[name] = visit.question
-                while engine.has_work:
-                    engine.step()
-                    engine.check()
-    return Story(policy, recording, labels, room, _victims(recording))
-
-
-def _prompt(tokenizer: Any, question: str) -> list[int]:
-    messages = [message("system", figure3.SYSTEM), message("user", question)]
-    ids: list[int] = tokenizer.encode(chat_text(messages, add_generation_prompt=True))
-    return ids
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two prompts share; no prompt is the beginning of another one."""
-    return next(at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-
-
-def _victims(recording: Recording) -> tuple[tuple[str, str], ...]:
-    trace = Trace(recording)
-    found = []
-    for scene in range(1, trace.count("scene")):
-        view = trace.view("scene", scene)
-        for event in view.so_far:
-            if isinstance(event, ev.NodeEvicted):
-                text = trace.node_text(view.ghosts[event.node]) if event.node in view.ghosts else ""
-                found.append((text.partition("<|im_end|>")[0], event.reason))
-    return tuple(found)
 
 
 # ---------------------------------------------------------------------- the index
@@ -179,6 +102,12 @@ has to do for all. The figure below is the same run on one sheet
 <tbody>
 {stories}
 </tbody></table></div>
+<p><a href="policies.html">All policies side by side →</a> which leaves each of them keeps when old visitors
+come back, and how much of their prompts it finds.</p>
+<h2>More to watch</h2>
+<ul>
+{more}
+</ul>
 <h2>The nine steps under other policies</h2>
 <p>The same requests and the same pool; what is evicted too early has to be computed again.</p>
 <div class="scroll"><table>
@@ -215,6 +144,10 @@ def index_html(
         ),
         story_text=html.escape(text),
         stories="\n".join(_story_row(story) for story in stories),
+        more="\n".join(
+            f'<li><a href="{name}.html#scene=1">{html.escape(title)} →</a> {html.escape(note)}</li>'
+            for name, (title, note, _) in MORE.items()
+        ),
         others="\n".join(_run_row(policy, panels) for policy, panels in runs.items()),
     )
 
@@ -243,6 +176,139 @@ def _run_row(policy: str, panels: list[figure3.Panel]) -> str:
     )
 
 
+# ---------------------------------------------------------------------- policies side by side
+
+
+_POLICIES_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>minirad: eviction policies side by side</title>
+<style>
+body {{ font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: #212529; margin: 0; }}
+main {{ max-width: 1320px; margin: 0 auto; padding: 20px; }}
+h1 {{ font-size: 24px; margin: 0 0 4px; }}
+h2 {{ font-size: 17px; margin: 0; }}
+p {{ max-width: 90ch; margin: 6px 0 12px; }}
+a {{ color: #1864ab; }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; margin: 8px 0 22px; }}
+th, td {{ padding: 4px 14px; border-bottom: 1px solid #dee2e6; text-align: center; white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
+td.first {{ background: #fff5f5; color: #c92a2a; font-weight: 700; outline: 2px dashed #c92a2a;
+  outline-offset: -3px; }}
+td.gone {{ color: #c92a2a; }}
+td.kept {{ color: #495057; }}
+tfoot td {{ font-variant-numeric: tabular-nums; }}
+.bar {{ display: block; height: 9px; background: #e9ecef; border-radius: 3px; overflow: hidden; }}
+.bar i {{ display: block; height: 9px; background: #1c7ed6; }}
+.best {{ font-weight: 700; background: #ebfbee; }}
+.grid {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(560px, 1fr)); gap: 14px; }}
+section {{ border: 1px solid #dee2e6; border-radius: 10px; padding: 10px 14px; min-width: 0; }}
+section p {{ margin: 2px 0 6px; color: #495057; }}
+section svg {{ width: 100%; height: auto; max-height: 380px; display: block; }}
+</style>
+</head>
+<body>
+<main>
+<h1>Eviction policies side by side</h1>
+<p>The same questions in the same order and the same pool of {room} KV slots, on the real engine. Up to
+“{bye}” all trees are equal; then one leaf has to go, and every policy takes another one (boxed). After that
+{returns} visitors come back: whoever was evicted is computed again and costs somebody else the place.
+✕ 1 is the first leaf to be evicted, ● is in the tree at the end.</p>
+<div class="scroll"><table>
+<thead><tr><th>question</th>{heads}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+<tfoot>
+<tr><td>found of the prompts that come back</td>{rates}</tr>
+</tfoot></table></div>
+<p>The trees when “{bye}” has come. Dashed and red: who was evicted for it.</p>
+<div class="grid">
+{trees}
+</div>
+<p><a href="index.html">back to the index</a></p>
+</main>
+</body>
+</html>
+"""
+
+
+def policies_html(stories: Sequence[Story], links: Sequence[str] = ()) -> str:
+    """Stories of viz.stories.encore side by side. links: the policies that have a page of their own."""
+    found = {story.policy: returned(story) for story in stories}
+    best = max((cached / asked for cached, asked in found.values()), default=0.0)
+    names = [html.escape(story.policy) for story in stories]
+    return _POLICIES_PAGE.format(
+        room=stories[0].kv_tokens if stories else 0,
+        bye=html.escape(VISITS[-1].question),
+        returns=len(ENCORE),
+        heads="".join(f"<th>{name}</th>" for name in names),
+        rows="\n".join(_fate_row(visit.question, stories) for visit in _distinct(VISITS)),
+        rates="".join(_rate_cell(*found[story.policy], best) for story in stories),
+        trees="\n".join(_tree_card(story, story.policy in links) for story in stories),
+    )
+
+
+def _distinct(visits: Sequence[Visit]) -> list[Visit]:
+    return list({visit.question: visit for visit in visits}.values())
+
+
+def _fate_row(question: str, stories: Sequence[Story]) -> str:
+    """What became of one question's leaf under each policy."""
+    cells = []
+    for story in stories:
+        when = [at for at, (text, _) in enumerate(story.victims, start=1) if text == question]
+        trace = Trace(story.recording)
+        nodes = trace.view().nodes.values()
+        there = any(trace.node_text(node).partition("<|im_end|>")[0] == question for node in nodes)
+        kind = "first" if 1 in when else "gone" if when else "kept"
+        words = [f"✕ {', '.join(map(str, when))}"] if when else []
+        why = html.escape("; ".join(story.victims[at - 1][1] for at in when))
+        cells.append(f'<td class="{kind}" title="{why}">{" ".join([*words, *(["●"] if there else [])])}</td>')
+    return f"<tr><td>{html.escape(question)}</td>{''.join(cells)}</tr>"
+
+
+def _rate_cell(cached: int, asked: int, best: float) -> str:
+    rate = cached / asked
+    bar = f'<span class="bar"><i style="width:{rate:.0%}"></i></span>'
+    return f"<td{' class=best' if rate == best else ''}>{rate:.1%}{bar}</td>"
+
+
+def _tree_card(story: Story, linked: bool) -> str:
+    trace, policy = Trace(story.recording), html.escape(story.policy)
+    drawn = tree.tree_svg(trace.view("scene", len(VISITS)), trace.decode, tree.Options(detail="compact"))
+    drawn = re.sub(r' id="([a-z]+\d+)"', rf' id="{policy}-\1"', drawn)  # seven trees in one page
+    watch = f' · <a href="policy_{policy}.html#scene={len(VISITS) - 1}">watch</a>' if linked else ""
+    victim, reason = story.victims[0]
+    told = html.escape(f"evicted: “{victim}”, {reason}")
+    rule = html.escape(RULES.get(story.policy, ""))
+    return f"<section><h2>{policy}: {rule}</h2><p>{told}{watch}</p>{drawn}</section>"
+
+
+MORE: dict[str, tuple[str, str, Callable[[], Story]]] = {
+    "host_tier": (
+        "A second tier in host memory",
+        "What is evicted from the device stays on the host, and comes back without being computed again.",
+        host_tier,
+    ),
+    "policy_change": (
+        "Another policy in the middle of a run",
+        "lru forgets the question that everybody asks; from then on lfu keeps it.",
+        policy_change,
+    ),
+    "new_weights": (
+        "New weights",
+        "What the old weights computed matches nothing any more, and goes in time.",
+        new_weights,
+    ),
+}
+"""Further stories: file name, title, what to look for, and how it is run."""
+
+
 # ---------------------------------------------------------------------- the command
 
 
@@ -265,6 +331,13 @@ def write(out: Path, policies: Sequence[str] = tuple(POLICIES)) -> list[Path]:
         note = f"Eviction policy {story.policy}: {RULES.get(story.policy, '')}. Who goes when “Bye” comes?"
         export_html(Page(Trace(story.recording), story.labels), path, f"Eviction: {story.policy}", note)
         paths.append(path)
+    for name, (title, note, play) in MORE.items():
+        story = play()
+        paths.append(out / f"{name}.html")
+        export_html(Page(Trace(story.recording), story.labels), paths[-1], title, note)
+    paths.append(out / "policies.html")
+    side_by_side = policies_html([encore(policy) for policy in policies], policies)
+    paths[-1].write_text(side_by_side, encoding="utf-8")
     runs = {
         policy: panels if policy == "lru" else figure3.run(eviction_policy=policy)[1] for policy in policies
     }

@@ -1,4 +1,4 @@
-"""Charts of the KV pool from a recording: pool map, usage, hit rate, request timeline, age at eviction.
+"""Charts of the KV pool from a recording: pool map, host map, usage, hit rate, timeline, age at eviction.
 
 Each chart has two halves. A plain function reads the frames into a list of small dataclasses (`pages`,
 `usage_points`, `request_hits`, `spans`, `evictions`): those are the numbers, and the tests hold them to
@@ -14,7 +14,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,19 @@ from plotly.utils import PlotlyJSONEncoder
 from minirad import events as ev
 from minirad.record import Recording, ReplayState, State
 from viz.still import still
-from viz.trace import Decode, View, decoder_for, ids_as_text, key_tokens
+from viz.trace import (
+    VICTIMS,
+    Decode,
+    View,
+    decoder_for,
+    has_tiers,
+    host_used,
+    ids_as_text,
+    key_tokens,
+    text_tokens,
+    tier_of,
+    units,
+)
 from viz.tree import visible
 
 FREE, PRIVATE = "#eef0f3", "#343a40"
@@ -51,6 +63,13 @@ def owner_colour(node: int) -> str:
 
 
 # ---------------------------------------------------------------------- pool map
+
+
+HOST_LOOKS: Mapping[str, tuple[str, str]] = {
+    "both": ("#c5b6f2", ""), "host": ("#9775fa", ""), "copying": ("#ffd8a8", "→"),
+    "loading": ("#a5d8ff", "←"), "free": (FREE, ""),
+}  # fmt: skip
+"""A page of host memory: colour, and the sign that stands on it. By the tier of the node whose copy it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +144,79 @@ def pool_map(state: State | ReplayState | View, decode: Decode | None = None) ->
     return figure
 
 
+@dataclass(frozen=True, slots=True)
+class HostPage:
+    """One page of host memory. tier: what its node's is (viz.trace.TIERS), or "free". node 0: free."""
+
+    number: int
+    tier: str = "free"
+    node: int = 0
+    text: str = ""
+
+
+def host_pages(state: State | ReplayState | View, decode: Decode | None = None) -> list[HostPage]:
+    """Every page of host memory in order, page 0 left out; none without a host tier."""
+    state, decode = _plain(state), decode or ids_as_text
+    if not has_tiers(state):
+        return []
+    size = int(state["tree"]["page_size"])
+    owned: dict[int, HostPage] = {}
+    for node in state["tree"]["nodes"]:
+        tokens = key_tokens(node)
+        for at in range(0, len(node["host"]), size):
+            number = node["host"][at] // size
+            owned[number] = HostPage(number, tier_of(node), node["id"], decode(tokens[at : at + size]))
+    last = int(state["tree"]["host_tokens"]) // size
+    return [owned.get(number) or HostPage(number) for number in range(1, last + 1)]
+
+
+def host_map(state: State | ReplayState | View, decode: Decode | None = None) -> go.Figure:
+    """Host memory as squares: copies of what is also on the device, what is only here, copies under way.
+
+    ValueError for a recording without a host tier.
+    """
+    state = _plain(state)
+    cells = host_pages(state, decode)
+    if not cells:
+        raise ValueError("this recording has no host tier: its host_kv_tokens is 0")
+    columns = _columns(len(cells))
+    rows = range(0, len(cells), columns)
+    kinds = list(HOST_LOOKS)
+    labels = ["" if i and cells[i - 1].node == c.node else _host_label(c) for i, c in enumerate(cells)]
+    grid = go.Heatmap(
+        z=[_padded([kinds.index(c.tier) for c in cells[r : r + columns]], columns, None) for r in rows],
+        text=[_padded(labels[r : r + columns], columns) for r in rows],
+        customdata=[_padded([_host_hover(c) for c in cells[r : r + columns]], columns) for r in rows],
+        colorscale=_steps([colour for colour, _ in HOST_LOOKS.values()]),
+        zmin=-0.5, zmax=len(kinds) - 0.5, showscale=False, xgap=1.5, ygap=1.5,
+        texttemplate="%{text}" if len(cells) <= 1200 else None, textfont={"size": 9},
+        hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
+    )  # fmt: skip
+    count = {kind: sum(c.tier == kind for c in cells) for kind in kinds}
+    told = f"{count['both']} pages also on the device, {count['host']} only here, {count['copying']} pending"
+    figure = _figure(f"Host memory: {told}, {count['free']} free", [grid])
+    figure.update_xaxes(visible=False, constrain="domain")
+    figure.update_yaxes(visible=False, autorange="reversed", scaleanchor="x", constrain="domain")
+    figure.update_layout(height=round(60 + len(rows) * 720 / columns), margin={"l": 12, "r": 12, "b": 8})
+    return figure
+
+
+def _host_label(cell: HostPage) -> str:
+    return f"{HOST_LOOKS[cell.tier][1]}n{cell.node}" if cell.node else ""
+
+
+def _host_hover(cell: HostPage) -> str:
+    if not cell.node:
+        return f"host page {cell.number}: free"
+    what = {
+        "both": "a copy",
+        "host": "the only copy",
+        "copying": "a copy under way",
+        "loading": "being loaded",
+    }
+    return f"host page {cell.number}: {what[cell.tier]} of n{cell.node}<br>{shown(cell.text, 60)}"
+
+
 def _page_users(state: State, size: int) -> dict[int, list[str]]:
     users: dict[int, list[str]] = {}
     for name, request in state["requests"].items():
@@ -173,7 +265,7 @@ def _steps(colours: Sequence[str]) -> list[tuple[float, str]]:
 
 @dataclass(frozen=True, slots=True)
 class UsagePoint:
-    """The pool's books after one frame, in tokens."""
+    """The pool's books after one frame, in tokens. host: those with a copy in host memory."""
 
     frame: int
     step: int
@@ -181,6 +273,7 @@ class UsagePoint:
     evictable: int
     protected: int
     private: int
+    host: int = 0
 
 
 def usage_points(recording: Recording) -> list[UsagePoint]:
@@ -189,7 +282,7 @@ def usage_points(recording: Recording) -> list[UsagePoint]:
     for frame, replay in _walk(recording):
         ended = next((e for e in frame.events if isinstance(e, ev.StepEnded)), None)
         books = (ended.free, ended.evictable, ended.protected, ended.private) if ended else _books(replay)
-        points.append(UsagePoint(frame.index, frame.step, *books))
+        points.append(UsagePoint(frame.index, frame.step, *books, host_used(replay.tree)))
     return points
 
 
@@ -203,9 +296,16 @@ def _books(replay: ReplayState) -> tuple[int, int, int, int]:
 
 
 def usage(recording: Recording) -> go.Figure:
-    """The pool over time: protected, evictable, private and free tokens, stacked."""
+    """The pool over time: protected, evictable, private and free tokens, stacked.
+
+    A pool of which a small part is ever used is cut off above that part, or nothing would be seen of it.
+    With a host tier a line says how many tokens have a copy there.
+    """
     points = usage_points(recording)
     steps = [point.step for point in points]
+    pool = int(recording.header["start"]["kv_tokens"])
+    used = max((p.evictable + p.protected + p.private for p in points), default=0)
+    cut = bool(pool and used and max(used, *(p.host for p in points)) < pool / 8)
     traces = [
         go.Scatter(
             x=steps, y=[getattr(point, name) for point in points], name=name, stackgroup="pool",
@@ -218,7 +318,17 @@ def usage(recording: Recording) -> go.Figure:
         )
         for name, colour, pattern in USAGE
     ]  # fmt: skip
-    figure = _figure("Pool usage", traces, "step", "tokens")
+    if has_tiers(recording.header["start"]):
+        copies = go.Scatter(
+            x=steps, y=[point.host for point in points], name="on the host", mode="lines",
+            line={"shape": "hv", "width": 2, "color": "#5f3dc4", "dash": "dash"},
+            hovertemplate="%{y} on the host<extra></extra>",
+        )  # fmt: skip
+        traces.append(copies)
+    title = f"Pool usage (at most {used} of {pool} slots: the rest is cut off)" if cut else "Pool usage"
+    figure = _figure(title, traces, "step", "tokens")
+    if cut:
+        figure.update_yaxes(range=[0, 1.15 * max(used, *(p.host for p in points))])
     figure.update_layout(hovermode="x unified")
     return figure
 
@@ -420,7 +530,10 @@ def _span_hover(span: Span, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A node that left the tree. age: clock ticks since it was last used; life: since it was made."""
+    """A node that left the tree, or a tier. age: clock ticks since it was last used; life: since it was made.
+
+    what: "evicted" (gone), "demoted" (gone from the device, its copy stays), "host" (gone from the host).
+    """
 
     step: int
     node: int
@@ -432,6 +545,7 @@ class Eviction:
     reason: str
     runner_up: int | None
     text: str
+    what: str = "evicted"
 
 
 def evictions(recording: Recording, decode: Decode | None = None) -> list[Eviction]:
@@ -441,17 +555,20 @@ def evictions(recording: Recording, decode: Decode | None = None) -> list[Evicti
     replay = ReplayState(recording.header["start"])
     for frame in recording:
         for event in frame.events:
-            if isinstance(event, ev.NodeEvicted) and event.node in replay.nodes:
+            if isinstance(event, VICTIMS) and event.node in replay.nodes:
                 found.append(_eviction(frame.step, event, replay, decode))
             replay.apply(event)
     return found
 
 
-def _eviction(step: int, event: ev.NodeEvicted, replay: ReplayState, decode: Decode) -> Eviction:
+def _eviction(
+    step: int, event: ev.NodeEvicted | ev.NodeDemoted | ev.HostEvicted, replay: ReplayState, decode: Decode
+) -> Eviction:
     node, now = replay.nodes[event.node], int(replay.tree["tick"])
     return Eviction(
-        step, event.node, len(event.slots), now - node["last_access"], now - node["created"],
-        node["hits"], event.policy, event.reason, event.runner_up, decode(key_tokens(node)),
+        step, event.node, units(node), now - node["last_access"], now - node["created"],
+        node["hits"], event.policy, event.reason, event.runner_up, decode(text_tokens(node)),
+        {ev.NodeDemoted: "demoted", ev.HostEvicted: "host"}.get(type(event), "evicted"),
     )  # fmt: skip
 
 
@@ -464,21 +581,32 @@ def age_at_eviction(recording: Recording, decode: Decode | None = None) -> go.Fi
         marker={"color": "#f2a9a0", "line": {"color": "#cc3311", "width": 1}},
         customdata=[_eviction_hover(e) for e in gone], hovertemplate="%{customdata}<extra></extra>",
     )  # fmt: skip
+    if any(e.what != "evicted" for e in gone):
+        bars.marker.pattern.shape = [{"demoted": "/", "host": "x"}.get(e.what, "") for e in gone]
     tokens = sum(e.tokens for e in gone)
     return _figure(
-        f"Age at eviction: {len(gone)} nodes, {tokens} tokens", [bars], "evictions, in order",
+        f"Age at eviction: {len(gone)} nodes, {tokens} tokens{_told(gone)}", [bars], "evictions, in order",
         "ticks since last use",
     )  # fmt: skip
+
+
+def _told(gone: Sequence[Eviction]) -> str:
+    """How many of the evictions were none for good."""
+    demoted, host = (sum(e.what == what for e in gone) for what in ("demoted", "host"))
+    return f" ({demoted} demoted: /, {host} from the host: x)" if demoted or host else ""
 
 
 def _eviction_hover(gone: Eviction) -> str:
     then = f", next would have been n{gone.runner_up}" if gone.runner_up else ""
     return (
-        f"n{gone.node}, {gone.tokens} tokens, evicted in step {gone.step}<br>"
+        f"n{gone.node}, {gone.tokens} tokens, {_WHAT[gone.what]} in step {gone.step}<br>"
         f"{html.escape(gone.policy)}: {html.escape(gone.reason)}{then}<br>"
         f"unused for {gone.age} ticks, {gone.hits} hits in a life of {gone.life}<br>"
         f"{shown(gone.text, 90)}"
     )
+
+
+_WHAT = {"evicted": "evicted", "demoted": "demoted to the host", "host": "evicted from the host"}
 
 
 # ---------------------------------------------------------------------- shared

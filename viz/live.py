@@ -2,6 +2,7 @@
 
     python -m viz.live                               a mixed workload on the classroom Llama
     python -m viz.live --workload agents --kv-tokens 600 --eviction-policy lfu
+    python -m viz.live --kv-tokens 300 --host-kv-tokens 900      with a second tier in host memory
     python -m viz.live --compare lpm,fcfs            two engines side by side, stepping together
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
     python -m viz.live --replay run.jsonl            a recording instead of an engine
@@ -41,6 +42,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
+from minirad.cache.hiradix_cache import HOST_WRITE
+from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.errors import InvariantError
 from minirad.model.load import resolve_model
@@ -80,6 +83,9 @@ class Settings:
     record: str | None = None
     compare: str | None = None
     cache: tuple[str, ...] = ()  # a student's files
+    host_kv_tokens: int = 0
+    host_write: str = "write_through"
+    bigram_keys: bool = False
 
     def sides(self) -> tuple[tuple[str, str], tuple[Settings, Settings]]:
         """Both policies of `compare`, and the settings with each of them. ValueError if it is nonsense."""
@@ -95,6 +101,8 @@ class Settings:
         config = EngineConfig(
             model=self.model, page_size=self.page_size, schedule_policy=self.schedule_policy,
             eviction_policy=self.eviction_policy, chunk_tokens=self.chunk_tokens,
+            host_kv_tokens=self.host_kv_tokens // max(self.page_size, 1) * self.page_size,
+            host_write=self.host_write, bigram_keys=self.bigram_keys,
         )  # fmt: skip
         tokens = kv_tokens if self.kv_tokens is None else self.kv_tokens
         if tokens < self.page_size:
@@ -105,6 +113,10 @@ class Settings:
         """The tree of a learner's files, or None for the engine's own. ValueError if they cannot run."""
         if not self.cache:
             return None
+        if self.host_kv_tokens:
+            raise ValueError(
+                f"--host-kv-tokens {self.host_kv_tokens} with --cache: a tree of your own has no host tier"
+            )
         from lessons.grading import student_cache
 
         return student_cache(self.cache, self.page_size, self.eviction_policy)
@@ -241,6 +253,12 @@ def _refused(run: Run | Pair | Replay | None) -> str:
     return run.refused if run else ""
 
 
+def _policy_of(run: Run | Pair | Replay | None) -> str:
+    """The eviction policy that may be changed in the running engine; "": there is none."""
+    cache = run.engine.cache if isinstance(run, Run) else None
+    return cache.eviction_policy if isinstance(cache, RadixCache) else ""
+
+
 def _served_nobody(run: Run | Pair | Replay) -> bool:
     """Every request was refused: there is nothing to see."""
     if isinstance(run, Pair):
@@ -329,6 +347,7 @@ class Driver(threading.Thread):
             "error": self.error,
             "notices": list(run.notices[-3:]) if run else [],
             "refused": _refused(run),
+            "policy": _policy_of(run),
         }
 
     # ------------------------------------------------------------ in the engine's thread
@@ -523,31 +542,61 @@ def _flush(driver: Driver, arguments: Json) -> Json:
     return {}
 
 
-def _changed_settings(driver: Driver, arguments: Json) -> Settings:
-    allowed = {"workload", "kv_tokens", "page_size", "schedule_policy", "eviction_policy"}
+def _policy(driver: Driver, arguments: Json) -> Json:
+    """Another eviction policy for the engine that runs."""
+    run, name = _engine_run(driver), arguments.get("name")
+    if not isinstance(name, str):
+        raise ValueError(f"a policy has a name, not {name!r}")
+    now = _policy_of(run)
+    if not now:
+        raise ValueError("this tree decides itself who is evicted: its policy cannot be changed here")
+    if name == now:
+        raise ValueError(f"the eviction policy is {name} already")
+    with _within_the_run():
+        run.engine.set_eviction_policy(name)
+        run.recorder.cut()
+    return {"policy": name}
+
+
+def _changed_settings(settings: Settings, arguments: Json) -> Settings:
+    allowed = {
+        "workload", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens",
+        "host_write",
+    }  # fmt: skip
     changes = {
         name: value for name, value in arguments.items() if name in allowed and value not in ("", None)
     }
     for name in changes:
-        if name in ("kv_tokens", "page_size"):
+        if name in ("kv_tokens", "page_size", "host_kv_tokens"):
             changes[name] = _whole(changes, name, 0)
         elif not isinstance(changes[name], str):
             raise ValueError(f"{name} must be a name, not {changes[name]!r}")
-    if changes.get("kv_tokens", 0) > MOST_KV_TOKENS:
-        raise ValueError(
-            f"a pool of {changes['kv_tokens']:,} tokens is more than a page may ask for: "
-            f"at most {MOST_KV_TOKENS:,}"
-        )
+    for name, what in (("kv_tokens", "a pool"), ("host_kv_tokens", "a host tier")):
+        if changes.get(name, 0) > MOST_KV_TOKENS:
+            raise ValueError(
+                f"{what} of {changes[name]:,} tokens is more than a page may ask for: "
+                f"at most {MOST_KV_TOKENS:,}"
+            )
     if str(changes.get("workload", "mixed")) not in workloads.WORKLOADS:
         changes.pop("workload")  # a file is named on the command line only: pages name no paths
-    if "workload" in changes and changes["workload"] != driver.settings.workload:
+    if "workload" in changes and changes["workload"] != settings.workload:
         changes.setdefault("kv_tokens", None)
-    return dataclasses.replace(driver.settings, **changes)
+    return dataclasses.replace(settings, **changes)
+
+
+def _recorded_settings(settings: Settings, recording: Recording) -> Settings:
+    """What a recording's engine was made of, but for its model: that of `settings` serves it again."""
+    names = (
+        "page_size", "schedule_policy", "eviction_policy", "chunk_tokens", "host_kv_tokens", "host_write",
+        "bigram_keys",
+    )  # fmt: skip
+    config = recording.header.get("config") or {}
+    return dataclasses.replace(settings, **{name: config[name] for name in names if name in config})
 
 
 def _restart(driver: Driver, arguments: Json) -> Json:
     _driven(driver)
-    driver.begin(_changed_settings(driver, arguments), None)
+    driver.begin(_changed_settings(driver.settings, arguments), None)
     driver.playing = True
     return {"run": driver.run_now.number if driver.run_now else 0}
 
@@ -564,7 +613,8 @@ def _fork(driver: Driver, arguments: Json) -> Json:
     workload = workloads.from_recording(run.recorder, until)
     if not workload.sessions:
         raise ValueError("no request had come by then: there is nothing to replay")
-    settings = _changed_settings(driver, {**arguments, "workload": ""})
+    before = driver.settings if isinstance(run, Run) else _recorded_settings(driver.settings, run.recorder)
+    settings = _changed_settings(before, {**arguments, "workload": ""})
     if isinstance(run, Run):
         settings = dataclasses.replace(
             settings,
@@ -593,7 +643,8 @@ def _one_page(driver: Driver) -> Page:
 
 COMMANDS: dict[str, Callable[[Driver, Json], Json]] = {
     "play": _play, "speed": _speed, "step": _step, "peek": _peek, "submit": _submit, "evict": _evict,
-    "flush": _flush, "restart": _restart, "fork": _fork, "prompt": _prompt, "doctor": _doctor,
+    "flush": _flush, "policy": _policy, "restart": _restart, "fork": _fork,
+    "prompt": _prompt, "doctor": _doctor,
 }  # fmt: skip
 
 
@@ -823,6 +874,7 @@ def _hello(driver: Driver, run: Run | Pair | Replay) -> Json:
             "schedule_policy": list(SCHEDULE_POLICIES),
             "eviction_policy": list(EVICTION_POLICIES),
             "page_size": [1, 2, 4, 8, 16],
+            "host_write": list(HOST_WRITE),
         },
         "settings": {**dataclasses.asdict(driver.settings), "record": None, "model": None, "cache": None,
                      "workload": run.workload.name},
@@ -881,6 +933,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--schedule-policy", default="lpm", choices=list(SCHEDULE_POLICIES))
     parser.add_argument("--eviction-policy", default="lru", choices=list(EVICTION_POLICIES))
+    parser.add_argument("--host-kv-tokens", type=int, default=0, metavar="N",
+                        help="size of a second tier in host memory (default: none)")  # fmt: skip
+    parser.add_argument("--host-write", default="write_through", choices=HOST_WRITE,
+                        help="when copies are made (default: write_through)")  # fmt: skip
+    parser.add_argument("--bigram-keys", action="store_true", help="a tree of pairs of tokens (EAGLE)")
     parser.add_argument("--compare", metavar="A,B",
                         help="two schedule or two eviction policies, side by side")  # fmt: skip
     parser.add_argument("--speed", type=_pace, default=3.0, help="steps per second; 0: as fast as it goes")
@@ -903,7 +960,8 @@ def main(arguments: list[str] | None = None) -> int:
     settings = Settings(
         options.workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
-        cache=tuple(options.cache),
+        cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
+        bigram_keys=options.bigram_keys,
     )  # fmt: skip
     try:
         settings.config(workloads.load(settings.workload).kv_tokens)

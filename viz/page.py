@@ -9,13 +9,30 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from minirad import events as ev
-from minirad.record import ReplayState, State
+from minirad.record import Frame, ReplayState, State
 from viz import tree
-from viz.trace import MARKS, Trace, View, key_tokens, nodes_of, path_of, requests_of, summary
+from viz.trace import (
+    MARKS,
+    VICTIMS,
+    Trace,
+    View,
+    evictable_leaves,
+    has_tiers,
+    host_used,
+    key_tokens,
+    nodes_of,
+    path_of,
+    requests_of,
+    summary,
+    text_tokens,
+    tier_of,
+    tier_sums,
+    units,
+)
 
 Json = dict[str, Any]
 _TEXT = 600  # characters of a node's text that a view carries
@@ -40,6 +57,14 @@ _TAGS: dict[type[ev.Event], tuple[str, str, bool]] = {
     ev.NodeLocked: ("lock", "dark", True),
     ev.NodeUnlocked: ("unlock", "grey", True),
     ev.NodeEvicted: ("evict", "evict", False),
+    ev.BackupStarted: ("copy", "violet", False),
+    ev.BackupEnded: ("copied", "violet", True),
+    ev.NodeDemoted: ("demote", "evict", False),
+    ev.LoadStarted: ("load", "hit", False),
+    ev.LoadEnded: ("loaded", "violet", True),
+    ev.NodeAdopted: ("again", "new", False),
+    ev.HostEvicted: ("h-evict", "evict", False),
+    ev.VersionBumped: ("weights", "evict", False),
     ev.PolicyChanged: ("policy", "dark", False),
     ev.CacheFlushed: ("flush", "evict", False),
     ev.SlotsAllocated: ("alloc", "grey", True),
@@ -65,6 +90,8 @@ class Page:
         self._prompts: dict[str, tuple[tuple[int, ...], int]] = {}  # token ids and namespace
         self._changed: dict[str, int] = {}  # request -> frames seen when it last changed
         self._usage = [0, 0, 0, 0]
+        self._host = ReplayState(trace.recording.header["start"])  # moved on only where it has tiers
+        self._tiers = has_tiers(trace.recording.header["start"])
 
     # ------------------------------------------------------------ the whole run
 
@@ -72,6 +99,7 @@ class Page:
         """What does not change during a run."""
         header = self.trace.recording.header
         config, start = header.get("config", {}), header["start"]
+        tree_start = start["tree"]
         parameters = (header.get("model") or {}).get("parameters")
         return {
             "title": title,
@@ -81,6 +109,8 @@ class Page:
             "kv_tokens": start["kv_tokens"],
             "page_size": start["tree"]["page_size"],
             "schedule_policy": config.get("schedule_policy", ""),
+            **({name: tree_start[name] for name in ("host_tokens", "host_write")} if self._tiers else {}),
+            **({"bigram_keys": True} if config.get("bigram_keys") else {}),
             "eviction_policy": start["tree"]["eviction_policy"],
             "styles": {
                 name: {"stroke": style.stroke, "fill": style.fill, "word": style.word}
@@ -131,6 +161,7 @@ class Page:
             self._usage = [ended.free, ended.evictable, ended.protected, ended.private]
         else:  # cut off between two steps (an eviction by hand, say): counted from the state itself
             self._usage = usage_of(self.trace.view("step", index + 1).state)
+        tiers = {"h": self._host_used(frame)} if self._tiers else {}
         marks = sorted({MARKS[type(event)] for event in frame.events if type(event) in MARKS})
         return {
             "s": frame.step,
@@ -139,7 +170,14 @@ class Page:
             "m": marks,
             "e": len(frame.events),
             "c": self.trace.position_of("scene", index),
+            **tiers,
         }
+
+    def _host_used(self, frame: Frame) -> int:
+        """Host slots in use after a frame; frames come in order."""
+        for event in frame.events:
+            self._host.apply(event)
+        return host_used(self._host.tree)
 
     def _note(self, event: ev.Event, index: int) -> None:
         name = getattr(event, "request", None)
@@ -244,6 +282,7 @@ class Page:
             "policy": state["tree"]["eviction_policy"],
             "why": self._why(view),
             "quiz": self._quiz(view),
+            **(host_part(view) if self._tiers else {}),
         }
 
     def _left(self, view: View) -> Json:
@@ -262,8 +301,8 @@ class Page:
         return found
 
     def _node(self, node: State, view: View) -> Json:
-        tokens = key_tokens(node)
-        text = self.trace.decode(tokens)
+        tokens, host = key_tokens(node), node.get("host", [])
+        text = self.trace.decode(text_tokens(node))
         if len(text) > _TEXT:
             text = f"{text[: _TEXT // 2]} … {text[-_TEXT // 2 :]}"
         return {
@@ -275,7 +314,9 @@ class Page:
             "hits": node["hits"],
             "priority": node["priority"],
             "space": node["namespace"],
+            **({"tier": tier_of(node)} if self._tiers else {}),
             "body": {
+                **({"host": runs(host)} if host else {}),
                 "text": text,
                 "slots": runs(node["slots"]),
                 "size": len(tokens),
@@ -329,14 +370,14 @@ class Page:
     def _why(self, view: View) -> list[Json]:
         """For each eviction: the policy's reason, the runner-up, and who else could have gone."""
         found: list[Json] = []
-        if not any(isinstance(event, ev.NodeEvicted) for event in view.events):
+        if not any(isinstance(event, VICTIMS) for event in view.events):
             return found
         last = view.frame
         first = last - (self._frames_of(view) - 1)
         state = self.trace.recording.replay_to(first - 1)
         for frame in range(first, last + 1):
             for event in self.trace.frame_events(frame):
-                if isinstance(event, ev.NodeEvicted) and event in view.events and len(found) < 8:
+                if isinstance(event, VICTIMS) and event in view.events and len(found) < 8:
                     found.append(self._victim(event, state))
                 try:
                     state.apply(event)
@@ -352,8 +393,9 @@ class Page:
             count, at = count + 1, at - 1
         return max(count, 1)
 
-    def _victim(self, event: ev.NodeEvicted, state: ReplayState) -> Json:
-        leaves = evictable_leaves(state.nodes)
+    def _victim(self, event: ev.NodeEvicted | ev.NodeDemoted | ev.HostEvicted, state: ReplayState) -> Json:
+        from_host = isinstance(event, ev.HostEvicted)
+        leaves = evictable_leaves(state.nodes, host=from_host)
         leaves.sort(
             key=lambda n: (n["id"] != event.node, n["id"] != event.runner_up, n["last_access"], n["id"])
         )
@@ -363,10 +405,11 @@ class Page:
             "policy": event.policy,
             "reason": event.reason,
             "runner_up": event.runner_up,
-            "free": len(event.slots),
+            "free": units(state.nodes[event.node]) if event.node in state.nodes else 0,
+            **({"host": True} if from_host else {}),
             "others": len(leaves),
             "candidates": [
-                {**{name: leaf[name] for name in names}, "tokens": len(leaf["slots"])}
+                {**{name: leaf[name] for name in names}, "tokens": units(leaf)}
                 for leaf in leaves[:_CANDIDATES]
             ],
         }
@@ -374,9 +417,9 @@ class Page:
     def _quiz(self, view: View) -> Json | None:
         """What could be asked before this position is shown."""
         for event in view.events:
-            if isinstance(event, ev.NodeEvicted) and view.also.get(event.node, frozenset()).isdisjoint(
-                {"new"}
-            ):
+            if isinstance(event, ev.NodeEvicted | ev.NodeDemoted) and view.also.get(
+                event.node, frozenset()
+            ).isdisjoint({"new"}):
                 return {"ask": "victim", "answer": event.node, "reason": event.reason, "policy": event.policy}
             if isinstance(event, ev.RequestAdmitted) and event.attempt == 1:
                 request = self._requests.get(event.request, {})
@@ -463,20 +506,14 @@ def spelled_path(
     at = parent = 0
     while at < len(tokens):
         for node in children.get((parent, namespace), ()):
-            held = key_tokens(node)
+            held = text_tokens(node)  # of pairs one more than there are units: the next one begins with it
             if held and held[0] == tokens[at] and held == list(tokens[at : at + len(held)]):
                 path.append(node["id"])
-                at, parent = at + len(held), node["id"]
+                at, parent = at + units(node), node["id"]
                 break
         else:
             break
     return path
-
-
-def evictable_leaves(nodes: Mapping[int, State]) -> list[State]:
-    """Unlocked nodes without children."""
-    parents = {node["parent"] for node in nodes.values()}
-    return [node for node in nodes.values() if node["id"] not in parents and node["lock_ref"] == 0]
 
 
 def runs(numbers: list[int]) -> list[list[int]]:
@@ -516,12 +553,33 @@ def pool_owners(view: View) -> list[str]:
 
 def pool_runs(view: View) -> list[list[Any]]:
     """`pool_owners` as runs: [owner, how many pages]."""
+    return _alike(pool_owners(view))
+
+
+def host_part(view: View) -> Json:
+    """Host memory of a position. host: runs of pages, [[node's id or 0, its tier], how many]."""
+    state = view.state
+    sums = {name: tokens for name, tokens in tier_sums(view.events).items() if tokens}
+    page = int(state["tree"]["page_size"])
+    owners: list[list[Any]] = [[0, "free"] for _ in range(int(state["tree"]["host_tokens"]) // page)]
+    for node in state["tree"]["nodes"]:
+        for slot in node["host"][::page]:
+            owners[slot // page - 1] = [node["id"], tier_of(node)]
+    only = sum(units(node) for node in state["tree"]["nodes"] if tier_of(node) == "host")
+    return {
+        "host": _alike(owners),
+        "host_used": host_used(state["tree"]), "host_only": only, "tier_sums": sums,
+    }  # fmt: skip
+
+
+def _alike(things: Iterable[Any]) -> list[list[Any]]:
+    """Runs of equal things: [thing, how many]."""
     found: list[list[Any]] = []
-    for owner in pool_owners(view):
-        if found and found[-1][0] == owner:
+    for thing in things:
+        if found and found[-1][0] == thing:
             found[-1][1] += 1
         else:
-            found.append([owner, 1])
+            found.append([thing, 1])
     return found
 
 

@@ -14,7 +14,21 @@ from typing import Any
 from minirad import events as ev
 from minirad.record import Recording
 from viz import kv
-from viz.trace import Decode, Trace, View, key_tokens, nodes_of, path_of, requests_of, summary
+from viz.trace import (
+    Decode,
+    Trace,
+    View,
+    has_tiers,
+    host_used,
+    key_tokens,
+    nodes_of,
+    path_of,
+    requests_of,
+    summary,
+    tier_of,
+    tier_sums,
+    units,
+)
 from viz.tree import pretty, visible
 
 TEXTS_UP_TO = 2048  # pages; a larger pool's map does not say what each page holds
@@ -30,9 +44,12 @@ TAGS: dict[type[ev.Event], tuple[str, str]] = {
     ev.NodeInserted: ("insert", "new"), ev.NodeGrown: ("grow", "new"), ev.NodeSplit: ("split", "split"),
     ev.NodeLocked: ("lock", "lock"), ev.NodeUnlocked: ("unlock", "lock"),
     ev.NodeEvicted: ("evict", "evict"), ev.PolicyChanged: ("policy", "plain"),
-    ev.CacheFlushed: ("flush", "evict"), ev.SlotsAllocated: ("alloc", "plain"),
-    ev.SlotsFreed: ("free", "plain"), ev.BatchScheduled: ("batch", "plain"),
-    ev.StepEnded: ("books", "plain"),
+    ev.BackupStarted: ("copy", "host"), ev.BackupEnded: ("copied", "host"),
+    ev.NodeDemoted: ("demote", "evict"), ev.LoadStarted: ("load", "hit"), ev.LoadEnded: ("loaded", "host"),
+    ev.NodeAdopted: ("again", "new"), ev.HostEvicted: ("h-evict", "evict"),
+    ev.VersionBumped: ("weights", "evict"), ev.CacheFlushed: ("flush", "evict"),
+    ev.SlotsAllocated: ("alloc", "plain"), ev.SlotsFreed: ("free", "plain"),
+    ev.BatchScheduled: ("batch", "plain"), ev.StepEnded: ("books", "plain"),
 }  # fmt: skip
 """The short word before an event's sentence, and its colour class in stepper.css."""
 
@@ -148,7 +165,9 @@ def ranges(numbers: Iterable[int]) -> list[list[int]]:
 def payload(trace: Trace, view: View, ledger: Ledger) -> dict[str, Any]:
     """All that the picture of a position needs besides its SVG."""
     kind, sentence = summary(view.events)
+    tiers = {"host": host_cells(view, trace.decode)} if has_tiers(view.state) else {}
     return {
+        **tiers,
         "granularity": view.granularity, "index": view.index, "title": view.title,
         "step": ledger.step_of(view),
         "kind": kind, "sentence": visible(sentence), "pool": pool_cells(view, trace.decode),
@@ -191,6 +210,30 @@ def pool_cells(view: View, decode: Decode) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def host_cells(view: View, decode: Decode) -> dict[str, Any]:
+    """Host memory, page by page. cells: a node's id or 0; tiers: what each page is (viz.trace.TIERS)."""
+    found = kv.host_pages(view, decode)
+    tree = view.state["tree"]
+    only = sum(units(node) for node in tree["nodes"] if tier_of(node) == "host")
+    pending = sum(len(node["host"]) for node in tree["nodes"] if tier_of(node) in ("copying", "loading"))
+    used = host_used(tree)
+    sums = tier_sums(view.events)
+    told = [f"{sums[name]} {word}" for name, word in _SUMS.items() if sums[name]]
+    return {
+        "cells": [page.node for page in found], "tiers": [page.tier for page in found],
+        "texts": [visible(page.text) for page in found] if len(found) <= TEXTS_UP_TO else [],
+        "books": f"{used} of {tree['host_tokens']} slots · {only} only here · {pending} pending",
+        "sums": f"tokens in this {view.granularity}: {', '.join(told)}" if told else "",
+        "mode": tree["host_write"],
+    }  # fmt: skip
+
+
+_SUMS = {
+    "copied": "copied to the host", "demoted": "demoted", "loaded": "loaded back", "again": "computed again",
+    "host_evicted": "evicted from the host",
+}  # fmt: skip
+
+
 def _books(view: View) -> str:
     total, free = int(view.state["kv_tokens"]), int(view.state["free"])
     nodes = view.state["tree"]["nodes"]
@@ -202,6 +245,12 @@ def _books(view: View) -> str:
     return (
         f"{total - free} of {total} slots · {protected} protected · {evictable} evictable · {private} private"
     )
+
+
+def _host_part(event: ev.Event, page: int) -> dict[str, Any]:
+    """Pages of host memory that an event is about; nothing for most."""
+    slots = getattr(event, "host_slots", ())
+    return {"host": ranges(slot // page for slot in slots)} if slots else {}
 
 
 def event_lines(view: View) -> list[dict[str, Any]]:
@@ -216,6 +265,7 @@ def event_lines(view: View) -> list[dict[str, Any]]:
                 "tag": tag, "kind": kind, "text": visible(event.describe()), "nodes": list(nodes_of(event)),
                 "requests": list(requests_of(event)),
                 "pages": ranges(slot // page for slot in getattr(event, "slots", ())),
+                **_host_part(event, page),
             }
         )  # fmt: skip
     return lines

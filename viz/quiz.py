@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from minirad import events as ev
 from minirad.record import State
-from viz.trace import Trace, View
+from viz.trace import VICTIMS, Trace, View, evictable_leaves, units
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ def question_for(trace: Trace, granularity: str, index: int) -> Question | None:
     view = trace.view(granularity, index)
     events = view.events
     for event in events:
-        if isinstance(event, ev.NodeEvicted):
+        if isinstance(event, ev.NodeEvicted | ev.NodeDemoted):
             return _victim_question(event, state_before(trace, view, event))
         if isinstance(event, ev.RequestAdmitted):
             return _hit_question(event)
     return None
 
 
-def _victim_question(event: ev.NodeEvicted, before: State) -> Question:
+def _victim_question(event: ev.NodeEvicted | ev.NodeDemoted, before: State) -> Question:
     policy = before["tree"]["eviction_policy"]
     leaves = tuple(f"n{node['id']}" for node in unlocked_leaves(before))
     return Question(
@@ -56,10 +56,8 @@ def _hit_question(event: ev.RequestAdmitted) -> Question:
 
 
 def unlocked_leaves(state: State) -> list[State]:
-    """Nodes that could be evicted now."""
-    nodes = state["tree"]["nodes"]
-    parents = {node["parent"] for node in nodes}
-    return [node for node in nodes if node["id"] not in parents and not node["lock_ref"]]
+    """Nodes that could be evicted (or demoted) now."""
+    return evictable_leaves({node["id"]: node for node in state["tree"]["nodes"]})
 
 
 def state_before(trace: Trace, view: View, event: ev.Event) -> State:
@@ -73,17 +71,18 @@ def state_before(trace: Trace, view: View, event: ev.Event) -> State:
 
 def why(trace: Trace, view: View, most: int = 3) -> list[str]:
     """For each eviction of a position (`most` of them): the policy's key, and how near the next one was."""
-    victims = [event for event in view.events if isinstance(event, ev.NodeEvicted)]
+    victims = [event for event in view.events if isinstance(event, VICTIMS)]
     lines = [_why(event, state_before(trace, view, event)) for event in victims[:most]]
     if len(victims) > most:
         lines.append(f"and {len(victims) - most} more in the same way")
     return lines
 
 
-def _why(event: ev.NodeEvicted, before: State) -> str:
+def _why(event: ev.NodeEvicted | ev.NodeDemoted | ev.HostEvicted, before: State) -> str:
     nodes = {node["id"]: node for node in before["tree"]["nodes"]}
-    others = len(unlocked_leaves(before)) - 1
-    line = f"n{event.node} went by the policy {event.policy}: {event.reason}. "
+    others = len(evictable_leaves(nodes, isinstance(event, ev.HostEvicted))) - 1
+    where = {ev.NodeDemoted: "to the host ", ev.HostEvicted: "from the host "}.get(type(event), "")
+    line = f"n{event.node} went {where}by the policy {event.policy}: {event.reason}. "
     if event.runner_up and event.runner_up in nodes:
         line += f"{_key(nodes, event.node)}, the runner-up {_key(nodes, event.runner_up)}."
     elif event.runner_up:
@@ -97,7 +96,7 @@ def _key(nodes: dict[int, State], number: int) -> str:
     node = nodes[number]
     facts: Sequence[str] = (
         f"last used at tick {node['last_access']}", f"made at {node['created']}",
-        f"{node['hits']} hits", f"{len(node['slots'])} tokens",
+        f"{node['hits']} hits", f"{units(node)} tokens",
     )  # fmt: skip
     if node["priority"]:
         facts = (*facts, f"priority {node['priority']}")

@@ -215,7 +215,12 @@ class Stepper:
         self.go(self.count - 1)
 
     def jump(self, kind: str, direction: int = 1) -> bool:
-        """To the next (or, -1, the one before) "split", "evict" or "retract"; False if there is none."""
+        """To the next (or, -1, the one before) "split", "evict" or "retract"; False if there is none.
+
+        ValueError for another kind.
+        """
+        if kind not in _MARK_WORDS:
+            raise ValueError(f"there is nothing called {kind!r} to jump to: {', '.join(_MARK_WORDS)}")
         index = self.trace.next_mark(self._granularity, self._index, kind, direction)
         if index is None:
             self._say(f"There is no {'further' if direction > 0 else 'earlier'} {_MARK_WORDS[kind]}.")
@@ -253,6 +258,9 @@ class Stepper:
         chat: wrap the text as a user's message (None: as the widget's box says). A refused prompt (too
         long, say) changes nothing; the reason is in `message`.
         """
+        if not text.strip():
+            self._say("The prompt is empty: type something first.")
+            return None
         prompt = self.prompt(text, chat=chat, system=system)
         was_past = not self.at_present
         request = self._guarded(lambda engine: engine.add_request(prompt, self.params))
@@ -317,6 +325,22 @@ class Stepper:
             return True
 
         done = self._guarded(empty)
+        if done:
+            self._arrived("")
+        return bool(done)
+
+    def set_policy(self, name: str) -> bool:
+        """From now on the engine evicts by another policy; False (and why, in `message`) if it cannot."""
+
+        def change(engine: Engine) -> bool:
+            if not isinstance(engine.cache, RadixCache):
+                raise ValueError("This tree decides itself who is evicted: its policy cannot be changed.")
+            if name == engine.cache.eviction_policy:
+                raise ValueError(f"The eviction policy is {name} already.")
+            engine.set_eviction_policy(name)
+            return True
+
+        done = self._guarded(change)
         if done:
             self._arrived("")
         return bool(done)
@@ -604,8 +628,20 @@ class _Controls:
             "evict", "at least so many tokens", lambda: step.evict(self.tokens.value), width="70px"
         )
         self.flush = self._button("flush", "empty the cache", step.flush, width="70px")
+        self.policy = widgets.Dropdown(
+            options=self._policies(), layout=_width("90px"), tooltip="who is evicted from now on"
+        )
+        self.policy.observe(self._policy_chosen, "value")
         self.present = widgets.Label()
-        return _row(self.step, self.run, self.evict, self.tokens, self.flush, self.present)
+        by = widgets.Label("by")
+        return _row(self.step, self.run, self.evict, self.tokens, by, self.policy, self.flush, self.present)
+
+    def _policies(self) -> list[str]:
+        """The policies to choose from; of a tree of its own there is nothing to choose."""
+        from minirad.cache.eviction import POLICIES
+
+        own = self.stepper.engine is not None and isinstance(self.stepper.engine.cache, RadixCache)
+        return list(POLICIES) if own else ["its own"]
 
     def _forking(self) -> widgets.Widget:
         from minirad.cache.eviction import POLICIES as EVICTION
@@ -673,6 +709,10 @@ class _Controls:
         changes = {name: value for name, value in wanted.items() if value != getattr(config, name)}
         self.stepper.fork(**changes)
 
+    def _policy_chosen(self, change: Any) -> None:
+        if not self._quiet and change["new"] is not None:
+            self.stepper.pressed(partial(self.stepper.set_policy, change["new"]))
+
     def _what_if(self) -> None:
         text = self.text.value
         try:
@@ -722,6 +762,10 @@ class _Controls:
         step = self.stepper
         self.step.disabled = self.run.disabled = not can_step
         self.original.disabled = not step._originals
+        if step.engine is not None and isinstance(step.engine.cache, RadixCache):
+            self.policy.value = step.engine.cache.eviction_policy
+        else:
+            self.policy.disabled = True
         self.present.value = (
             "" if step.at_present else "The past is on view: a prompt goes to the present, or fork from here."
         )

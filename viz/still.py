@@ -121,7 +121,8 @@ def _legend(canvas: _Canvas, traces: Sequence[Any]) -> None:
         x -= 26
 
 
-def _look(trace: Any) -> tuple[str, str]:
+def _look(trace: Any) -> tuple[str, Any]:
+    """Colour, and a pattern or (of bars that differ) one for each."""
     if trace.type == "bar":
         return trace.marker.color, trace.marker.pattern.shape or ""
     return trace.line.color or INK, trace.fillpattern.shape or "" if trace.stackgroup else ""
@@ -175,7 +176,7 @@ def _chart(canvas: _Canvas, figure: go.Figure) -> None:
             _bars(canvas, trace, points)
         elif trace not in stacks:
             canvas.line([canvas.at(*point) for point in points], trace.line.color, 2)
-            for x, y in (canvas.at(*point) for point in points):
+            for x, y in (canvas.at(*point) for point in points if "markers" in trace.mode):
                 canvas.box((x - 3, y - 3), (x + 3, y + 3), trace.line.color)
     _legend(canvas, traces if len(traces) > 1 else ())
 
@@ -183,15 +184,19 @@ def _chart(canvas: _Canvas, figure: go.Figure) -> None:
 def _area(canvas: _Canvas, trace: Any, base: list[float]) -> list[float]:
     fill, pattern = _look(trace)
     tops = [low + value for low, value in zip(base, trace.y, strict=True)]
+    highest = canvas.y[1]  # what an axis leaves out is not drawn over the title
     for x, low, top in zip(trace.x, base, tops, strict=True):
+        low, top = min(low, highest), min(top, highest)
         canvas.box(canvas.at(x - 0.5, low), canvas.at(x + 0.5, top), fill, pattern)
     return tops
 
 
 def _bars(canvas: _Canvas, trace: Any, points: list[tuple[float, float]]) -> None:
-    fill, pattern = _look(trace)
+    fill, shapes = _look(trace)
+    patterns = [shapes] * len(points) if isinstance(shapes, str) else list(shapes)
     room = (canvas.width - LEFT - RIGHT) / max(len(points), 1)
-    for (x, y), text in zip(points, trace.text or [""] * len(points), strict=True):
+    texts = trace.text or [""] * len(points)
+    for (x, y), text, pattern in zip(points, texts, patterns, strict=True):
         canvas.box(canvas.at(x - 0.35, 0), canvas.at(x + 0.35, y), fill, pattern)
         if room > 5 * len(str(text)):
             across, up = canvas.at(x, y)

@@ -9,8 +9,15 @@ the k-th event, step or scene. Each node has a drawing status for the position:
     locked   none of these, but a running request     cached   in the tree, and nothing happened
              holds it                                  evicted  gone: a ghost until the step ends
 
+and where evicted KV is kept in host memory, or weights were changed:
+
+    demoted  evicted, but its copy stays               loaded   came back from the host
+    again    was on the host only, computed anew       host     on the host only, and nothing happened
+    stale    of older weights: matches nothing any more
+
 Over a scene these add up: a node inserted and then hit within it stays new. By event they add up
-from the beginning of the step, so that the last event of a step shows what the step shows.
+from the beginning of the step, so that the last event of a step shows what the step shows. In which
+tier a node's KV lies is another question than what happened to it: `tier_of` answers it.
 
 Works on a finished Recording and on a Recorder that is still growing, and may be asked from several
 threads. Does not draw (tree.py, kv.py do) and keeps no picture.
@@ -31,15 +38,27 @@ from minirad import events as ev
 from minirad.record import Frame, Recording, ReplayState, State
 
 GRANULARITIES = ("event", "step", "scene")
-STATUSES = ("new", "hit", "split", "grown", "locked", "cached", "evicted", "host")
+STATUSES = (
+    "new", "hit", "split", "grown", "locked", "cached", "evicted", "host", "demoted", "loaded", "again",
+    "stale",
+)  # fmt: skip
 # What a node is called when several things happened to it in one scene.
-_RANK = {"cached": 0, "locked": 1, "grown": 2, "split": 3, "hit": 4, "new": 5, "evicted": 6}
+_RANK = {name: rank for rank, name in enumerate(
+    ("cached", "host", "stale", "locked", "grown", "split", "hit", "again", "loaded", "new", "demoted",
+     "evicted"))}  # fmt: skip
+# Where a node's KV is: on the device alone, on its way to the host, in both, on its way back, on the host.
+TIERS = ("device", "copying", "both", "loading", "host")
 # Events that deserve a mark on the time line, and a button to jump to the next of them.
 MARKS: dict[type[ev.Event], str] = {
     ev.NodeSplit: "split",
     ev.NodeEvicted: "evict",
+    ev.NodeDemoted: "evict",
+    ev.HostEvicted: "evict",
     ev.RequestRetracted: "retract",
 }
+# Evictions: each has a node, a policy, a reason and a runner-up.
+VICTIMS = (ev.NodeEvicted, ev.NodeDemoted, ev.HostEvicted)
+
 _CACHED_VIEWS = 64
 
 Decode = Callable[[Sequence[int]], str]
@@ -87,6 +106,7 @@ class Trace:
         self._scenes: list[int] = []  # first frame of each scene
         self._titled = False
         self._marks: dict[str, list[int]] = {kind: [] for kind in MARKS.values()}
+        self._bumps: list[tuple[int, tuple[int, ...]]] = []  # events before it, dead namespaces from then on
         self._walk: _Walk | None = None
         self._views: OrderedDict[tuple[str, int], View] = OrderedDict()
 
@@ -196,8 +216,8 @@ class Trace:
             return f"{_listed(who)} served" if who else f"from step {frame.step}"
 
     def node_text(self, node: Mapping[str, Any]) -> str:
-        """The text that a node of `view.state` holds (of bigram keys: the pairs' first tokens)."""
-        return self.decode(key_tokens(node))
+        """The text that a node of `view.state` holds (of bigram keys: that of all its pairs together)."""
+        return self.decode(text_tokens(node))
 
     # ------------------------------------------------------------ how
 
@@ -205,6 +225,9 @@ class Trace:
         frames = self.recording.frames
         for index in range(len(self._offsets) - 1, len(frames)):
             frame = frames[index]
+            for at, event in enumerate(frame.events, start=self._offsets[-1]):
+                if isinstance(event, ev.VersionBumped):
+                    self._bumps.append((at, event.new))
             self._offsets.append(self._offsets[-1] + len(frame.events))
             self._note_scene(index, frame)
             for kind in {MARKS[type(event)] for event in frame.events if type(event) in MARKS}:
@@ -244,7 +267,8 @@ class Trace:
         walk = self._walk_to(first, begin, end)
         so_far = tuple(e for f in range(first, frame + 1) for e in self.frame_events(f))[: end - begin]
         events = so_far[-1:] if granularity == "event" else so_far
-        status, also = walk.statuses()
+        stale = frozenset(number for at, new in self._bumps if at < end for number in new)
+        status, also = walk.statuses(stale)
         return View(
             granularity, index, frame, int(walk.state.rest.get("step", 0)),
             self._title(granularity, index, frame), events, so_far, walk.state.snapshot(), status,
@@ -358,27 +382,42 @@ class _Walk:
             self._mark(event.node, "grown")
         elif isinstance(event, ev.NodeSplit):
             # The upper half is what the node was: new tokens stay new, hit ones hit.
-            inherited = self.happened.get(event.lower, set()) & {"new", "hit"}
+            inherited = self.happened.get(event.lower, set()) & {"new", "hit", "demoted", "loaded", "again"}
             self.happened.setdefault(event.upper, set()).update(inherited | {"split"})
         elif isinstance(event, ev.PrefixTouched) and event.hit:
             for number in event.path:
                 self._mark(number, "hit")
-        elif isinstance(event, ev.NodeEvicted):
+        elif isinstance(event, ev.NodeEvicted | ev.HostEvicted):
             self.ghosts[event.node] = _copy(self.state.nodes[event.node])
             self._mark(event.node, "evicted")
+        elif isinstance(event, ev.NodeDemoted | ev.LoadStarted | ev.NodeAdopted):
+            self._note_tier(event)
         elif isinstance(event, ev.CacheFlushed):
             for number, node in self.state.nodes.items():
                 self.ghosts[number] = _copy(node)
                 self._mark(number, "evicted")
 
-    def statuses(self) -> tuple[dict[int, str], dict[int, frozenset[str]]]:
+    def _note_tier(self, event: ev.NodeDemoted | ev.LoadStarted | ev.NodeAdopted) -> None:
+        """A node that leaves the device and comes back in one scene is drawn as what it did last."""
+        words = {ev.NodeDemoted: "demoted", ev.LoadStarted: "loaded", ev.NodeAdopted: "again"}
+        for number in nodes_of(event):
+            self.happened.setdefault(number, set()).difference_update(words.values())
+            self._mark(number, words[type(event)])
+
+    def statuses(
+        self, stale: frozenset[int] = frozenset()
+    ) -> tuple[dict[int, str], dict[int, frozenset[str]]]:
+        """stale: numbers of the namespaces whose nodes are of older weights."""
         status: dict[int, str] = {}
         also: dict[int, frozenset[str]] = {}
         for number, node in [*self.state.nodes.items(), *self.ghosts.items()]:
             words = set(self.happened.get(number, ()))
             if node["lock_ref"] and number not in self.ghosts:
                 words.add("locked")
-            best = max(words, key=_RANK.__getitem__, default="cached")
+            if node["namespace"] in stale:
+                words.add("stale")
+            at_rest = "host" if tier_of(node) == "host" else "cached"
+            best = max(words, key=_RANK.__getitem__, default=at_rest)
             status[number] = best
             if len(words) > 1:
                 also[number] = frozenset(words - {best})
@@ -391,6 +430,8 @@ def nodes_of(event: ev.Event) -> tuple[int, ...]:
         return event.path
     if isinstance(event, ev.NodeSplit):
         return event.upper, event.lower
+    if isinstance(event, ev.BackupEnded | ev.LoadStarted | ev.LoadEnded):
+        return event.nodes
     node = getattr(event, "node", 0)
     return (node,) if node else ()
 
@@ -414,10 +455,58 @@ def path_of(nodes: Mapping[int, State], node: int | None) -> list[int]:
     return path[::-1]
 
 
+def units(node: Mapping[str, Any]) -> int:
+    """How many slots a node's KV takes, in whichever tier it lies."""
+    return max(len(node["slots"]), len(node.get("host", ())))
+
+
+def is_bigram(node: Mapping[str, Any]) -> bool:
+    """Its tokens are pairs, flattened: two ids a unit."""
+    return len(node["tokens"]) == 2 * units(node) > 0
+
+
 def key_tokens(node: Mapping[str, Any]) -> list[int]:
-    """One token id per slot of a node: of bigram keys the first of each pair."""
-    tokens, slots = node["tokens"], node["slots"]
-    return list(tokens[::2] if len(tokens) == 2 * len(slots) and slots else tokens)
+    """One token id per unit of a node: of bigram keys the first of each pair."""
+    return list(node["tokens"][::2] if is_bigram(node) else node["tokens"])
+
+
+def text_tokens(node: Mapping[str, Any]) -> list[int]:
+    """The tokens that a node's key is about: of bigram keys also the second one of the last pair."""
+    return [*key_tokens(node), node["tokens"][-1]] if is_bigram(node) else list(node["tokens"])
+
+
+def tier_of(node: Mapping[str, Any]) -> str:
+    """Where a node's KV lies, one of TIERS; "" in a tree without a host tier."""
+    if "host" not in node:
+        return ""
+    if node["copying"]:
+        return "copying"
+    if node["loading"]:
+        return "loading"
+    if not node["slots"]:
+        return "host"
+    return "both" if node["host"] else "device"
+
+
+def has_tiers(state: State) -> bool:
+    """There is a second tier in host memory."""
+    return "host_tokens" in state["tree"]
+
+
+def host_used(tree: State) -> int:
+    """Slots of host memory in use, those of copies under way among them; 0 without a host tier."""
+    return int(tree["host_tokens"]) - int(tree["host_free"]) if "host_tokens" in tree else 0
+
+
+def evictable_leaves(nodes: Mapping[int, State], host: bool = False) -> list[State]:
+    """Whom a policy chooses from: unlocked nodes on the device that have no child there.
+
+    host: those of the host tier instead, which are leaves that lie there alone.
+    """
+    parents = {node["parent"] for node in nodes.values() if host or node["slots"]}
+    if host:
+        return [n for n in nodes.values() if n["id"] not in parents and tier_of(n) == "host"]
+    return [n for n in nodes.values() if n["id"] not in parents and n["slots"] and not n["lock_ref"]]
 
 
 def _copy(node: State) -> State:
@@ -450,8 +539,14 @@ def summary(events: Iterable[ev.Event]) -> tuple[str, str]:
     parts: list[tuple[str, str]] = []
     if flushed := by.get(ev.CacheFlushed):
         parts.append(("evict", flushed[-1].describe()))
+    if bumped := by.get(ev.VersionBumped):
+        parts.append(("evict", bumped[-1].describe()))
     if evicted := by.get(ev.NodeEvicted):
         parts.append(("evict", _evictions(evicted)))
+    if demoted := by.get(ev.NodeDemoted):
+        parts.append(("evict", _demotions(demoted)))
+    if loaded := by.get(ev.LoadStarted):
+        parts.append(("hit", _loads(loaded)))
     if retracted := by.get(ev.RequestRetracted):
         parts.append(("retract", "; ".join(e.describe() for e in retracted[:2])))
     if admitted := by.get(ev.RequestAdmitted):
@@ -470,7 +565,8 @@ def summary(events: Iterable[ev.Event]) -> tuple[str, str]:
 def _kind(event: ev.Event) -> str:
     kinds = {
         ev.NodeInserted: "new", ev.NodeGrown: "new", ev.RequestFinished: "finish", ev.CacheFlushed: "evict",
-        ev.TokenSampled: "decode", **MARKS,
+        ev.TokenSampled: "decode", ev.LoadStarted: "hit", ev.NodeAdopted: "new", ev.VersionBumped: "evict",
+        **MARKS,
     }  # fmt: skip
     if isinstance(event, ev.PrefixTouched) and event.hit:
         return "hit"
@@ -494,6 +590,37 @@ def _evictions(evicted: list[ev.NodeEvicted]) -> str:
     return f"{names} evicted, {slots} slots free: each the {evicted[-1].policy} policy's next unlocked leaf"
 
 
+def _demotions(demoted: list[ev.NodeDemoted]) -> str:
+    if len(demoted) == 1:
+        return demoted[0].describe()
+    slots = sum(len(e.slots) for e in demoted)
+    names = _listed([ev.node_name(e.node) for e in demoted])
+    return f"{names} live on the host only, {slots} slots free: each the {demoted[-1].policy} policy's next"
+
+
+def _loads(loaded: list[ev.LoadStarted]) -> str:
+    if len(loaded) == 1:
+        return loaded[0].describe()
+    tokens = sum(len(e.slots) for e in loaded)
+    names = _listed([ev.node_name(node) for e in loaded for node in e.nodes])
+    return f"{names} loaded back from the host: {tokens} tokens not computed again"
+
+
+def tier_sums(events: Iterable[ev.Event]) -> dict[str, int]:
+    """Tokens that a stretch of events copied to the host, demoted, loaded back, computed again although the
+    host had them, and evicted from the host."""
+    sums = {"copied": 0, "demoted": 0, "loaded": 0, "again": 0, "host_evicted": 0}
+    slots = {ev.NodeDemoted: "demoted", ev.LoadStarted: "loaded", ev.NodeAdopted: "again"}
+    host_slots = {ev.BackupStarted: "copied", ev.HostEvicted: "host_evicted"}
+    for event in events:
+        kind: type[ev.Event] = type(event)
+        if kind in slots:
+            sums[slots[kind]] += len(getattr(event, "slots"))  # noqa: B009
+        elif kind in host_slots:
+            sums[host_slots[kind]] += len(getattr(event, "host_slots"))  # noqa: B009
+    return sums
+
+
 def _admissions(admitted: list[ev.RequestAdmitted]) -> tuple[str, str]:
     if len(admitted) == 1:
         return ("hit" if admitted[0].cached else "new"), admitted[0].describe()
@@ -511,7 +638,8 @@ def _minor(by: dict[type[ev.Event], list[Any]]) -> list[tuple[str, str]]:
         tokens = sum(sum(e.tokens) for e in batch)
         what = {"decode": "decoded", "mixed": "prefilled and decoded"}.get(batch[-1].kind, "prefilled")
         parts.append(("decode", f"{tokens} token{'s' * (tokens != 1)} {what} for {who}"))
-    for kind in (ev.RequestDeferred, ev.RequestAdded, ev.RequestAborted, ev.PolicyChanged):
+    for kind in (ev.PolicyChanged, ev.NodeAdopted, ev.HostEvicted, ev.BackupStarted, ev.BackupEnded,
+                 ev.RequestDeferred, ev.RequestAdded, ev.RequestAborted):  # fmt: skip
         if found := by.get(kind):
             parts.append(("", found[-1].describe()))
     return parts

@@ -6,6 +6,11 @@ out), tokens and slots. Ids stay (`n7`, its edge `e7`), siblings stand in order 
 jumps when the tree changes. Colours follow the paper (green new, blue hit, red evicted), and every
 status also has its own word and outline.
 
+In a tree with a host tier a card says where its KV lies: D (device), D→H (being copied), D+H (both), H→D
+(being loaded), H (host only). What has a copy stands on a second floor, a violet strip with its host
+slots; what is on its way has a dashed outline; what is on the host only has square corners, a dotted
+outline and a dotted edge.
+
 Past `fold_above` nodes, cold subtrees are folded into one stub per parent, "+12 nodes, 340 tokens";
 `opened` names the parents whose children are to be shown all the same.
 
@@ -18,18 +23,19 @@ import heapq
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from minirad.record import State
 from viz.dot import run_dot
-from viz.trace import Decode, View, key_tokens
+from viz.trace import Decode, View, has_tiers, text_tokens, tier_of, units
 
 # Layout needs fonts whose widths Graphviz knows; the SVG then asks for what readers' systems have,
 # in fonts of (nearly) the same widths.
 SANS, MONO = "Helvetica", "Courier New"
 _INK, _SOFT, _FAINT = "#212529", "#495057", "#5c636a"
+_HOST, _HOST_FILL = "#5f3dc4", "#e5dbff"
 _SYSTEM_FONTS = {
     SANS: "Helvetica,Arial,Liberation Sans,sans-serif",
     MONO: "Menlo,DejaVu Sans Mono,Liberation Mono,Courier New,monospace",
@@ -40,7 +46,21 @@ _LEAF = {"full": 70, "compact": 40}  # pixels that a leaf takes, at a scale that
 _LINE = {"full": 21, "compact": 20, "tiny": 16}
 _WIDTH = {"full": 140, "compact": 132, "tiny": 168}  # of all cards alike, so that columns stay put
 _LINES = {"full": 3, "compact": 1, "tiny": 1}
+_STRIP = 17  # pixels more where a full card has a second floor
 _ENDS = 60  # tokens decoded at either end of a long node
+HOST_ONLY = "DOTTED"  # the outline of what has no slots: square, whatever happened to it
+_OUTLINES = {"host": HOST_ONLY, "copying": "ROUNDED,DASHED", "loading": "ROUNDED,DASHED"}
+TIER_SIGNS: Mapping[str, str] = {
+    "": "",
+    "device": "D",
+    "copying": "D→H",
+    "both": "D+H",
+    "loading": "H→D",
+    "host": "H",
+}
+_TIER_WORDS: Mapping[str, str] = {
+    "copying": "being copied to", "both": "a copy on", "loading": "coming from", "host": "only on",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +83,11 @@ STYLES: Mapping[str, Style] = {
     "locked": Style("LOCK", "#343a40", "#f1f3f5", 2, "ROUNDED", "#868e96"),
     "cached": Style("", "#868e96", "#f8f9fa", 1, "ROUNDED", "#ced4da"),
     "evicted": Style("EVICTED", "#c92a2a", "#fff5f5", 2, "ROUNDED,DASHED", "#ff8787"),
-    "host": Style("ON HOST", "#6741d9", "#f3f0ff", 2, "ROUNDED,DOTTED", "#9775fa"),
+    "host": Style("ON HOST", "#6741d9", "#f8f6ff", 1, HOST_ONLY, "#9775fa"),
+    "demoted": Style("DEMOTED", "#a61e4d", "#fff0f6", 2, HOST_ONLY, "#e64980"),
+    "loaded": Style("LOADED BACK", "#1864ab", "#e7f5ff", 3, "ROUNDED", "#1c7ed6"),
+    "again": Style("COMPUTED AGAIN", "#2b8a3e", "#ebfbee", 2, "ROUNDED", "#2f9e44"),
+    "stale": Style("OLD WEIGHTS", "#5c636a", "#e9ecef", 1, "ROUNDED,DASHED", "#adb5bd"),
 }
 
 
@@ -118,7 +142,7 @@ def plan(view: View, options: Options = DEFAULT) -> Plan:
         hidden = [number for number in children.get(parent, ()) if number not in shown]
         if hidden and (parent == 0 or parent in shown):
             everything = _parents_first(children, hidden)
-            folds.append((parent, len(everything), sum(len(nodes[n]["slots"]) for n in everything)))
+            folds.append((parent, len(everything), sum(units(nodes[n]) for n in everything)))
     return Plan(tuple(nodes[number] for number in order if number in shown), tuple(folds))
 
 
@@ -151,7 +175,8 @@ def _warmest(
     """From the root down, next always the child below which something happened most recently."""
     warmth: dict[int, tuple[bool, int]] = {}
     for number in reversed(order):
-        own = (view.status.get(number, "cached") != "cached", int(nodes[number]["last_access"]))
+        calm = view.status.get(number, "cached") in ("cached", "host", "stale")
+        own = (not calm, int(nodes[number]["last_access"]))
         warmth[number] = max([own, *(warmth[child] for child in children.get(number, ()))])
     shown: set[int] = set()
     heap: list[tuple[bool, bool, int, int]] = []
@@ -172,7 +197,11 @@ def _warmest(
 def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
     """The tree of a view as DOT: same view, same options, same text."""
     picture = plan(view, options)
-    detail = options.detail if options.detail in DETAILS else detail_for(picture, options.height)
+    detail = (
+        options.detail
+        if options.detail in DETAILS
+        else detail_for(picture, options.height, has_tiers(view.state))
+    )
     page = int(view.state["tree"].get("page_size", 1))
     nodesep, ranksep = {"full": (0.18, 0.38), "compact": (0.12, 0.34), "tiny": (0.07, 0.3)}[detail]
     lines = [
@@ -191,10 +220,10 @@ def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def detail_for(picture: Plan, height: int) -> str:
+def detail_for(picture: Plan, height: int, tiers: bool = False) -> str:
     """How much a card can say: all, one line of text, or all in one line."""
     for detail, each in _LEAF.items():
-        if picture.leaves * each <= height:
+        if picture.leaves * (each + _STRIP * (tiers and detail == "full")) <= height:
             return detail
     return "tiny"
 
@@ -209,12 +238,15 @@ def _node_lines(
     classes = [status, *sorted(view.also.get(number, ()))]
     if node["lock_ref"] and not ghost and "locked" not in classes:
         classes.append("locked")
+    tier = tier_of(node)
+    if tier and not ghost:
+        classes.append(f"tier-{tier}")
     if view.granularity == "event" and number in view.focus:
         classes.append("focus")
     parent = node["parent"] if (node["parent"] in view.status) else 0
     label = _card(node, view, decode, options, detail, page)
-    thick = 2.4 if status in ("new", "hit") else 1.5
-    dashed = ", style=dashed" if ghost else ""
+    thick = 2.4 if status in ("new", "hit", "loaded") else 1.5
+    dashed = ", style=dashed" if ghost else ", style=dotted" if tier == "host" else ""
     return [
         f'n{number} [id="n{number}", class="{" ".join(dict.fromkeys(classes))}", label=<{label}>]',
         f'n{parent} -> n{number} [id="e{number}", class="{status}", color="{style.edge}", '
@@ -224,25 +256,40 @@ def _node_lines(
 
 def _card(node: State, view: View, decode: Decode, options: Options, detail: str, page: int) -> str:
     """The HTML-like label of a node."""
-    number, status, size = node["id"], view.status.get(node["id"], "cached"), len(node["slots"])
+    number, status, size = node["id"], view.status.get(node["id"], "cached"), units(node)
+    tier = "" if number in view.ghosts else tier_of(node)
     style = STYLES[status]
+    if tier in _OUTLINES:
+        style = replace(style, outline=_OUTLINES[tier])
+    sign = f"{TIER_SIGNS[tier]} · " if tier else ""
     name = options.letter(number) or f"n{number}"
     words = _words(node, view)
     title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)
     lines = [escape(line) for line in text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])]
     if detail == "tiny":
         title = _font(9, style.stroke, escape(" · ".join([name, *words[:1]])), bold=True)
-        text = f"{_font(10, _INK, lines[0], face=MONO)} {_font(9, _SOFT, str(size))}"
+        text = f"{_font(10, _INK, lines[0], face=MONO)} {_font(9, _SOFT, f'{sign}{size}')}"
         return _table(style, 3, _row(title, text))
     locks = node["lock_ref"] if number not in view.ghosts and status != "locked" else 0
     lock = f"lock {locks} · " if locks else ""
     body = _font(11, _INK, "".join(f'{line}<BR ALIGN="LEFT"/>' for line in lines), face=MONO)
     text = f'<TR><TD COLSPAN="2" ALIGN="LEFT" WIDTH="{_WIDTH[detail]}">{body}</TD></TR>'
     if detail == "compact":
-        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{_tokens(size)}")), text)
-    top = _row(title, _font(9, _SOFT, f"{lock}t {node['last_access']}"))
-    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, places(node["slots"], page)))
-    return _table(style, 4, top, text, bottom)
+        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text)
+    top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
+    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, places(node["slots"], page) or "no slots"))
+    return _table(style, 4, top, text, bottom, *_second_floor(node, tier, page))
+
+
+def _second_floor(node: State, tier: str, page: int) -> list[str]:
+    """The strip under a card that has host slots: the copy, and how far it is."""
+    if tier not in _TIER_WORDS:
+        return []
+    words = _font(9, _HOST, f"{_TIER_WORDS[tier]} the host")
+    where = _font(9, _HOST, places(node["host"], page).partition(" ")[2])
+    cells = [("LEFT", words), ("RIGHT", where)]
+    tds = "".join(f'<TD ALIGN="{side}" BGCOLOR="{_HOST_FILL}">{inner}</TD>' for side, inner in cells)
+    return [f"<TR>{tds}</TR>"]
 
 
 def _words(node: State, view: View) -> list[str]:
@@ -252,7 +299,8 @@ def _words(node: State, view: View) -> list[str]:
     word = STYLES[status].word
     words = [f"{word} {node['lock_ref']}" if status == "locked" else word] if word else []
     if status != "new":  # that a new node grew on is no news
-        words += [STYLES[more].word for more in ("split", "grown") if more in view.also.get(number, ())]
+        lesser = ("split", "grown", *(("stale",) if status != "stale" else ()))
+        words += [STYLES[more].word for more in lesser if more in view.also.get(number, ())]
     return words
 
 
@@ -295,7 +343,7 @@ def _tokens(count: int) -> str:
 
 def shown_text(node: Mapping[str, Any], decode: Decode) -> str:
     """A node's text; of a long one only both ends are decoded, the gap shown as …."""
-    tokens = key_tokens(node)
+    tokens = text_tokens(node)
     if len(tokens) <= 2 * _ENDS:
         return decode(tokens)
     return f"{decode(tokens[:_ENDS])}…{decode(tokens[-_ENDS:])}"

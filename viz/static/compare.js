@@ -1,6 +1,6 @@
 // Two engines side by side: one workload, one policy apart. Both are shown at the same step; the controls
 // drive both. Draws what viz/compare.py says; data, pool map and helpers are parts.js', the trees tree.js'.
-import { FileSource, LiveSource, MARK_COLORS, button, clamp, fillPool, h, icon, order, percent, plural, s, sizePool, tint, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, h, icon, order, percent, plural, s, sizePool, tint, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
@@ -16,6 +16,7 @@ function build() {
       (el.status = h("span.status", {}, h("i.dot"), (el.statusText = h("span", {}, "connecting"))))),
     buildTransport(),
     (el.banner = h("section.banner", { hidden: true, role: "alert" })),
+    (el.refused = h("section.banner.refused", { hidden: true, role: "status" })),
     (el.say = h("section.say", {}, (el.sayText = h("span.text")), (el.sayMore = h("span.more")))),
     h("main.sides", {}, buildSide(0), buildSide(1)),
     h("div.low.three", {},
@@ -167,7 +168,8 @@ function drawSide(number, view, ms) {
   side.say.title = view.say;
   side.say.dataset.kind = totals.done ? "" : view.kind;
   side.hit.textContent = percent(totals.cached, totals.prompt);
-  side.used.textContent = `${source.meta.kv_tokens - free} of ${source.meta.kv_tokens} used`;
+  side.used.textContent = `${source.meta.kv_tokens - free} of ${source.meta.kv_tokens} used` + (view.host ? `, ${view.host_used} on host` : "");
+  side.used.title = view.host ? `${view.host_used} of ${source.meta.host_tokens} slots of host memory` : "";
   side.waiting.textContent = waiting.length;
   const waits = waiting.map((id) => requestsOf(number)[id]).filter(Boolean).map((r) => [waitOf(number, r), r.id]).sort((a, b) => b[0] - a[0] || order(a[1]) - order(b[1]));
   side.longest.textContent = waits.length && waits[0][0] > 1 ? `${waits[0][1]}: ${plural(waits[0][0], "step")}` : " ";
@@ -189,7 +191,7 @@ function waitOf(number, r) {
 function drawHeader() {
   const meta = source.meta, kind = meta.compare ?? "";
   const same = [meta.schedule_policy, meta.eviction_policy].find((policy) => !meta.names.includes(policy));
-  el.chips.replaceChildren(...[meta.title, meta.model, `pool ${meta.kv_tokens} · page ${meta.page_size}`, `both: ${same}`].map((text) => h("span.chip", {}, text ?? "")));
+  el.chips.replaceChildren(...[meta.title, meta.model, `pool ${meta.kv_tokens} · page ${meta.page_size}`, `both: ${same}`, meta.host_tokens ? `host ${meta.host_tokens} · ${meta.host_write}` : ""].map((text) => h("span.chip", {}, text ?? "")));
   document.title = `minirad: ${kind.replace(",", " or ")}`;
 }
 
@@ -200,6 +202,9 @@ function drawStatus() {
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
   el.banner.textContent = `An engine stopped with an error: ${error}. What it did until then can still be looked at.`;
+  const refused = source.status.refused || source.meta?.refused || ""; // a file has no status, only what was known at its end
+  el.refused.hidden = !refused;
+  if (el.refused.textContent !== refused) el.refused.textContent = refused;
   el.again.hidden = !drivable;
   if (notices?.length && notices.at(-1) !== state.noticed) notice((state.noticed = notices.at(-1)));
   if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
@@ -304,7 +309,7 @@ function overNode(number, id, event) {
   const node = id && state.view.sides[number].nodes[id.slice(1)];
   if (!node || id[0] !== "n") { brush(number, null); return tip(null); }
   brush(number, { node: Number(id.slice(1)) });
-  tip(event, h("b", {}, id), ` ${source.meta.styles[node.status]?.word || "cached"} · ${plural(node.body.size, "token")} · lock ${node.lock} · last use t ${node.t}`, h("pre", {}, node.body.text));
+  tip(event, h("b", {}, id), ` ${source.meta.styles[node.status]?.word || "cached"}${node.tier ? ` · ${TIER_WORDS[node.tier]}` : ""} · ${plural(node.body.size, "token")} · lock ${node.lock} · last use t ${node.t}`, h("pre", {}, node.body.text));
 }
 
 function overPool(number, event) {

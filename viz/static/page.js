@@ -1,7 +1,7 @@
 // The live page: draws what viz/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
-import { FileSource, LiveSource, MARK_COLORS, button, clamp, fillPool, h, icon, key, order, percent, plural, s, sizePool, tint, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, h, icon, key, order, percent, plural, s, sizePool, tint, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 // ---------------------------------------------------------------- the page
@@ -39,11 +39,14 @@ function build() {
     h("main", {},
       h("section.card.treecard", {},
         h("h2", {}, "Radix tree", legend(), h("span.zoom", {}, button("−", "Smaller", () => zoom(el.tree, 0.8)), button("fit", "The whole tree, however small; again: as much as can be read (0, double click)", () => fit(el.tree)), button("+", "Larger", () => zoom(el.tree, 1.25)))),
+        (el.tiers = h("p.tiers", { hidden: true }, tierLegend(), (el.sums = h("span.sums")))),
         (el.tree = h("div.mr-tree", { role: "img" }))),
       h("section.side", {},
-        h("section.card.poolcard", {}, h("h2", {}, "KV pool", (el.poolText = h("small"))), (el.pool = h("div.pool"))),
+        h("section.card.poolcard", {}, h("h2", {}, "KV pool", (el.poolText = h("small"))), (el.pool = h("div.pool")),
+          (el.hostPart = h("div.hostpart", { hidden: true }, h("h2", {}, "Host memory", (el.hostText = h("small"))), (el.host = h("div.pool.host")),
+            h("div.keys", {}, hostKey("both", "a copy"), hostKey("host", "only here"), hostKey("copying", "copying"), hostKey("loading", "loading"))))),
         h("div.two", {},
-          h("section.card", {}, h("h2", {}, "Usage", (el.usageText = h("small"))), (el.usage = h("div.chart")), h("div.keys", {}, key("protected", "#4dabf7"), key("private", "#fcc419"), key("evictable", "#ced4da"))),
+          h("section.card", {}, h("h2", {}, "Usage", (el.usageText = h("small"))), (el.usage = h("div.chart")), h("div.keys", {}, key("protected", "#4dabf7"), key("private", "#fcc419"), key("evictable", "#ced4da"), (el.hostKey = h("span.key.hostline", { hidden: true }, h("i"), "host")))),
           h("section.card", {}, h("h2", {}, "Hit rate", (el.hitText = h("small"))), (el.hits = h("div.chart")))))),
     h("div.low", {},
       h("section.card.requests", {},
@@ -61,6 +64,14 @@ function legend() {
   const sample = (name, word) => h("span.sample." + name, {}, h("i"), word);
   return h("span.legend", {}, sample("new", "new"), sample("hit", "hit"), sample("split", "split"), sample("grown", "grown"), sample("locked", "locked"), sample("cached", "cached"), sample("evicted", "evicted"));
 }
+
+/** Where a node's KV lies, as its card says it. */
+function tierLegend() {
+  const sample = (name, sign, word) => h("span.tier." + name, {}, h("i", {}, h("u")), h("b", {}, sign), word);
+  return h("span.legend", {}, sample("device", "D", "device"), sample("both", "D+H", "device and host"), sample("host", "H", "host only"), sample("moving", "D→H", "copying"), sample("moving", "H→D", "loading"));
+}
+
+const hostKey = (tier, text) => h("span.key", {}, h("i.copy." + tier), text);
 
 function buildTransport() {
   const go = (name, title, onclick) => h("button.go." + name, { type: "button", title, "aria-label": title, onclick }, icon(name));
@@ -83,7 +94,7 @@ function jump(kind, letter) {
 
 function buildHelp() {
   const rows = [["space", "play, pause"], ["← →", "back, forward"], ["Home End", "start, present"], ["s e r", "next split, eviction, retraction (shift: the one before)"],
-    ["1 2 3", "by event, step, scene"], ["q", "quiz"], ["d", "prompt doctor"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them somebody behind it was admitted"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
+    ["1 2 3", "by event, step, scene"], ["q", "quiz"], ["d", "prompt doctor"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them somebody behind it was admitted"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
   return h("section.panel.help", { hidden: true }, h("table", {}, ...rows.map(([k, text]) => h("tr", {}, h("th", {}, k), h("td", {}, text)))));
 }
 
@@ -231,6 +242,8 @@ function draw() {
   drawSay();
   drawTransport();
   drawPool();
+  drawHost();
+  drawPolicy();
   drawUsage();
   drawHits();
   drawLanes();
@@ -296,10 +309,22 @@ function drawHeader() {
   const chip = (text, title) => h("span.chip", { title }, text);
   el.chips.replaceChildren(chip(meta.title ?? "", "workload"), chip(meta.model ?? "", "model"),
     chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
-    chip([meta.schedule_policy, meta.eviction_policy].filter(Boolean).join(" · "), "schedule policy · eviction policy"));
+    ...(meta.host_tokens ? [chip(`host ${meta.host_tokens} · ${meta.host_write}`, "tokens in host memory · when copies are made")] : []),
+    ...(meta.bigram_keys ? [chip("pairs of tokens", "the tree's units are bigrams")] : []),
+    (el.policyChip = chip("", "schedule policy · eviction policy at the moment on view")));
+  document.body.classList.toggle("tiered", Boolean(meta.host_tokens));
+  el.tiers.hidden = el.hostPart.hidden = el.hostKey.hidden = !meta.host_tokens;
+  drawPolicy();
   document.title = `minirad${source instanceof FileSource ? "" : " live"}: ${meta.title ?? ""}`;
   el.modes.replaceChildren(...["event", "step", "scene"].map((g, n) => h("button", { type: "button", title: `By ${g} (${n + 1})`, "aria-pressed": String(g === state.g), disabled: !source.granularities().includes(g), onclick: () => setGranularity(g) }, g)));
   document.body.classList.toggle("drivable", Boolean(source.status.drivable));
+}
+
+/** The eviction policy may have changed in the middle of the run. */
+function drawPolicy() {
+  const policy = state.view?.policy ?? source.meta.eviction_policy;
+  el.policyChip.textContent = [source.meta.schedule_policy, policy].filter(Boolean).join(" · ");
+  el.policyChip.classList.toggle("changed", Boolean(policy) && policy !== source.meta.eviction_policy);
 }
 
 function drawStatus() {
@@ -317,6 +342,12 @@ function drawStatus() {
   el.banner.textContent = `The engine stopped with an error: ${error}. What it did until then can still be looked at; the terminal has the details.`;
   if (notices?.length && notices.at(-1) !== state.noticed) notice((state.noticed = notices.at(-1)));
   document.body.classList.toggle("drivable", Boolean(drivable));
+  if (el.policy) {
+    const { policy = "" } = source.status, names = source.choices?.eviction_policy ?? [];
+    if (el.policy.childElementCount !== names.length) el.policy.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
+    el.policy.disabled = !policy;
+    if (policy && document.activeElement !== el.policy) el.policy.value = policy;
+  }
   el.restartButton.hidden = !drivable && !error; // needs an engine; a file has no tokenizer either
   el.doctorButton.hidden = source instanceof FileSource;
   el.kind.textContent = drivable || error ? "live" : "recording";
@@ -365,12 +396,23 @@ function drawPool() {
   el.poolText.textContent = `${total - free} of ${total} slots used · ${free} free` + (page > 1 ? ` · ${page} per page` : "");
 }
 
-function slotText(owner, pageNumber) {
+/** Host memory, and what this step or scene moved between the tiers. */
+function drawHost() {
+  const { host, host_used: used, host_only: only, tier_sums: sums } = state.view;
+  if (!host) return;
+  fillHost(el.host, host);
+  el.hostText.textContent = `${used} of ${source.meta.host_tokens} slots used · ${only} only here`;
+  const told = Object.entries(SUM_WORDS).filter(([name]) => sums[name]).map(([name, words]) => `${sums[name]} ${words}`);
+  el.sums.textContent = told.length ? `this ${state.view.g}: ${told.join(", ")}` : "";
+  el.sums.title = told.length ? `tokens: ${told.join(", ")}` : "";
+}
+
+function slotText(owner, pageNumber, tier = "slots") {
   const page = source.meta.page_size;
   if (owner[0] !== "n") return owner[0] === "R" ? [`${owner}'s own, not in the tree yet`] : owner[0] === "x" ? [`free: n${owner.slice(1)} was evicted`] : ["free"];
   const node = state.view.nodes[owner.slice(1)];
   let before = 0;
-  for (const [first, length] of node.body.slots) {
+  for (const [first, length] of node.body[tier] ?? []) {
     if (pageNumber * page >= first && pageNumber * page < first + length) { before += pageNumber * page - first; break; }
     before += length;
   }
@@ -386,7 +428,9 @@ const measure = () => { for (const host of [el.usage, el.hits, el.tree]) sizes.s
 
 function drawUsage() {
   const [w, height] = chartSize(el.usage), frames = source.frames, now = state.view.frame;
-  const total = source.meta.kv_tokens || Math.max(1, ...frames.map((f) => f.u[1] + f.u[2]));
+  const peak = frames.reduce((most, f) => Math.max(most, f.u[1] + f.u[2] + f.u[3]), 1);
+  // Of a pool that is hardly used all would lie within a pixel of the axis: then the chart ends above the peak.
+  const pool = source.meta.kv_tokens || peak, cut = peak < pool / 8, total = cut ? peak * 1.15 : pool;
   const n = Math.max(frames.length, 1), columns = Math.min(n, Math.floor(w / 2)), top = 4, bottom = height - 3;
   const y = (v) => bottom - (v / total) * (bottom - top), x = (f) => (w * f) / n;
   const layers = [["#4dabf7", (u) => u[2]], ["#fcc419", (u) => u[3]], ["#ced4da", (u) => u[1]]];
@@ -402,15 +446,25 @@ function drawUsage() {
     return s("path", { d: frames.length ? `M${up.slice(1)}${down}Z` : "", fill: color });
   });
   el.usage.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": usageWords() },
-    ...shapes, s("line", { x1: 0, x2: w, y1: top, y2: top, class: "limit" }), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }),
+    ...shapes, hostLine(frames, w, top, bottom), ...(cut ? [] : [s("line", { x1: 0, x2: w, y1: top, y2: top, class: "limit" })]), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }),
     ...cursor(x(now + 1), top, bottom)));
-  el.usageText.textContent = `over ${plural(frames.at(-1)?.s ?? 0, "step")}`;
+  el.usageText.textContent = cut ? `at most ${peak} of ${pool}` : `over ${plural(frames.at(-1)?.s ?? 0, "step")}`;
   el.usage.title = usageWords();
+}
+
+/** How full host memory is, as a dashed line: the top of the chart is all of it. */
+function hostLine(frames, w, top, bottom) {
+  const total = source.meta.host_tokens, n = Math.max(frames.length, 1);
+  if (!total || !frames.length) return "";
+  const step = Math.max(1, Math.floor((2 * n) / w)), points = [];
+  for (let f = 0; f < n; f += step) points.push(`${((w * (f + 0.5)) / n).toFixed(1)},${(bottom - ((frames[f].h ?? 0) / total) * (bottom - top)).toFixed(1)}`);
+  return s("path", { d: "M" + points.join("L"), class: "hostline" });
 }
 
 function usageWords() {
   const [free, evictable, guarded, own] = state.view.usage;
-  return `${guarded} protected, ${own} private, ${evictable} evictable, ${free} free`;
+  const host = source.meta.host_tokens ? `; ${state.view.host_used} of ${source.meta.host_tokens} on the host (dashed)` : "";
+  return `${guarded} protected, ${own} private, ${evictable} evictable, ${free} free${host}`;
 }
 
 const cursor = (x, top, bottom) => [s("line", { x1: x, x2: x, y1: top - 3, y2: bottom, class: "cursor" })];
@@ -515,7 +569,8 @@ function overNode(id, event) {
   if (!id || id === "n0" || id[0] === "f") { brush(null); return tip(null); }
   const number = Number(id.slice(1)), node = state.view.nodes[number];
   brush({ nodes: [number], requests: requestsOn(number), exact: true });
-  if (node) tip(event, h("b", {}, id), ` ${source.meta.styles[node.status]?.word || "cached"} · ${plural(node.body.size, "token")} · lock ${node.lock} · last use t ${node.t} · created t ${node.created} · ${plural(node.hits, "hit")}` + (node.space ? ` · namespace ${node.space}` : "") + (node.priority ? ` · priority ${node.priority}` : ""), h("pre", {}, node.body.text));
+  const where = node?.tier ? ` · ${TIER_WORDS[node.tier]}` : "";
+  if (node) tip(event, h("b", {}, id), ` ${source.meta.styles[node.status]?.word || "cached"}${where} · ${plural(node.body.size, "token")} · lock ${node.lock} · last use t ${node.t} · created t ${node.created} · ${plural(node.hits, "hit")}` + (node.space ? ` · namespace ${node.space}` : "") + (node.priority ? ` · priority ${node.priority}` : ""), h("pre", {}, node.body.text));
 }
 
 function clickNode(id) {
@@ -537,7 +592,8 @@ function brush(what) {
   const direct = new Set(what?.exact ? [] : requests);
   const active = Boolean(what) && (nodes.size > 0 || direct.size > 0);
   el.pool.classList.toggle("brushing", active);
-  for (const cell of el.pool.children) {
+  el.host.classList.toggle("brushing", active);
+  for (const cell of [...el.pool.children, ...el.host.children]) {
     const owner = cell.dataset.owner;
     cell.classList.toggle("lit", active && owner !== "" && (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1)))));
   }
@@ -559,6 +615,14 @@ function overPool(event) {
   tip(event, h("b", {}, `${source.meta.page_size > 1 ? "page" : "slot"} ${number}`), owner[0] === "n" ? ` · ${owner} · ` : " · ", ...slotText(owner, number));
 }
 
+function overHost(event) {
+  const cell = event.target.closest?.(".pool i"), number = Number(cell?.dataset.page);
+  if (!cell) { brush(null); return tip(null); }
+  const node = Number(cell.dataset.owner.slice(1)), tier = state.view.nodes[node]?.tier;
+  node ? brush({ nodes: [node], requests: [], exact: true }) : brush(null);
+  tip(event, h("b", {}, `host ${source.meta.page_size > 1 ? "page" : "slot"} ${number}`), node ? ` · n${node}, ${TIER_WORDS[tier]} · ` : " · ", ...(node ? slotText(cell.dataset.owner, number, "host") : ["free"]));
+}
+
 function tip(event, ...content) {
   el.tip.hidden = !event;
   if (!event) return;
@@ -578,10 +642,11 @@ function buildPrompt() {
   el.prompt = h("input.prompt", { type: "text", placeholder: "Ask something, e.g. What is the capital of France?", maxLength: 12000, "aria-label": "Prompt", oninput: whatIf, onkeydown: (e) => { if (e.key === "Enter") submit(); } });
   el.whatif = h("div.whatif", { "aria-live": "polite" });
   el.evictCount = h("input.count", { type: "number", min: 1, value: 50, "aria-label": "Tokens to evict" });
+  el.policy = h("select", { title: "Who is evicted from now on", "aria-label": "Eviction policy", onchange: () => command("policy", { name: el.policy.value }).then((done) => (done ? toPresent() : (el.policy.value = source.status.policy))) });
   setTimeout(() => setMode("chat"));
   return h("div.ask", {},
     h("div.row", {}, el.modeButtons, el.prompt, button("submit", "Add the request (Enter)", submit, ".go-primary"),
-      h("span.sep"), button("step", "One engine step", () => advanceFromPresent()), h("span.joined", {}, button("evict", "Evict at least so many tokens now", () => command("evict", { tokens: Number(el.evictCount.value) }).then((a) => a && toPresent())), el.evictCount), button("flush", "Empty the tree (refused while requests live)", () => command("flush").then((a) => a && toPresent()))),
+      h("span.sep"), button("step", "One engine step", () => advanceFromPresent()), h("span.joined", {}, button("evict", "Evict at least so many tokens now", () => command("evict", { tokens: Number(el.evictCount.value) }).then((a) => a && toPresent())), el.evictCount, el.policy), button("flush", "Empty the tree (refused while requests live)", () => command("flush").then((a) => a && toPresent()))),
     el.whatif);
 }
 
@@ -632,9 +697,11 @@ function fillRestart() {
   if (!source.choices) return el.restart.replaceChildren(h("p", {}, "This is a recording in a file: there is no engine to restart. Run python -m viz.live."));
   const now = source.settings, fields = {};
   const select = (name, label, values) => h("label", {}, label, (fields[name] = h("select", {}, ...values.map((v) => h("option", { value: v, selected: String(v) === String(now[name]) }, String(v))))));
+  const host = h("input", { type: "number", min: 0, max: 1000000, step: 16, value: now.host_kv_tokens ?? 0 });
   const forms = h("div.fields", {},
     select("workload", "workload", source.choices.workload), select("schedule_policy", "schedule", source.choices.schedule_policy), select("eviction_policy", "eviction", source.choices.eviction_policy), select("page_size", "page size", source.choices.page_size),
-    h("label", {}, "pool (tokens)", (fields.kv_tokens = h("input", { type: "number", min: 16, max: 1000000, step: 16, value: source.meta.kv_tokens }))));
+    h("label", {}, "pool (tokens)", (fields.kv_tokens = h("input", { type: "number", min: 16, max: 1000000, step: 16, value: source.meta.kv_tokens }))),
+    h("label", {}, "host memory", (fields.host_kv_tokens = host)), select("host_write", "copied", source.choices.host_write));
   const values = () => Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
   fields.workload.addEventListener("change", () => { if (fields.workload.value !== now.workload) fields.kv_tokens.value = ""; });
   const go = (name) => async () => { if (await command(name, { ...values(), frame: state.view?.frame ?? 0 })) el.restart.hidden = true; };
@@ -820,7 +887,8 @@ source.onchange((what) => {
 build();
 document.addEventListener("keydown", onKey);
 el.pool.addEventListener("pointerover", overPool);
-el.pool.addEventListener("pointerleave", () => { brush(null); tip(null); });
+el.host.addEventListener("pointerover", overHost);
+for (const map of [el.pool, el.host]) map.addEventListener("pointerleave", () => { brush(null); tip(null); });
 el.tree.addEventListener("pointerleave", () => tip(null));
 window.addEventListener("hashchange", () => {
   if (!location.hash) return;
@@ -828,6 +896,6 @@ window.addEventListener("hashchange", () => {
   if (to[1] < source.count(to[0]) - 1) leavePresent();
   show(...to); // writes the address anew: it may have asked for more than there is
 });
-const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); drawUsage(); drawHits(); } });
-for (const host of [el.pool, el.usage, el.hits, el.tree]) resized.observe(host);
+const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); sizePool(el.host); drawUsage(); drawHits(); } });
+for (const host of [el.pool, el.host, el.usage, el.hits, el.tree]) resized.observe(host);
 source.start();

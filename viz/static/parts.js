@@ -205,6 +205,31 @@ export function fillPool(host, pool) {
   }
 }
 
+/** Draws host memory, [[[node, tier], pages], ...], into `host`: what is a copy, what lies only there. */
+export function fillHost(host, runs) {
+  const pages = runs.flatMap(([page, length]) => Array(length).fill(page));
+  const per = Math.max(1, Math.ceil(pages.length / MOST_CELLS)), cells = Math.ceil(pages.length / per);
+  if (host.childElementCount !== cells) {
+    host.replaceChildren(...Array.from({ length: cells }, (_, c) => {
+      const cell = document.createElement("i");
+      cell.dataset.page = c * per + 1;
+      return cell;
+    }));
+    sizePool(host);
+  }
+  for (let c = 0; c < cells; c++) {
+    const [node, tier] = pages[c * per], cell = host.children[c], look = node + tier;
+    if (cell.dataset.look === look) continue;
+    cell.dataset.look = look;
+    cell.dataset.owner = node ? "n" + node : "";
+    cell.className = node ? "copy " + tier : "";
+    cell.style.setProperty("--c", node ? tint("n" + node) : "");
+  }
+}
+
+export const TIER_WORDS = { device: "on the device", copying: "on the device, being copied to the host", both: "on the device and on the host", loading: "coming back from the host", host: "on the host only" };
+export const SUM_WORDS = { copied: "copied", demoted: "demoted", loaded: "loaded back", again: "computed again", host_evicted: "gone from the host" };
+
 /** As many columns as make the cells as large as the space allows. */
 export function sizePool(host) {
   const { clientWidth: w, clientHeight: height } = host, cells = host.childElementCount;

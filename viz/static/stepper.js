@@ -33,7 +33,7 @@ function card(title, className, body, ...aside) {
 
 // ---------------------------------------------------------------- kin: what belongs together
 
-const nothing = () => ({ nodes: new Set(), pages: new Set(), requests: new Set(), events: new Set() });
+const nothing = () => ({ nodes: new Set(), pages: new Set(), host: new Set(), requests: new Set(), events: new Set() });
 
 function addRanges(set, ranges) {
   for (const [first, last] of ranges) for (let page = first; page <= last; page++) set.add(page);
@@ -42,6 +42,7 @@ function addRanges(set, ranges) {
 function ofNodes(data, nodes) {
   const kin = nothing();
   nodes.forEach((node) => kin.nodes.add(node));
+  data.host?.cells.forEach((node, i) => kin.nodes.has(node) && kin.host.add(i + 1));
   data.pool.cells.forEach((owner, i) => owner > 0 && kin.nodes.has(owner) && kin.pages.add(i + 1));
   data.requests.forEach((r) => r.path.some((node) => kin.nodes.has(node)) && kin.requests.add(r.id));
   data.events.forEach((e, i) => e.nodes.some((node) => kin.nodes.has(node)) && kin.events.add(i));
@@ -63,11 +64,15 @@ function ofEvent(data, index) {
   kin.events.add(index);
   event.nodes.forEach((node) => kin.nodes.add(node));
   event.requests.forEach((id) => kin.requests.add(id));
+  if (event.host) addRanges(kin.host, event.host);
+  else data.host?.cells.forEach((node, i) => kin.nodes.has(node) && kin.host.add(i + 1));
   addRanges(kin.pages, event.pages);
   if (!event.pages.length)
     data.pool.cells.forEach((owner, i) => owner > 0 && kin.nodes.has(owner) && kin.pages.add(i + 1));
   return kin;
 }
+
+const hostKin = (data, page) => (data.host.cells[page - 1] ? ofNodes(data, [data.host.cells[page - 1]]) : nothing());
 
 function ofPage(data, page) {
   const owner = data.pool.cells[page - 1];
@@ -84,7 +89,7 @@ function ofPage(data, page) {
 // ---------------------------------------------------------------- the KV pool
 
 /** A map of the pool that changes only the squares that changed. Returns {svg, draw, light}. */
-function poolMap(point) {
+function poolMap(point, kindOf = ownerKind) {
   const svg = shape("svg", { class: "mr-pool", role: "img" });
   let squares = [], looks = [], columns = 0, lit = new Set();
   const pageAt = (event) => Number(event.target.closest?.("rect")?.dataset.page ?? 0) || null;
@@ -104,10 +109,10 @@ function poolMap(point) {
   };
   const draw = (pool) => {
     if (pool.cells.length !== squares.length) lay(pool.cells.length);
-    svg.setAttribute("aria-label", "KV pool: " + pool.books);
+    svg.setAttribute("aria-label", `${pool.title ?? "KV pool"}: ${pool.books}`);
     pool.cells.forEach((owner, i) => {
       const fill = owner > 0 ? pool.colours[(owner - 1) % pool.colours.length] : owner < 0 ? PRIVATE : FREE;
-      const kind = owner === 0 ? "free" : owner < 0 ? "private" : pool.locked[i] === "1" ? "locked" : "cached";
+      const kind = kindOf(pool, owner, i);
       if (looks[i] === fill + kind) return;
       const square = squares[i];
       square.dataset.look = looks[i] = fill + kind;
@@ -124,6 +129,18 @@ function poolMap(point) {
   return { svg, draw, light };
 }
 
+function ownerKind(pool, owner, i) {
+  return owner === 0 ? "free" : owner < 0 ? "private" : pool.locked[i] === "1" ? "locked" : "cached";
+}
+
+const TIER_TEXT = { both: "a copy of what is also on the device", host: "the only copy", copying: "being copied", loading: "being loaded back" };
+
+function hostText(data, page) {
+  const { host, pool } = data, node = host.cells[page - 1], text = host.texts[page - 1];
+  const word = pool.page_size > 1 ? "page" : "slot";
+  return node ? `host ${word} ${page}: n${node}, ${TIER_TEXT[host.tiers[page - 1]]}${text ? ` “${text}”` : ""}` : `host ${word} ${page}: free`;
+}
+
 function pageText(data, page) {
   const { pool } = data, owner = pool.cells[page - 1];
   const word = pool.page_size > 1 ? "page" : "slot";
@@ -138,11 +155,14 @@ function pageText(data, page) {
 /** What a node holds, in one line. */
 function nodeText(data, node) {
   const { pool } = data, pages = pool.cells.flatMap((owner, i) => (owner === node ? [i] : []));
+  const copies = data.host ? data.host.cells.flatMap((owner, i) => (owner === node ? [i] : [])) : [];
+  if (!pages.length && copies.length) return `n${node}: ${copies.length * pool.page_size} tokens, on the host only`;
   if (!pages.length) return `n${node}: evicted`;
   const users = data.requests.filter((r) => r.path.includes(node) && !r.ended).map((r) => r.id);
   const size = pages.length * pool.page_size, lock = pool.locked[pages[0]] === "1" ? "protected" : "evictable";
   const who = users.length ? `, used by ${users.join(", ")}` : "";
-  return `n${node}: ${size} ${size === 1 ? "token" : "tokens"}, ${lock}${who}`;
+  const tier = copies.length ? `, ${TIER_TEXT[data.host.tiers[copies[0]]].replace("a copy of what is also on the device", "with a copy on the host")}` : "";
+  return `n${node}: ${size} ${size === 1 ? "token" : "tokens"}, ${lock}${tier}${who}`;
 }
 
 // ---------------------------------------------------------------- requests and events
@@ -202,12 +222,19 @@ function build(model, el) {
   const books = make("small", "books"), about = make("p", "about", "\u00a0");
   const requests = make("ul", "mr-requests"), events = make("ol", "mr-events");
   const states = legend(["new", "new"], ["hit", "hit"], ["split", "split"], ["locked", "locked"], ["cached", "cached"], ["evicted", "evicted"]);
+  const tiers = make("p", "tiers", "Where KV lies: D device · D+H also on the host · H host only (square, dotted) · D→H being copied · H→D being loaded");
+  tiers.hidden = true;
   const phases = legend(...PHASES.map((phase) => [phase, phase]));
-  const poolBody = make("div", "", "", [pool.svg, about]);
+  const host2 = poolMap((page) => (page ? hover(hostKin(data, page), hostText(data, page)) : hover(null)), (part, owner, i) => (owner ? "copy " + part.tiers[i] : "free"));
+  const hostBooks = make("small", "books"), sums = make("p", "sums");
+  const hostPart = make("div", "host-part", "", [make("h3", "", "", [make("span", "", "Host memory"), hostBooks]), host2.svg,
+    legend(["a copy", "both"], ["only here", "host"], ["being copied", "copying"], ["being loaded", "loading"]), sums]);
+  hostPart.hidden = true;
+  const poolBody = make("div", "", "", [pool.svg, hostPart, about]);
   root.append(
     say,
     make("div", "mr-main", "", [
-      card("Radix tree", "tree-card", host, states),
+      card("Radix tree", "tree-card", make("div", "", "", [tiers, host]), states),
       make("div", "mr-side", "", [card("KV pool", "pool-card", poolBody, books), card("Events", "events-card", events)]),
     ]),
     card("Requests", "requests-card", requests, phases),
@@ -217,6 +244,7 @@ function build(model, el) {
   const show = (kin) => {
     tree.highlight(host, kin.nodes);
     pool.light(kin.pages);
+    if (data?.host) host2.light(kin.host);
     [...requests.children].forEach((li) => li.classList.toggle("lit", kin.requests.has(li.dataset.id)));
     [...events.children].forEach((li, i) => li.classList.toggle("lit", kin.events.has(i)));
   };
@@ -253,7 +281,7 @@ function build(model, el) {
     },
   });
   // The wheel scrolls the notebook; with Ctrl it zooms the tree.
-  host.parentElement.addEventListener("wheel", (event) => { if (!event.ctrlKey) event.stopPropagation(); }, { capture: true });
+  host.closest(".mr-card").addEventListener("wheel", (event) => { if (!event.ctrlKey) event.stopPropagation(); }, { capture: true });
   root.addEventListener("keydown", (event) => {
     if (!KEYS[event.key] || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
@@ -276,6 +304,13 @@ function build(model, el) {
     events.scrollTop = data.granularity === "event" ? events.scrollHeight : 0;
     show(held);
   };
+  const drawHost = () => {
+    host2.draw({ ...data.host, title: "Host memory", colours: data.pool.colours });
+    host2.light(held.host);
+    hostBooks.textContent = data.host.books;
+    sums.textContent = data.host.sums;
+    sums.hidden = !data.host.sums;
+  };
   let waiting = 0;
   const draw = () => {
     data = JSON.parse(model.get("payload"));
@@ -287,6 +322,8 @@ function build(model, el) {
     tree.highlight(host, []);
     pool.draw(data.pool);
     pool.light(held.pages);
+    hostPart.hidden = tiers.hidden = !data.host;
+    if (data.host) drawHost();
     title.textContent = data.title;
     sentence.textContent = data.sentence;
     note.textContent = data.message;
