@@ -29,6 +29,8 @@ BENCHES = {
     "hooks": "what events and the recorder cost",
     "parity": "greedy output against transformers, token for token",
     "schedule": "ordering a queue, what a bound on waiting costs in hits, retractions by estimate",
+    "eviction": "hit rate of every eviction policy on every workload at three pool sizes, model-free",
+    "tiers": "what a second tier in host memory saves and what it costs",
     "gpu": "all that a run on a GPU should show, as one table",
 }
 
