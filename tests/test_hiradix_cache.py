@@ -298,6 +298,17 @@ def test_a_child_is_not_kept_when_its_parents_copy_fails(tree: Tree) -> None:
     assert [len(copy.device) for copy in tree.copier.backups[2:]] == [4, 2, 2]
 
 
+def test_a_child_is_not_kept_by_its_parents_second_try(tree: Tree) -> None:
+    parent = tree.put("abcd")
+    child = tree.put("abcdef")
+    tree.end(arrives=False)  # of the parent
+    tree.put("abcdefgh")  # which begins its second copy while the child's first is under way
+    assert parent.copying is not None and child.copying is not None
+    tree.end()  # of the child
+    tree.end(arrives=False)  # of the parent, again
+    assert not parent.host and not child.host
+
+
 def test_between_the_ends_of_two_copies_all_is_well(tree: Tree) -> None:
     tree.put("abcd")
     child = tree.put("abcdef")

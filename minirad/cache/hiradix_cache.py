@@ -348,9 +348,10 @@ class HiRadixCache(RadixCache):
                 self._end_load(first, arrived)
 
     def _end_backup(self, backup: _Backup, arrived: bool) -> None:
-        if self.host_write != "write_back":  # the parent's copy ended before: did it fail?
+        if self.host_write != "write_back":
+            # The parent's copy ended before. If it failed, a second one may be under way, and fail as well.
             above = backup.nodes[0].parent
-            arrived = arrived and (above is self.root or bool(cast(HostNode, above).host))
+            arrived = arrived and (above is self.root or cast(HostNode, above).backed_up)
         for node in backup.nodes:
             node.copying = None
             if not arrived:

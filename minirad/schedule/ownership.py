@@ -242,6 +242,11 @@ class SlotOwnership:
         request.kv_len = request.protected_len = 0
         return len(private)
 
+    def settle(self) -> None:
+        """Waits for copies that are under way: what was just given up may be locked by its own copy."""
+        if self._tiers is not None:
+            self._tiers.poll(wait=True)
+
     def _complete(self, leaf: Any) -> None:
         """Nobody will grow this leaf any more: a tree with a second tier may copy it now."""
         if leaf is not None and self._seal is not None:

@@ -354,6 +354,8 @@ class Scheduler:
             budget.above = max(victim.priority, victim.priority if budget.above is None else budget.above)
             self.books.preemptions += 1
             self.retract(victim, by=request)
+        if victims:
+            self.ownership.settle()
         return bool(victims)
 
     def _fewest(
