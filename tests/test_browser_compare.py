@@ -121,3 +121,19 @@ def test_both_engines_are_driven(tab):
         until(tab, "document.querySelector('.status').innerText.includes('running')")
         until(tab, "document.querySelector('.status').innerText.includes('both are done')", seconds=60)
         assert driver.run_now.number == 2
+
+
+@pytest.mark.parametrize("place", ["server", "file"])
+def test_refused_requests_are_told_in_a_banner(tab, tmp_path, place):
+    driver = Driver(Settings(workload="agents", compare="lru,lfu", kv_tokens=40), speed=0)
+    with Live(driver) as server:
+        start = time.monotonic()
+        while driver.run_now is None or not driver.run_now.idle:
+            assert time.monotonic() - start < 60 and not driver.error
+            time.sleep(0.02)
+        file = tmp_path / "both.html"
+        export(driver.run_now.page, file)
+        tab.goto(server.url if place == "server" else file.as_uri())
+        until(tab, "document.querySelector('.banner.refused')?.hidden === false")
+        assert tab.inner_text(".banner.refused") == driver.run_now.page.refused
+        assert driver.run_now.page.refused.startswith("both: 4 of 4 requests refused")

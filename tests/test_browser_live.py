@@ -518,3 +518,84 @@ def test_a_long_recording_scrubs(tab, make_engine):
             at(tab, f"step {i}")
             times.append(float(tab.evaluate("document.body.dataset.latency")))
         print(f"\n3000 steps: {statistics.median(times):.0f} ms median to any of them")
+
+
+# ---------------------------------------------------------------------- a host tier, and another policy
+
+
+@pytest.fixture(scope="module")
+def tiered(tmp_path_factory):
+    """A chat that does not fit on the device but on the host, as a page and as a file."""
+    from viz import stories
+    from viz.export import export_html
+    from viz.page import Page
+    from viz.trace import Trace
+
+    story = stories.host_tier()
+    file = tmp_path_factory.mktemp("export") / "tiers.html"
+    export_html(Page(Trace(story.recording), story.labels), file, "tiers")
+    return Trace(story.recording), file
+
+
+HOST = "[...document.querySelectorAll('.pool.host i')].map(c => [c.dataset.owner, c.className])"
+
+
+def test_host_memory_is_a_second_map(tab, tiered):
+    trace, file = tiered
+    from viz import kv
+
+    for scene in (1, 4, 7):
+        open_at(tab, file.as_uri(), f"scene {scene}")
+        expected = kv.host_pages(trace.view("scene", scene))
+        shown = tab.evaluate(HOST)
+        assert [owner for owner, _ in shown] == [f"n{p.node}" if p.node else "" for p in expected]
+        assert [look for _, look in shown] == [f"copy {p.tier}" if p.node else "" for p in expected]
+        for node in trace.view("scene", scene).nodes.values():
+            classes = tab.get_attribute(f"#n{node['id']}", "class")
+            assert ("tier-host" in classes) == (node["slots"] == [])
+    assert "9 loaded back" in tab.inner_text(".sums")
+    assert tab.is_visible(".tiers") and tab.locator(".chart .hostline").count() == 1
+
+
+def test_pointing_at_a_copy_lights_its_node(tab, tiered):
+    _, file = tiered
+    open_at(tab, file.as_uri(), "scene 7")
+    owner, look = tab.evaluate(HOST)[40]
+    assert look == "copy host", "it lies on the host only: no square of the device lights up"
+    tab.hover(".pool.host i:nth-child(41)")
+    until(tab, f"document.querySelector('#{owner}').classList.contains('lit')")
+    assert tab.evaluate(LIT) and all(
+        tab.evaluate(
+            f"[...document.querySelectorAll('.pool.host i.lit')].map(c => c.dataset.owner === '{owner}')"
+        )
+    )
+    assert "on the host only" in tab.inner_text(".tip")
+
+
+def test_without_a_host_tier_there_is_no_trace_of_one(tab, url):
+    open_at(tab, url, "step 3")
+    for part in (".tiers", ".hostpart", ".hostline"):
+        assert not tab.locator(part).first.is_visible(), part
+
+
+def test_the_policy_is_changed_on_the_page(tab):
+    driver = Driver(Settings(workload="none", kv_tokens=400), speed=0, paused=True)
+    with Live(driver) as server:
+        tab.goto(server.url)
+        until(tab, "document.querySelector('.joined select')?.disabled === false")
+        tab.select_option(".joined select", "lfu")
+        until(tab, "document.querySelector('.events')?.innerText.includes('changed from lru to lfu')")
+        assert driver.run_now.engine.cache.eviction_policy == "lfu"
+        until(tab, "document.querySelector('.chip.changed')?.textContent === 'lpm · lfu'")
+
+
+def test_a_large_pool_s_usage_can_be_seen(tab, tmp_path):
+    """Drawn to the scale of the whole pool, 600 of 50,000 slots would be less than a pixel high."""
+    file = tmp_path / "large.html"
+    live.main(["--workload", "chat", "--kv-tokens", "50000", "--steps", "30", "--export", str(file)])
+    open_at(tab, file.as_uri(), "step 30")
+    boxes = (
+        "[...document.querySelectorAll('.two .card:first-child .chart path')].map(p => p.getBBox().height)"
+    )
+    assert max(tab.evaluate(boxes)) > 20
+    assert "of 50000" in tab.inner_text(".two .card:first-child h2")

@@ -653,3 +653,39 @@ def test_a_long_recording_is_thinned_out(monkeypatch, served, tmp_path):
 def test_steps_without_an_export_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert live.main(["--no-open", "--steps", "5"]) == 2
     assert "--export" in capsys.readouterr().err
+
+
+def test_the_policy_of_the_running_engine_can_be_changed(own):
+    driver, client = own
+    client.do("submit", text="Hello", **{"as": "chat"})
+    assert client.do("policy", policy="lfu") == (200, {"policy": "lfu"})
+    assert driver.status()["policy"] == "lfu" == driver.run_now.engine.cache.eviction_policy
+    last = client.view(len(driver.run_now.trace))
+    assert last["policy"] == "lfu"
+    assert "eviction policy changed from lru to lfu" in [event["text"] for event in last["events"]]
+    for name, reason in (("lfu", "lfu already"), ("best", "unknown eviction policy 'best'"), (3, "not 3")):
+        status, answer = client.do("policy", policy=name)
+        assert status == 400 and reason in answer["error"]
+    assert not driver.error and driver.is_alive()
+
+
+def test_only_an_engine_with_our_tree_has_a_policy_to_change(tmp_path):
+    record = tmp_path / "run.jsonl"
+    live.main(
+        ["--workload", "chat", "--steps", "3", "--record", str(record), "--export", str(tmp_path / "a.html")]
+    )
+    driver = Driver(Settings(), speed=0, replay=Replay(Recorder.load(record), "run"))
+    with Live(driver) as server:
+        assert driver.status()["policy"] == ""
+        status, answer = Client(server).do("policy", policy="lfu")
+    assert status == 400 and "no engine to drive" in answer["error"]
+
+
+def test_a_page_restarts_with_a_host_tier(own):
+    driver, client = own
+    assert client.do("restart", workload="none", host_kv_tokens="160", host_write="write_back")[0] == 200
+    config = driver.run_now.engine.config
+    assert (config.host_kv_tokens, config.host_write) == (160, "write_back")
+    assert driver.run_now.page.meta()["host_tokens"] == 160
+    status, answer = client.do("restart", host_kv_tokens=2_000_000)
+    assert status == 400 and "a host tier of 2,000,000 tokens" in answer["error"]

@@ -631,3 +631,49 @@ def test_the_module_is_one_file_that_fetches_nothing() -> None:
     for word in ("http://", "https://", "fetch(", "innerHTML", "eval("):
         assert word not in code.replace("http://www.w3.org/2000/svg", "")
     assert code.count("export default") == 1
+
+
+# ---------------------------------------------------------------------- small refusals, and another policy
+
+
+def test_an_empty_prompt_is_refused_with_a_sentence(classroom: Engine) -> None:
+    stepper = Stepper(classroom)
+    for text in ("", "  \n"):
+        assert stepper.submit(text, chat=True) is None and stepper.submit(text, chat=False) is None
+        assert stepper.message == "The prompt is empty: type something first."
+    assert not classroom.has_work
+
+
+def test_a_jump_to_nothing_known_names_what_there_is(stepper: Stepper) -> None:
+    with pytest.raises(ValueError, match="'foo' to jump to: split, evict, retract"):
+        stepper.jump("foo")
+
+
+def test_the_policy_can_be_changed_while_it_runs(stepper: Stepper) -> None:
+    assert stepper.engine is not None and stepper.controls is not None
+    assert stepper.controls.policy.value == "lru"
+    stepper.submit("1 2 3 4")
+    stepper.step()
+    assert stepper.set_policy("mru")
+    assert [e.describe() for e in stepper.view.events] == ["eviction policy changed from lru to mru"]
+    assert stepper.state["tree"]["eviction_policy"] == "mru" == stepper.controls.policy.value
+    assert stepper.shown["events"][-1]["tag"] == "policy"
+    assert not stepper.set_policy("mru") and "mru already" in stepper.message
+    assert not stepper.set_policy("best") and "known: lru" in stepper.message
+    stepper.controls.policy.value = "fifo"
+    assert stepper.engine.cache.eviction_policy == "fifo"  # type: ignore[attr-defined]
+
+
+def test_the_past_does_not_hide_the_present_policy(stepper: Stepper) -> None:
+    stepper.submit("1 2 3 4")
+    stepper.step()
+    stepper.set_policy("lfu")
+    stepper.first()
+    assert stepper.state["tree"]["eviction_policy"] == "lru"
+    assert stepper.controls is not None and stepper.controls.policy.value == "lfu"
+
+
+def test_a_recording_and_a_tree_of_ones_own_have_no_policy_to_change(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    look = Stepper(recording, decode=ids_as_text)
+    assert not look.set_policy("lfu") and "no engine to drive" in look.message

@@ -175,8 +175,8 @@ def test_ages_know_every_kind_of_eviction(run: tuple[Engine, Recorder]) -> None:
     assert "on the host" in [trace.name for trace in figures[2].data]
 
 
-def test_an_exported_file_holds_the_tiers(run: tuple[Engine, Recorder]) -> None:
-    data = page_data(Page(Trace(run[1])))
+def test_an_exported_file_holds_the_tiers(model: LlamaModel) -> None:
+    data = page_data(Page(Trace(driven(tiny(model), 12))))
     tiers = {n["tier"] for view in data["views"]["step"].values() for n in view["nodes"].values()}
     assert {"both", "host", "loading"} <= tiers
 

@@ -94,6 +94,10 @@ class FlashInferAttention:
         self._prefixed: Tensor | None = None  # two parts: the queries with a cached prefix, by index
         self._fresh: tuple[Tensor, Tensor] | None = None  # two parts: this layer's new k and v
 
+    @property
+    def reads_pool_only(self) -> bool:
+        return not self.two_part
+
     # ------------------------------------------------------------ once per batch
 
     def plan(self, metadata: AttentionMetadata, pool: KVPool) -> None:

@@ -70,6 +70,7 @@ class TorchPagedAttention:
     """An `AttentionBackend` made of gathers, matrix products and softmax."""
 
     name = "torch"
+    reads_pool_only = True
 
     def __init__(self) -> None:
         self._parts: list[_Part] = []

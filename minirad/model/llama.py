@@ -22,6 +22,7 @@ from torch import Tensor
 from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.radix_attention import AttentionBackend, RadixAttention
 from minirad.kv.kv_pool import KVPool
+from minirad.model.ops import FusedOps, Ops, best_ops
 
 __all__ = ["LlamaConfig", "LlamaModel", "RopeScaling", "random_weights"]
 
@@ -206,15 +207,19 @@ class LlamaModel:
         config: its shape.
         weights: tensors by their transformers names, all of one dtype on one device; see
             `LlamaConfig.tensor_shapes`.
+        ops: what is done between the matrix products; None: the best for that device and dtype.
     """
 
-    def __init__(self, config: LlamaConfig, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, config: LlamaConfig, weights: Mapping[str, Tensor], ops: Ops | None = None
+    ) -> None:
         self.config = config
         self.embed = weights["model.embed_tokens.weight"]
         self.norm = weights["model.norm.weight"]
         self.head = self.embed if config.tied else weights["lm_head.weight"]
         self.layers = [_Layer.from_weights(config, weights, i) for i in range(config.layers)]
         self.inv_freq = rope_frequencies(config).to(self.embed.device)
+        self.ops = ops or best_ops(self.device, self.dtype, config.head_dim)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -258,13 +263,35 @@ class LlamaModel:
                 f"forward: {token_ids.shape[0]} token ids, but metadata for {metadata.num_tokens}"
             )
         backend.plan(metadata, pool)
+        return self.compute(token_ids, metadata, pool, backend, logit_index)
+
+    @torch.inference_mode()
+    def compute(
+        self,
+        token_ids: Tensor,
+        metadata: AttentionMetadata,
+        pool: KVPool,
+        backend: AttentionBackend,
+        logit_index: Tensor | None,
+    ) -> Tensor:
+        """`forward` without planning: nothing here waits for the device or copies from the host.
+
+        So it can be captured in a CUDA graph. logit_index None: the logits of all tokens.
+        """
+        ops, eps = self.ops, self.config.rms_eps
         angles = metadata.positions[:, None, None].float() * self.inv_freq
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
         x = F.embedding(token_ids, self.embed)
-        for layer in self.layers:
-            x = layer.forward(x, cos, sin, metadata, pool, backend)
-        x = rms_norm(x[logit_index], self.norm, self.config.rms_eps)
-        return linear(x, self.head).float()
+        h = ops.rms_norm(x, self.layers[0].input_norm, eps)
+        for layer, following in zip(self.layers, [*self.layers[1:], None], strict=True):
+            attended = layer.attend(h, cos, sin, metadata, pool, backend, ops)
+            x, h = ops.add_rms_norm(x, attended, layer.post_norm, eps)
+            delta = layer.mlp(h, ops)
+            if following is not None:
+                x, h = ops.add_rms_norm(x, delta, following.input_norm, eps)
+        x = x + delta
+        h = ops.rms_norm(x if logit_index is None else x[logit_index], self.norm, eps)
+        return ops.linear(h, self.head).float()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,7 +299,6 @@ class _Layer:
     """One transformer block; q, k, v and gate, up are fused into one matrix each."""
 
     attention: RadixAttention
-    eps: float
     input_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -298,7 +324,6 @@ class _Layer:
         attention = RadixAttention(i, config.heads, config.kv_heads, config.head_dim, config.head_dim**-0.5)
         return cls(
             attention,
-            config.rms_eps,
             weights[prefix + "input_layernorm.weight"],
             *fused("self_attn", ("q_proj", "k_proj", "v_proj")),
             *fused("self_attn", ("o_proj",)),
@@ -307,51 +332,33 @@ class _Layer:
             *fused("mlp", ("down_proj",)),
         )
 
-    def forward(
+    def attend(
         self,
-        x: Tensor,
+        h: Tensor,
         cos: Tensor,
         sin: Tensor,
         metadata: AttentionMetadata,
         pool: KVPool,
         backend: AttentionBackend,
+        ops: Ops,
     ) -> Tensor:
-        """x `[T, hidden]` to the same; cos and sin `[T, 1, head_dim / 2]`."""
+        """The attention block of normed h `[T, hidden]`; cos and sin `[T, 1, head_dim / 2]`."""
         a = self.attention
-        h = rms_norm(x, self.input_norm, self.eps)
-        qkv = linear(h, self.qkv, self.qkv_bias).view(len(x), -1, a.head_dim)
-        qk = rotate(qkv[:, : a.num_heads + a.num_kv_heads], cos, sin)
-        q, k = qk[:, : a.num_heads], qk[:, a.num_heads :]
-        v = qkv[:, a.num_heads + a.num_kv_heads :]
-        x = x + linear(a(q, k, v, metadata, pool, backend), self.o, self.o_bias)
-        h = rms_norm(x, self.post_norm, self.eps)
-        gate, up = linear(h, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        return x + linear(F.silu(gate) * up, self.down, self.down_bias)
+        qkv = ops.linear(h, self.qkv, self.qkv_bias).view(len(h), -1, a.head_dim)
+        if isinstance(ops, FusedOps) and backend.reads_pool_only:
+            layer = a.layer_id
+            q = ops.rotate_and_write(qkv, cos, sin, metadata.out_slots, pool.k[layer], pool.v[layer])
+            attended = backend.run(layer, q, pool, a.scale).reshape(len(h), -1)
+        else:
+            qk = rotate(qkv[:, : a.num_heads + a.num_kv_heads], cos, sin)
+            q, k = qk[:, : a.num_heads], qk[:, a.num_heads :]
+            attended = a(q, k, qkv[:, a.num_heads + a.num_kv_heads :], metadata, pool, backend)
+        return ops.linear(attended, self.o, self.o_bias)
 
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x `[T, in]` times weight `[out, in]` transposed: `[T, out]`.
-
-    For float32 on a CPU torch asks MKL, which takes its slower path on processors that are not
-    Intel's; oneDNN, which torch also brings, was 1.8 to 2.2 times as fast there. Handing over costs
-    about 20 microseconds, so small products stay where they are.
-    """
-    large = len(x) * weight.numel() >= 1 << 20
-    if large and _onednn_takes(x):
-        return F.linear(x.to_mkldnn(), weight, bias).to_dense()
-    return F.linear(x, weight, bias)
-
-
-def _onednn_takes(x: Tensor) -> bool:
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and x.device.type == "cpu" and x.dtype == torch.float32
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension, computed in float32 whatever x's type."""
-    h = x.float()
-    h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
-    return weight * h.to(x.dtype)
+    def mlp(self, h: Tensor, ops: Ops) -> Tensor:
+        """The gated block of normed h `[T, hidden]`."""
+        gate_up = ops.linear(h, self.gate_up, self.gate_up_bias)
+        return ops.linear(ops.silu_mul(gate_up), self.down, self.down_bias)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ hold another request's keys and values.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,6 +135,32 @@ class SlotOwnership:
             self.bus.emit(ev.SlotsAllocated(request.id, tuple(slots.tolist())))
         return True
 
+    def extend_by_one(self, requests: Sequence[Request]) -> None:
+        """One more slot for each of many decoding requests, for which there is room (`make_room`).
+
+        What `extend` does for each, in a few array operations for all.
+        """
+        page, table = self.allocator.page_size, self.rows.rows
+        rows = np.array([request.row for request in requests])
+        at = np.array([request.kv_len for request in requests])
+        slots = table[rows, at - 1] + 1
+        enters = at % page == 0
+        fresh = self.allocator.alloc(int(enters.sum()) * page)
+        assert fresh is not None, f"{requests[0].id} cannot decode although room was made"
+        slots[enters] = fresh[::page]
+        pages = slots // page
+        theirs = np.flatnonzero(self._owner[pages] != np.where(enters, FREE, rows))
+        if len(theirs):
+            wrong = int(theirs[0])
+            require(False, f"{requests[wrong].id} was given page {pages[wrong]}, which has an owner")
+        self._owner[pages] = rows
+        table[rows, at] = slots
+        wanted = self.bus.wants(ev.SlotsAllocated)
+        for request, slot in zip(requests, slots.tolist(), strict=True):
+            request.kv_len += 1
+            if wanted:
+                self.bus.emit(ev.SlotsAllocated(request.id, (slot,)))
+
     # ------------------------------------------------------------ admission and commit
 
     def load_back(self, request: Request, match: Any, spare: int) -> Any:
@@ -204,6 +230,7 @@ class SlotOwnership:
 
         self._release(line[protected:prefix_len].copy(), row, "duplicate")
         line[protected:prefix_len] = tree[protected:prefix_len]
+        self.rows.rewritten.add(row)
         self._pass_on(line[prefix_len:aligned], row)
         request.protected_len = aligned
         if self.bus.wants(ev.Committed):

@@ -17,6 +17,9 @@ class ReqToTokenPool:
 
     def __init__(self, max_running: int, max_context: int) -> None:
         self.rows = np.zeros((max_running, max_context), dtype=np.int64)
+        # Rows that a device's copy of this table (runner.py) has to take over whole; what a decode step
+        # appends it finds out itself.
+        self.rewritten: set[int] = set(range(max_running))
         self._free = list(range(max_running))
 
     @property
@@ -28,7 +31,9 @@ class ReqToTokenPool:
         """The lowest free row; ValueError when all are held (ask `available` first)."""
         if not self._free:
             raise ValueError(f"all {len(self.rows)} rows are held")
-        return heapq.heappop(self._free)
+        row = heapq.heappop(self._free)
+        self.rewritten.add(row)
+        return row
 
     def free(self, row: int) -> None:
         """Gives a row back. It is zeroed: what is read by mistake is the dummy page."""

@@ -392,16 +392,16 @@ class Scheduler:
                 self.stuck = self.running[0]
                 return
             self.retract(victim)
-        for request in self.running:
-            start = request.kv_len
-            extended = self.ownership.extend(request, start + 1)
-            assert extended, f"{request.id} cannot decode although room was made"
+        starts = [request.kv_len for request in self.running]
+        if starts:
+            self.ownership.extend_by_one(self.running)
+        for request, start in zip(self.running, starts, strict=True):
             batch.add(request, start, prefill=False)
 
     def _decode_need(self) -> int:
         """Slots of the pages that running requests enter with their next token."""
-        allocator = self.ownership.allocator
-        return allocator.page_size * sum(allocator.pages_needed(r.kv_len, r.kv_len + 1) for r in self.running)
+        page = self.ownership.allocator.page_size
+        return page * sum(request.kv_len % page == 0 for request in self.running)
 
     def _victim(self) -> Request | None:
         """Lowest priority, then the least to lose, then the last to come; never the only one."""

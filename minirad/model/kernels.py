@@ -1,0 +1,191 @@
+"""Small fused kernels for a GPU, in Triton: what lies between the matrix products of a Llama layer.
+
+A decode step computes little and launches much: norm, residual, rotation, writing keys and values, gate.
+Each is one kernel here instead of five to ten of torch's. The arithmetic is that of model/llama.py, in
+float32 between reading and writing, with the same places of rounding; sums are taken in another order,
+so results agree to rounding, not to the bit. `matvec` multiplies one token by a matrix: bandwidth is all
+that counts there, and every row is read once.
+
+Imported only where there is a GPU with Triton (model/ops.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["add_rms_norm", "fill_pages", "matvec", "rms_norm", "rotate_and_write", "silu_mul"]
+
+
+@triton.jit
+def _norm_kernel(x, delta, w, out, width, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    h = tl.load(x + row * width + at, mask=inside, other=0.0)
+    if HAS_DELTA:
+        # The residual is rounded before it is normed, as torch's addition rounds it.
+        h = (h.to(tl.float32) + tl.load(delta + row * width + at, mask=inside, other=0.0).to(tl.float32)).to(h.dtype)
+        tl.store(x + row * width + at, h, mask=inside)
+    f = h.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(f * f, 0) / width + eps)
+    normed = (f * scale).to(h.dtype)
+    tl.store(out + row * width + at, tl.load(w + at, mask=inside, other=0.0) * normed, mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x `[T, width]`, normed over its rows."""
+    return _norm(x, None, weight, eps)
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds delta to x in place, and norms the sum."""
+    return _norm(x, delta, weight, eps)
+
+
+def _norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    out, width = torch.empty_like(x), x.shape[-1]
+    block = triton.next_power_of_2(width)
+    _norm_kernel[(len(x),)](
+        x, x if delta is None else delta, weight, out, width, eps, HAS_DELTA=delta is not None, BLOCK=block,
+        num_warps=min(max(block // 512, 1), 8),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _rotate_kernel(qkv, cos, sin, slots, q, k, v, Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    token, head = tl.program_id(0), tl.program_id(1)
+    at = tl.arange(0, HALF)
+    source = qkv + (token * (Q + 2 * KV) + head) * 2 * HALF
+    first, second = tl.load(source + at), tl.load(source + HALF + at)
+    if head < Q + KV:
+        c = tl.load(cos + token * HALF + at).to(tl.float32)
+        s = tl.load(sin + token * HALF + at).to(tl.float32)
+        # Each product is rounded, then their sum: so torch does it.
+        kind = first.dtype
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        first = ((a * c).to(kind).to(tl.float32) - (b * s).to(kind).to(tl.float32)).to(kind)
+        second = ((b * c).to(kind).to(tl.float32) + (a * s).to(kind).to(tl.float32)).to(kind)
+    if head < Q:
+        target = q + (token * Q + head) * 2 * HALF
+    else:
+        slot = tl.load(slots + token).to(tl.int64)
+        if head < Q + KV:
+            target = k + (slot * KV + head - Q) * 2 * HALF
+        else:
+            target = v + (slot * KV + head - Q - KV) * 2 * HALF
+    tl.store(target + at, first)
+    tl.store(target + HALF + at, second)
+
+
+def rotate_and_write(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rotates queries and keys, and stores keys and values in one layer of the pool.
+
+    Args:
+        qkv: `[T, heads + 2 * kv_heads, head_dim]`, contiguous.
+        cos, sin: `[T, head_dim / 2]`.
+        slots: int32 or int64 `[T]`.
+        k, v: the pool's layer, `[slots, kv_heads, head_dim]`.
+
+    Returns:
+        the rotated queries, `[T, heads, head_dim]`.
+    """
+    tokens, heads, head_dim = qkv.shape
+    kv = k.shape[1]
+    q = torch.empty((tokens, heads - 2 * kv, head_dim), dtype=qkv.dtype, device=qkv.device)
+    _rotate_kernel[(tokens, heads)](
+        qkv, cos, sin, slots, q, k, v, Q=heads - 2 * kv, KV=kv, HALF=head_dim // 2, num_warps=1
+    )
+    return q
+
+
+@triton.jit
+def _silu_kernel(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    gate = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0)
+    g = gate.to(tl.float32)
+    silu = (g * tl.sigmoid(g)).to(gate.dtype)
+    tl.store(out + row * width + at, silu * up, mask=inside)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up `[T, 2 * width]`: `[T, width]`."""
+    tokens, width = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
+    block = 1024
+    _silu_kernel[(tokens, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block, num_warps=4)
+    return out
+
+
+@triton.jit
+def _matvec_kernel(x, w, out, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for start in range(0, K, BLOCK):
+        piece = tl.load(x + start + at).to(tl.float32)
+        block = tl.load(
+            w + rows[:, None].to(tl.int64) * K + start + at[None, :], mask=rows[:, None] < n, other=0.0,
+            eviction_policy="evict_first",
+        )  # fmt: skip
+        total += block.to(tl.float32) * piece[None, :]
+    tl.store(out + rows, tl.sum(total, 1).to(out.dtype.element_ty), mask=rows < n)
+
+
+def matvec(x: Tensor, weight: Tensor, rows: int = 0, block: int = 0, warps: int = 0) -> Tensor:
+    """x `[1, K]` times weight `[N, K]` transposed: `[1, N]`. K has to be a multiple of 512.
+
+    rows, block, warps: rows of a program, columns at a time, warps; 0: what was quickest on an H100.
+    """
+    n, k = weight.shape
+    best = _best(n, k)
+    rows, block, warps = rows or best[0], block or best[1], warps or best[2]
+    out = torch.empty((1, n), dtype=x.dtype, device=x.device)
+    _matvec_kernel[(triton.cdiv(n, rows),)](x, weight, out, n, K=k, ROWS=rows, BLOCK=block, num_warps=warps)
+    return out
+
+
+def _best(n: int, k: int) -> tuple[int, int, int]:
+    return (4, 1024 if k % 1024 == 0 else 512, 4) if n < 8192 else (8, 1024 if k % 1024 == 0 else 512, 4)
+
+
+@triton.jit
+def _pages_kernel(table, rows, indptr, slots, out, stride, PAGE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    entry, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    start, stop = tl.load(indptr + entry), tl.load(indptr + entry + 1)
+    row, last = tl.load(rows + entry).to(tl.int64), tl.load(slots + entry) // PAGE
+    count = stop - start
+    pages = tl.load(table + row * stride + at, mask=at < count, other=0)
+    pages = tl.where(at == count - 1, last, pages)
+    tl.store(out + start + at, pages, mask=at < count)
+    tl.store(table + row * stride + at, pages, mask=at == count - 1)
+
+
+def fill_pages(
+    table: Tensor, rows: Tensor, indptr: Tensor, slots: Tensor, out: Tensor, page_size: int, longest: int
+) -> None:
+    """Lists the pages of decoding requests in `out`, and enters each one's newest page into `table`.
+
+    Args:
+        table: int32 `[rows, pages]`, pages by request row, right but for the newest page.
+        rows, slots: int32 `[B]`, each entry's row, and the slot of its new token.
+        indptr: int32 `[B + 1]`, where each entry's pages begin in `out`.
+        longest: the largest number of pages of an entry.
+    """
+    block = 1024
+    grid = (len(rows), triton.cdiv(longest, block))
+    _pages_kernel[grid](
+        table, rows, indptr, slots, out, table.stride(0), PAGE=page_size, BLOCK=block, num_warps=4
+    )
+
+
+def available(device: Any) -> bool:
+    """Triton can compile for this device (its oldest GPU is of capability 7.0)."""
+    return torch.cuda.get_device_capability(device) >= (7, 0)

@@ -1,0 +1,301 @@
+"""The whole cache at once, with a second tier at its worst: copies end when told, fail when told, and move
+their data as late as they may; forward passes are interrupted; each sampled token and its log-probability
+are compared with transformers in the very step that sampled it.
+
+test_engine_machine.py plays the engine's schedule; this machine has its rules, and more of what only tiers
+make hard. MINIRAD_WHOLE_EXAMPLES sets how many games are played; tests marked slow play thousands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from conftest import TINY, tiny_config
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from support import TransformersReference
+from test_engine_machine import EngineMachine, Watch, extra_keys, options, prompts
+
+from minirad import events as ev
+from minirad.cache.eviction import POLICIES as EVICTION
+from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache
+from minirad.config import EngineConfig, SamplingParams
+from minirad.engine import Engine
+from minirad.errors import HostCopyError
+from minirad.kv.host_tier import HostTier
+from minirad.model.llama import LlamaModel, random_weights
+from minirad.outputs import GenerationOutput, StepReport
+from minirad.record import Recorder, ReplayState
+from minirad.schedule.policies import POLICIES as SCHEDULE
+
+EXAMPLES = int(os.environ.get("MINIRAD_WHOLE_EXAMPLES", "40"))
+STEPS = 40  # rules in a game
+
+# Two layers: in the first one, keys and values know their token and position only, not what came before.
+# Weights ten times as large as usual, and a head of its own: else the model says its last token again
+# whatever it read, and a wrong slot would show in the fourth digit only.
+SHAPE: dict[str, Any] = {
+    **TINY, "vocab_size": 10, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "tie_word_embeddings": False,
+}  # fmt: skip
+TOLERANCE = 1e-4
+
+
+def bold_weights(seed: int) -> dict[str, torch.Tensor]:
+    weights = random_weights(tiny_config(**SHAPE), seed, dtype=torch.float32, device="cpu")
+    return {name: each if each.dim() == 1 else each * 10 for name, each in weights.items()}
+
+
+WEIGHTS = [bold_weights(seed) for seed in (0, 1)]
+MODELS = [LlamaModel(tiny_config(**SHAPE), weights) for weights in WEIGHTS]
+JUDGES = [TransformersReference(SHAPE, weights) for weights in WEIGHTS]
+HAPPENED: Counter[str] = Counter()  # over all games: what the machine reaches
+
+
+class ToldTier:
+    """The engine's HostTier with a side stream that is as slow as it may be.
+
+    Copies end in their order, each when told (or waited for); until then none of its data has moved. A
+    load's data, and that of all copies begun before it, moves at the latest when `fence` is called.
+    Those begun next can be made to fail: at their start, or (backups) at their end.
+    """
+
+    def __init__(self, inner: HostTier) -> None:
+        self._inner = inner
+        self._moves: list[Any] = []  # of every copy begun; None once it is made, or will never be
+        self._moved = 0
+        self._fence_at = 0
+        self.told = 0  # so many of the copies begun may have ended
+        self.refuse_backups = self.refuse_loads = self.lose_backups = 0
+
+    def backup(self, device_slots: Any, host_slots: Any) -> _ToldCopy:
+        if self.refuse_backups:
+            self.refuse_backups -= 1
+            HAPPENED["(backup refused)"] += 1
+            raise HostCopyError("no backup, as the test wishes")
+        arrives = self.lose_backups == 0
+        self.lose_backups -= not arrives
+        source, target = device_slots.copy(), host_slots.copy()
+        self._moves.append((self._inner.backup, source, target) if arrives else None)
+        return _ToldCopy(self, len(self._moves), arrives)
+
+    def load(self, host_slots: Any, device_slots: Any) -> _ToldCopy:
+        if self.refuse_loads:
+            self.refuse_loads -= 1
+            HAPPENED["(load refused)"] += 1
+            raise HostCopyError("no load, as the test wishes")
+        self._moves.append((self._inner.load, host_slots.copy(), device_slots.copy()))
+        self._fence_at = len(self._moves)
+        return _ToldCopy(self, len(self._moves), True)
+
+    def fence(self) -> None:
+        self.move(self._fence_at)
+
+    def move(self, number: int) -> None:
+        """Moves the data of the first `number` copies that were begun."""
+        for at in range(self._moved, number):
+            if self._moves[at] is not None:
+                make, source, target = self._moves[at]
+                make(source, target)
+                self._moves[at] = None
+        self._moved = max(self._moved, number)
+
+    def tell(self, count: int) -> None:
+        """So many further copies may end, of those that are begun."""
+        self.told = min(self.told + count, len(self._moves))
+
+
+class _ToldCopy:
+    """The `number`-th copy of a ToldTier."""
+
+    def __init__(self, tier: ToldTier, number: int, arrives: bool) -> None:
+        self._tier, self._number, self._arrives = tier, number, arrives
+
+    def done(self) -> bool:
+        return self._number <= self._tier.told
+
+    def wait(self) -> bool:
+        self._tier.move(self._number)
+        return self._arrives
+
+
+# Greedy for the most part; what is drawn by chance makes the samples of one prompt part.
+requests = st.tuples(
+    prompts,
+    st.builds(
+        SamplingParams,
+        max_new_tokens=st.integers(0, 6),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        temperature=st.sampled_from([0.0, 0.0, 0.0, 1.0]),
+        logprob_start=st.sampled_from([None, None, None, 0, 3]),
+        seed=st.just(11),
+    ),
+    extra_keys,
+    st.integers(-1, 1),
+).map(lambda drawn: drawn if (drawn[1].logprob_start or 0) < len(drawn[0]) else (drawn[0] * 4, *drawn[1:]))
+
+sizes = st.fixed_dictionaries(
+    {
+        "page_size": st.sampled_from([1, 1, 2, 4]),
+        "kv_tokens": st.sampled_from([16, 16, 24, 24, 32, 48]),
+        "chunk_tokens": st.sampled_from([1, 2, 3, 5, 8, 16, 32]),
+        "max_running": st.integers(1, 4),
+        "schedule_policy": st.sampled_from(sorted(SCHEDULE)),
+        "eviction_policy": st.sampled_from(sorted(EVICTION)),
+        "host_write": st.sampled_from(HOST_WRITE),
+        "host_kv_tokens": st.sampled_from([0, 8, 16, 32, 64, 64, 128]),
+        "load_back_threshold": st.sampled_from([1, 1, 1, 2, 6]),
+        "bigram_keys": st.sampled_from([False, False, True]),
+    }
+)
+
+
+class WholeMachine(EngineMachine):
+    """The engine's machine with tiers that do as told, interrupted forward passes, and a judge each step."""
+
+    @initialize(sizes=sizes, options=options)
+    def start(self, sizes: dict[str, Any], options: dict[str, Any]) -> None:
+        HAPPENED["(game)"] += 1
+        self.engine = engine = Engine(EngineConfig(poison_freed=True, **sizes, **options), model=MODELS[0])
+        self.tier = None
+        if isinstance(engine.cache, HiRadixCache):
+            assert engine.host_tier is not None
+            self.tier = ToldTier(engine.host_tier)
+            engine.cache.copier = engine.host_tier = self.tier
+        self.weights = 0
+        engine.bus.subscribe(None, self.note)
+        self.watch = Watch(engine)
+        self.recorder = Recorder(engine, keyframe_every=7)
+        self.replay = ReplayState(engine.snapshot())
+        engine.bus.subscribe(None, self.replay.apply)
+        self.asked, self.done, self.added_with = {}, {}, {}
+        self.aborted, self.changed, self.excused = set(), set(), set()
+        self.pins = []
+        self.judged: Counter[str] = Counter()  # by sample: how many of its tokens were looked at
+
+    def note(self, event: ev.Event) -> None:
+        """Counts what happens, and some things by what they happened to."""
+        HAPPENED[type(event).__name__] += 1
+        if isinstance(event, ev.BackupEnded) and not event.ok:
+            HAPPENED["(backup failed at its end)"] += 1
+        elif isinstance(event, ev.BackupEnded) and len(event.nodes) > 1:
+            HAPPENED["(backup ended after a split)"] += 1
+        elif isinstance(event, ev.LoadEnded) and len(event.nodes) > 1:
+            HAPPENED["(load of several nodes ended)"] += 1
+        elif isinstance(event, ev.NodeSplit) and self.tier is not None:
+            [lower] = [node for node in self.engine.cache.walk() if node.id == event.lower]
+            state = "while copied" if lower.copying else "while loaded" if lower.host_locks else ""
+            state = state or ("with a copy" if lower.host else "")
+            if state:
+                HAPPENED[f"(split {state}{'' if lower.packed else ', on the host only'})"] += 1
+
+    # ------------------------------------------------------------ what may happen
+
+    @rule(several=st.lists(requests, min_size=1, max_size=4))
+    def add(self, several: list[tuple[list[int], SamplingParams, Any, int]]) -> None:
+        super().add(several)
+
+    @rule(count=st.integers(1, 4), ended=st.sampled_from([0, 0, 1, 3]))
+    def step(self, count: int, ended: int) -> None:
+        for _ in range(count):
+            if self.tier is not None:
+                self.tier.tell(ended)
+            self.take(self.watch.step())
+
+    @precondition(lambda self: self.tier is not None)
+    @rule(what=st.sampled_from(["refuse_backups", "lose_backups", "refuse_loads"]), count=st.integers(1, 2))
+    def copies_fail(self, what: str, count: int) -> None:
+        setattr(self.tier, what, count)
+
+    @rule(error=st.sampled_from([KeyboardInterrupt("as the test wishes"), MemoryError("none left")]))
+    def interrupted_step(self, error: BaseException) -> None:
+        with patch.object(self.engine.model, "forward", side_effect=error):
+            try:
+                self.take(self.watch.step())  # there may be nothing to compute
+                return
+            except (KeyboardInterrupt, MemoryError) as raised:
+                assert raised is error
+        HAPPENED["(forward interrupted)"] += 1
+        self.replay.rest["step"] += 1  # a step that was begun counts, and no event says that it ended
+        for event in self.watch.events:  # the report that would tell of them does not come
+            if isinstance(event, (ev.RequestAdmitted, ev.RequestRetracted)):
+                self.watch.waited.discard(event.request)
+
+    def change_weights(self) -> None:
+        self.weights = 1 - self.weights
+        self.engine.update_weights(MODELS[self.weights])
+        self.changed |= {request.group for request in self.engine.scheduler.everyone()}
+        for prompt, _ in list(self.asked.values())[-2:]:
+            assert self.engine.peek(prompt) == 0
+
+    # ------------------------------------------------------------ what must hold
+
+    def take(self, report: StepReport) -> None:
+        super().take(report)
+        for request in self.engine.scheduler.everyone():
+            self.judge_reply(request.id, request.group, request.output, request.output_logprobs)
+        for output in report.finished:
+            name = f"{output.request_id}.{output.index}" if output.index else output.request_id
+            self.judge_reply(name, output.request_id, output.token_ids, output.logprobs)
+            if output.request_id not in self.changed:
+                self.judge_prompt(output)
+
+    def judge_reply(self, name: str, group: str, said: list[int], logprobs: list[float]) -> None:
+        """The tokens that this step sampled: transformers would say them too, as surely."""
+        prompt, params = self.asked[group]
+        for at in range(self.judged[name], len(said)):
+            after = JUDGES[self.weights].logits([*prompt, *said[:at]])[-1].log_softmax(-1)
+            chance = float(after[said[at]])
+            told = (name, prompt, said, at, logprobs[at], chance)
+            assert abs(logprobs[at] - chance) <= TOLERANCE, told
+            assert params.temperature > 0 or chance >= float(after.max()) - TOLERANCE, told
+        self.judged[name] = len(said)
+
+    def judge_prompt(self, output: GenerationOutput) -> None:
+        prompt, params = self.asked[output.request_id]
+        found, first = output.prompt_logprobs, params.logprob_start or 0
+        if params.logprob_start is None or len(prompt) < 2:
+            return
+        expected = JUDGES[self.weights].logits(prompt).log_softmax(-1)
+        for position, chance in enumerate(found, start=first):
+            if position == 0:
+                assert chance is None
+            else:
+                assert chance is not None
+                wanted = float(expected[position - 1, prompt[position]])
+                assert abs(chance - wanted) <= TOLERANCE, (prompt, position, chance, wanted)
+        if output.finish_reason in ("stop", "length"):
+            assert len(found) == len(prompt) - first
+
+    def judge_tokens(self, prompt: list[int], params: SamplingParams, output: GenerationOutput) -> None:
+        """At the end: every token of the reply was looked at, and the reply ends where it should."""
+        name = f"{output.request_id}.{output.index}" if output.index else output.request_id
+        assert self.judged[name] == len(output.token_ids)
+        stopped = bool(output.token_ids) and output.token_ids[-1] == SHAPE["eos_token_id"]
+        assert output.finish_reason == ("stop" if stopped else "length")
+        assert SHAPE["eos_token_id"] not in output.token_ids[:-1]
+        assert stopped or len(output.token_ids) == params.max_new_tokens
+
+
+def play(examples: int, derandomize: bool = True) -> None:
+    run_state_machine_as_test(
+        WholeMachine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            derandomize=derandomize,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_tiers_that_do_their_worst_change_no_token() -> None:
+    play(EXAMPLES)
