@@ -107,6 +107,7 @@ class EngineConfig:
     bigram_keys: the tree's units are pairs of tokens, as draft models need it whose KV at a token depends
         on the next one (EAGLE): n tokens in common are n - 1 units in common.
     radix_cache: False forgets every request's KV when it finishes (for comparison).
+    cuda_graphs: decode steps are captured and replayed; None: where FlashInfer runs with fused kernels.
     poison_freed: a debugging aid: freed slots are filled with NaN, so that any read of them shows.
     dummy_weights: random weights in the shape of a known model, instead of `model`, for measuring.
     mixed, preemption, in_batch_*, fair_passes, new_token_*: see ScheduleOptions.
@@ -129,6 +130,7 @@ class EngineConfig:
     load_back_threshold: int = 10
     bigram_keys: bool = False
     seed: int = 0
+    cuda_graphs: bool | None = None
     poison_freed: bool = False
     dummy_weights: str | None = None
     mixed: bool = False
@@ -168,6 +170,8 @@ class EngineConfig:
             one_of("shape for dummy weights", self.dummy_weights, tuple(SHAPES))
             if self.model is not None:
                 raise ValueError(f"model {str(self.model)!r} and dummy weights: only one of the two")
+        if self.cuda_graphs not in (None, True, False):
+            raise ValueError(f"cuda_graphs must be True, False or None, got {self.cuda_graphs!r}")
         if not isinstance(self.bigram_keys, bool):
             raise ValueError(f"bigram_keys must be True or False, got {self.bigram_keys!r}")
         if self.host_kv_tokens % self.page_size:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from minirad import events as ev
+from minirad.attention.flashinfer import FlashInferAttention
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
@@ -33,6 +34,7 @@ from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
 from minirad.outputs import GenerationOutput, Pin, StepReport, StreamText, StreamToken
+from minirad.runner import DecodeGraphs
 from minirad.schedule.admission import Books
 from minirad.schedule.ownership import PrefixCache, SlotOwnership
 from minirad.schedule.req_to_token import ReqToTokenPool
@@ -89,11 +91,13 @@ class Engine:
         self.scheduler = Scheduler(
             self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
         )
+        self.graphs = self._new_graphs()
+        self._greedy: torch.Tensor | None = None  # of a captured step: likeliest tokens, log-probabilities
         self._steps = 0
         self._arrivals = 0
         self._pins: dict[int, Any] = {}
         self._next_pin = 1
-        self._namespaces: dict[Hashable, int] = {(None, False): 0}
+        self._namespaces: dict[Hashable, int] = {(None, False): 0, (None, True): 0}
         self._stepping = False
         self._interrupts = HeldInterrupts()  # of the step that is running
         self._held: list[GenerationOutput] = []  # finished while somebody else was driving
@@ -180,6 +184,12 @@ class Engine:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Logits [N, vocab] of the positions that `_wanted_logits` lists, request by request."""
+        self._greedy = None
+        if self.graphs is not None and batch.kind == "decode" and self.graphs.fits(batch.requests):
+            output = self.graphs.run(batch.requests)
+            self._greedy = output.greedy
+            return output.logits
+        self.rows.rewritten.update(request.row for request in batch.requests)
         entries, tokens, wanted, offset = [], [], [], 0
         for request, start in zip(batch.requests, batch.starts, strict=True):
             stop = request.kv_len
@@ -275,11 +285,14 @@ class Engine:
         masks = [mask for request, _, mask in masked if not request.error]
         if not who:
             return
+        wanted = [row for _, row in who]
+        whole = wanted == list(range(len(logits)))  # as in every decode step: nothing to pick out
         chosen, logprobs = sample(
-            logits[torch.tensor([row for _, row in who], device=self.device)],
+            logits if whole else logits[torch.tensor(wanted, device=self.device)],
             [r.params for r, _ in who],
-            [position_uniform(r.seed, r.index, r.length) for r, _ in who],
+            [position_uniform(r.seed, r.index, r.length) if r.params.temperature else 0.0 for r, _ in who],
             masks if any(mask is not None for mask in masks) else None,
+            self._greedy if whole else None,
         )
         now = time.perf_counter()
         for (request, _), token, logprob in zip(who, chosen, logprobs, strict=True):
@@ -454,7 +467,7 @@ class Engine:
         return request.id
 
     def _namespace_number(self, namespace: Hashable) -> int:
-        return self._namespaces.setdefault(namespace, len(self._namespaces))
+        return self._namespaces.setdefault(namespace, len(self._namespaces) - 1)
 
     def _checked_prompt(self, tokens: Slots, params: SamplingParams) -> Slots:
         config, vocab = self.config, self.model.config.vocab_size
@@ -628,6 +641,17 @@ class Engine:
         else:
             self.ownership.flush()
         self.model = model
+        self.graphs = self._new_graphs()
+
+    def _new_graphs(self) -> DecodeGraphs | None:
+        """Captured decode steps, where they are possible and not switched off."""
+        possible = DecodeGraphs.possible(self.model, self.attention)
+        if self.config.cuda_graphs and not possible:
+            raise ValueError("cuda_graphs=True: FlashInfer and fused kernels (Triton) are needed, on a GPU")
+        if not possible or self.config.cuda_graphs is False:
+            return None
+        attention = cast(FlashInferAttention, self.attention)
+        return DecodeGraphs(self.model, self.pool, attention, self.rows, self.config.page_size)
 
     # ------------------------------------------------------------ looking at it
 

@@ -144,9 +144,12 @@ class PairPage:
 
     @property
     def refused(self) -> str:
-        """What both sides say of requests that they refused."""
-        told = zip(self.pair.names, (page.refused for page in self.pages), strict=True)
-        return "; ".join(f"{name}: {refused}" for name, refused in told if refused)
+        """What both sides say of requests that they refused: once, if that is the same."""
+        told = [page.refused for page in self.pages]
+        if told[0] == told[1]:
+            return told[0] and f"both: {told[0]}"
+        named = zip(self.pair.names, told, strict=True)
+        return "; ".join(f"{name}: {refused}" for name, refused in named if refused)
 
     def frames(self, start: int = 0) -> list[Json]:
         """Per step what each side's page says of it (None where it is done); "m": the marks of both."""

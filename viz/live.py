@@ -248,8 +248,7 @@ def make_run(number: int, settings: Settings, workload: workloads.Workload | Non
 def _refused(run: Run | Pair | Replay | None) -> str:
     """What a run says of its refused requests; of two, each side's with its name."""
     if isinstance(run, Pair):
-        told = [(name, side.refused) for name, side in zip(run.names, run.sides, strict=True)]
-        return "; ".join(f"{name}: {refused}" for name, refused in told if refused)
+        return run.page.refused
     return run.refused if run else ""
 
 
@@ -544,7 +543,7 @@ def _flush(driver: Driver, arguments: Json) -> Json:
 
 def _policy(driver: Driver, arguments: Json) -> Json:
     """Another eviction policy for the engine that runs."""
-    run, name = _engine_run(driver), arguments.get("name")
+    run, name = _engine_run(driver), arguments.get("policy")
     if not isinstance(name, str):
         raise ValueError(f"a policy has a name, not {name!r}")
     now = _policy_of(run)

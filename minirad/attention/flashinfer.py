@@ -81,7 +81,7 @@ class FlashInferAttention:
         self.tensor_cores = num_heads // num_kv_heads >= TENSOR_CORES_FROM_GROUP
         # One for all wrappers: they run one after another. FlashInfer wants it zeroed before its first use.
         size = workspace_bytes(num_heads, num_kv_heads, head_dim, torch.device(device))
-        work = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._work = work = torch.zeros(size, dtype=torch.uint8, device=device)
         self._decode = fi.BatchDecodeWithPagedKVCacheWrapper(
             work, "NHD", use_tensor_cores=self.tensor_cores, backend=KERNELS
         )
@@ -162,6 +162,18 @@ class FlashInferAttention:
                 f"plan: {pool.num_slots} slots of the pool are not whole pages of {metadata.page_size}"
             )
 
+    def graph_decode(self, size: int, indices: Tensor) -> GraphDecode:
+        """Attention of `size` decoding requests for a CUDA graph; their pages are listed in `indices`."""
+        device = indices.device
+        wrapper = self._kernels.BatchDecodeWithPagedKVCacheWrapper(
+            self._work, "NHD", use_cuda_graph=True, use_tensor_cores=self.tensor_cores,
+            paged_kv_indptr_buffer=torch.zeros(size + 1, dtype=torch.int32, device=device),
+            paged_kv_indices_buffer=indices,
+            paged_kv_last_page_len_buffer=torch.ones(size, dtype=torch.int32, device=device),
+            backend=KERNELS,
+        )  # fmt: skip
+        return GraphDecode(wrapper, self._heads, self._kv_heads, self._head_dim, self._scale)
+
     # ------------------------------------------------------------ once per layer
 
     def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:
@@ -208,6 +220,46 @@ class FlashInferAttention:
             out.index_select(0, old), lse.index_select(0, old), before, before_lse
         )
         return out.index_copy_(0, old, merged)
+
+
+@dataclass(slots=True, eq=False)
+class GraphDecode:
+    """An `AttentionBackend` for the captured decode steps of one batch size; see FlashInferAttention."""
+
+    wrapper: Any
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    page_size: int = 1
+
+    @property
+    def name(self) -> str:
+        return "flashinfer"
+
+    @property
+    def reads_pool_only(self) -> bool:
+        return True
+
+    def plan_step(
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int, pool: KVPool
+    ) -> None:
+        """Once per step, outside the graph. indptr, last_page_len: on the host; indices: on the device."""
+        self.page_size = page_size
+        self.wrapper.plan(
+            indptr, indices, last_page_len, self.heads, self.kv_heads, self.head_dim, page_size,
+            q_data_type=pool.dtype, kv_data_type=pool.dtype, sm_scale=self.scale,
+        )  # fmt: skip
+
+    def plan(self, metadata: AttentionMetadata, pool: KVPool) -> None:
+        raise ValueError("a captured step is planned by plan_step")
+
+    def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:
+        raise ValueError("in a captured step the rotation writes keys and values")
+
+    def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
+        out: Tensor = self.wrapper.run(q, _layer(pool, layer_id, self.page_size))
+        return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)

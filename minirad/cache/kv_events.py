@@ -120,7 +120,12 @@ class KVEventStream:
     # ------------------------------------------------------------ the tree's shape
 
     def _on_NodeInserted(self, event: ev.NodeInserted) -> None:
-        namespace = self._cache.namespace_of(event.namespace)
+        # (None, pairs or not) are both number 0: how many ids a slot has tells them apart.
+        extra_key, is_bigram = (
+            self._cache.namespace_of(event.namespace)[0],
+            len(event.tokens) > len(event.slots),
+        )
+        namespace = (extra_key, is_bigram)
         node = self._nodes[event.node] = _Blocks(event.parent or None, namespace, [], [])
         self._append(node, event.tokens, len(event.slots))
 

@@ -226,7 +226,7 @@ class RadixCache:
         self._queue = EvictionQueue(_policy(eviction_policy))
         self._next_id = 1  # ids are never used again, also not after a reset
         self._tick = 0
-        self._namespaces: dict[Hashable, int] = {(None, False): 0}
+        self._namespaces: dict[Hashable, int] = {(None, False): 0, (None, True): 0}
         self.version = 0  # of the model's weights: see `bump_version`
         self._plant()
 
@@ -559,7 +559,7 @@ class RadixCache:
 
     def namespace_number(self, namespace: Hashable) -> int:
         """A small number for a namespace (any hashable does not fit into events and files)."""
-        return self._namespaces.setdefault(namespace, len(self._namespaces))
+        return self._namespaces.setdefault(namespace, len(self._namespaces) - 1)
 
     def namespace_of(self, number: int) -> Namespace:
         """The namespace with a number; KeyError for one that was never given out."""

@@ -22,14 +22,16 @@ __all__ = ["add_rms_norm", "fill_pages", "matvec", "rms_norm", "rotate_and_write
 
 
 @triton.jit
-def _norm_kernel(x, delta, w, out, width, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _norm_kernel(x, delta, w, out, width, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < width
     h = tl.load(x + row * width + at, mask=inside, other=0.0)
     if HAS_DELTA:
         # The residual is rounded before it is normed, as torch's addition rounds it.
-        h = (h.to(tl.float32) + tl.load(delta + row * width + at, mask=inside, other=0.0).to(tl.float32)).to(h.dtype)
+        h = (h.to(tl.float32) + tl.load(delta + row * width + at, mask=inside, other=0.0).to(tl.float32)).to(
+            h.dtype
+        )
         tl.store(x + row * width + at, h, mask=inside)
     f = h.to(tl.float32)
     scale = tl.rsqrt(tl.sum(f * f, 0) / width + eps)
@@ -58,7 +60,7 @@ def _norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor
 
 
 @triton.jit
-def _rotate_kernel(qkv, cos, sin, slots, q, k, v, Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rotate_kernel(qkv, cos, sin, slots, q, k, v, Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr):
     token, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, HALF)
     source = qkv + (token * (Q + 2 * KV) + head) * 2 * HALF
@@ -105,7 +107,7 @@ def rotate_and_write(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Te
 
 
 @triton.jit
-def _silu_kernel(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _silu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
     row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     gate = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0)
@@ -125,7 +127,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def _matvec_kernel(x, w, out, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _matvec_kernel(x, w, out, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
@@ -153,11 +155,15 @@ def matvec(x: Tensor, weight: Tensor, rows: int = 0, block: int = 0, warps: int 
 
 
 def _best(n: int, k: int) -> tuple[int, int, int]:
-    return (4, 1024 if k % 1024 == 0 else 512, 4) if n < 8192 else (8, 1024 if k % 1024 == 0 else 512, 4)
+    """What was quickest for the shapes of Llama 3.2 1B: 1.3 to 1.4 times cuBLAS for the small ones."""
+    block = next(block for block in (4096, 2048, 1024, 512) if k % block == 0)
+    if n < 8192:
+        return 1, block, 8 if block == 4096 else 4
+    return (2, 2048, 4) if k % 2048 == 0 else (1, 512, 2)
 
 
 @triton.jit
-def _pages_kernel(table, rows, indptr, slots, out, stride, PAGE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pages_kernel(table, rows, indptr, slots, out, stride, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     entry, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start, stop = tl.load(indptr + entry), tl.load(indptr + entry + 1)
     row, last = tl.load(rows + entry).to(tl.int64), tl.load(slots + entry) // PAGE

@@ -210,9 +210,7 @@ class LlamaModel:
         ops: what is done between the matrix products; None: the best for that device and dtype.
     """
 
-    def __init__(
-        self, config: LlamaConfig, weights: Mapping[str, Tensor], ops: Ops | None = None
-    ) -> None:
+    def __init__(self, config: LlamaConfig, weights: Mapping[str, Tensor], ops: Ops | None = None) -> None:
         self.config = config
         self.embed = weights["model.embed_tokens.weight"]
         self.norm = weights["model.norm.weight"]

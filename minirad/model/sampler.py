@@ -44,6 +44,7 @@ def sample(
     params: Sequence[SamplingLike],
     uniforms: Sequence[float],
     masks: Sequence[Tensor | None] | None = None,
+    greedy: Tensor | None = None,
 ) -> tuple[list[int], list[float]]:
     """Choose one token per row.
 
@@ -53,6 +54,7 @@ def sample(
             else temperature, then top_k, then top_p, then a draw.
         uniforms: one number in [0, 1) per row; unused where temperature is 0.
         masks: per row None or bool `[vocab]`, True = allowed.
+        greedy: the likeliest tokens and their log-probabilities, `[2, N]`, if they are known already.
 
     Returns:
         token ids, and the log-probability of each under the model's own distribution (temperature
@@ -68,6 +70,8 @@ def sample(
             f"sample: {n} rows of logits, {len(params)} params, {len(uniforms)} uniforms"
             + ("" if masks is None else f", {len(masks)} masks")
         )
+    if masks is None and all(param.temperature == 0 for param in params):
+        return _likeliest(logits, greedy)
     allowed = logits if masks is None else _masked(logits, masks)
     tokens = allowed.argmax(-1)  # the first of equal maxima
     normalizer = logits.logsumexp(-1)
@@ -79,6 +83,19 @@ def sample(
             tokens[row] = _draw(allowed[row], param, uniform)
     logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - normalizer
     return tokens.tolist(), logprobs.tolist()
+
+
+def _likeliest(logits: Tensor, greedy: Tensor | None) -> tuple[list[int], list[float]]:
+    """All rows greedy: one transfer from the device, the only one of a step."""
+    if greedy is None:
+        tokens = logits.argmax(-1)  # the first of equal maxima
+        logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)
+        greedy = torch.stack((tokens.double(), logprobs.double()))
+    chosen, logprob = greedy.tolist()
+    if any(each != each for each in logprob):
+        row = next(row for row, each in enumerate(logprob) if each != each)
+        raise InvariantError(f"sample: the logits of request {row} hold NaN")
+    return [int(token) for token in chosen], logprob
 
 
 def _masked(logits: Tensor, masks: Sequence[Tensor | None]) -> Tensor:

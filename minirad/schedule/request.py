@@ -104,6 +104,11 @@ class Request:
         self.output_logprobs.append(logprob)
 
     @property
+    def last_token(self) -> int:
+        """The newest token: what a decode step computes."""
+        return int(self._buffer[self.length - 1])
+
+    @property
     def unbranched(self) -> int:
         """Samples that will branch off this request when its prompt is computed."""
         return self.params.n - 1 if self.index == 0 and not self.output else 0

@@ -35,7 +35,7 @@ function buildSide(number) {
   return h("section.card.side" + number, {},
     h("h2", {}, (side.name = h("b.name")), (side.say = h("span.own")), h("span.zoom", {}, button("−", "Smaller", () => zoom(side.tree, 0.8)), button("fit", "The whole tree, however small; again: as much as can be read", () => fit(side.tree)), button("+", "Larger", () => zoom(side.tree, 1.25)))),
     side.tree,
-    h("div.poolrow", {}, h("div.facts", {}, (side.hit = h("b")), h("small", {}, "hit rate"), (side.used = h("small"))), side.pool, h("div.facts.queue", {}, (side.waiting = h("b")), h("small", {}, "waiting"), (side.longest = h("small")))));
+    h("div.poolrow", {}, h("div.facts", {}, (side.hit = h("b")), h("small", {}, "hit rate"), (side.used = h("small")), (side.host = h("small"))), side.pool, h("div.facts.queue", {}, (side.waiting = h("b")), h("small", {}, "waiting"), (side.longest = h("small")))));
 }
 
 function buildTransport() {
@@ -168,8 +168,9 @@ function drawSide(number, view, ms) {
   side.say.title = view.say;
   side.say.dataset.kind = totals.done ? "" : view.kind;
   side.hit.textContent = percent(totals.cached, totals.prompt);
-  side.used.textContent = `${source.meta.kv_tokens - free} of ${source.meta.kv_tokens} used` + (view.host ? `, ${view.host_used} on host` : "");
-  side.used.title = view.host ? `${view.host_used} of ${source.meta.host_tokens} slots of host memory` : "";
+  side.used.textContent = `${source.meta.kv_tokens - free} of ${source.meta.kv_tokens} used`;
+  side.host.textContent = view.host ? `${view.host_used} on the host` : "";
+  side.host.title = view.host ? `${view.host_used} of ${source.meta.host_tokens} slots of host memory` : "";
   side.waiting.textContent = waiting.length;
   const waits = waiting.map((id) => requestsOf(number)[id]).filter(Boolean).map((r) => [waitOf(number, r), r.id]).sort((a, b) => b[0] - a[0] || order(a[1]) - order(b[1]));
   side.longest.textContent = waits.length && waits[0][0] > 1 ? `${waits[0][1]}: ${plural(waits[0][0], "step")}` : " ";

@@ -642,7 +642,7 @@ function buildPrompt() {
   el.prompt = h("input.prompt", { type: "text", placeholder: "Ask something, e.g. What is the capital of France?", maxLength: 12000, "aria-label": "Prompt", oninput: whatIf, onkeydown: (e) => { if (e.key === "Enter") submit(); } });
   el.whatif = h("div.whatif", { "aria-live": "polite" });
   el.evictCount = h("input.count", { type: "number", min: 1, value: 50, "aria-label": "Tokens to evict" });
-  el.policy = h("select", { title: "Who is evicted from now on", "aria-label": "Eviction policy", onchange: () => command("policy", { name: el.policy.value }).then((done) => (done ? toPresent() : (el.policy.value = source.status.policy))) });
+  el.policy = h("select", { title: "Who is evicted from now on", "aria-label": "Eviction policy", onchange: () => command("policy", { policy: el.policy.value }).then((done) => (done ? toPresent() : (el.policy.value = source.status.policy))) });
   setTimeout(() => setMode("chat"));
   return h("div.ask", {},
     h("div.row", {}, el.modeButtons, el.prompt, button("submit", "Add the request (Enter)", submit, ".go-primary"),

@@ -222,7 +222,7 @@ function build(model, el) {
   const books = make("small", "books"), about = make("p", "about", "\u00a0");
   const requests = make("ul", "mr-requests"), events = make("ol", "mr-events");
   const states = legend(["new", "new"], ["hit", "hit"], ["split", "split"], ["locked", "locked"], ["cached", "cached"], ["evicted", "evicted"]);
-  const tiers = make("p", "tiers", "Where KV lies: D device · D+H also on the host · H host only (square, dotted) · D→H being copied · H→D being loaded");
+  const tiers = make("p", "tiers", "KV: D device · D+H also on the host · H host only (dotted) · D→H copying · H→D loading (dashed)");
   tiers.hidden = true;
   const phases = legend(...PHASES.map((phase) => [phase, phase]));
   const host2 = poolMap((page) => (page ? hover(hostKin(data, page), hostText(data, page)) : hover(null)), (part, owner, i) => (owner ? "copy " + part.tiers[i] : "free"));

@@ -1,0 +1,209 @@
+"""Decoding as a CUDA graph: one launch for a whole step instead of some two hundred.
+
+A decode step does the same kernels in the same order each time; only numbers change. So it is captured
+once for each of a few batch sizes, and then replayed: the step's numbers go into buffers that the graph
+reads (one copy), the batch is padded to the next captured size with entries that read and write the
+dummy page, and what comes out is cut to the real size.
+
+Beside the graphs lies a copy of the req_to_token table on the device, in pages. The host's stays the
+authority: a row that was given out or rewritten is taken over whole at its next decode step, and the one
+page that a step may add is entered by the kernel that lists the pages for attention.
+
+Only for FlashInfer on an NVIDIA GPU with fused ops. Prompts, and batches with prompts in them, are not
+captured: they come in any shape, and their kernels are long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minirad.attention.flashinfer import FlashInferAttention, GraphDecode
+from minirad.kv.kv_pool import KVPool
+from minirad.model.llama import LlamaModel
+from minirad.model.ops import FusedOps
+from minirad.schedule.req_to_token import ReqToTokenPool
+from minirad.schedule.request import Request
+
+__all__ = ["DecodeGraphs", "StepOutput", "batch_sizes"]
+
+MOST_PAGES = 1 << 25  # listed for one batch (128 MiB of int32): beyond that a step is not captured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """Of B requests: logits float32 `[B, vocab]`, the likeliest token and its log-probability `[2, B]`.
+
+    Views of buffers: good until the next step.
+    """
+
+    logits: Tensor
+    greedy: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Numbers:
+    """What a captured step reads: int32 views of one buffer, B entries each (indptr B + 1)."""
+
+    packed: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    out_slots: Tensor
+    rows: Tensor
+    indptr: Tensor
+
+    @classmethod
+    def of(cls, size: int, device: torch.device) -> _Numbers:
+        packed = torch.zeros(5 * size + 1, dtype=torch.int32, device=device)
+        return cls(packed, *torch.split(packed, [size, size, size, size, size + 1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Captured:
+    """A graph for batches of up to `size` requests."""
+
+    size: int
+    numbers: _Numbers
+    attention: GraphDecode
+    graph: Any
+    logits: Tensor
+    greedy: Tensor
+
+
+def batch_sizes(most: int) -> list[int]:
+    """The sizes that are captured: 1, 2, 4, 8, 16, 24, 32, then every 32; the last one is `most`."""
+    sizes = [1, 2, 4, 8, 16, 24, *range(32, most + 1, 32)]
+    return sorted({size for size in sizes if size < most} | {most})
+
+
+class DecodeGraphs:
+    """Captures decode steps when they are first needed, and runs them.
+
+    Args:
+        rows: the host's req_to_token table. page_size: slots of its pages.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        pool: KVPool,
+        attention: FlashInferAttention,
+        rows: ReqToTokenPool,
+        page_size: int,
+    ) -> None:
+        self._model, self._pool, self._attention = model, pool, attention
+        self._rows, self._page = rows, page_size
+        most, context = rows.rows.shape
+        self._sizes = batch_sizes(most)
+        device = pool.device
+        # One more row, for padding: its only page is the dummy.
+        self._table = torch.zeros((most + 1, -(-context // page_size)), dtype=torch.int32, device=device)
+        self._indices = torch.zeros(min(self._table.numel(), MOST_PAGES), dtype=torch.int32, device=device)
+        self._captured: dict[int, _Captured] = {}
+        self._memory: Any = None  # one pool of memory for all graphs: they never run together
+        rows.rewritten.update(range(most))
+
+    @staticmethod
+    def possible(model: LlamaModel, attention: Any) -> bool:
+        """Whether decode steps of this model can be captured."""
+        fused = isinstance(model.ops, FusedOps)
+        return fused and isinstance(attention, FlashInferAttention) and attention.reads_pool_only
+
+    def fits(self, requests: Sequence[Request]) -> bool:
+        """Whether the pages of all requests can be listed."""
+        return sum(-(-request.kv_len // self._page) for request in requests) + 1 < len(self._indices)
+
+    def run(self, requests: Sequence[Request]) -> StepOutput:
+        """Computes the last token of each request (its slot is in its row), all at once."""
+        size = next(size for size in self._sizes if size >= len(requests))
+        self._take_over(requests)
+        captured = self._captured.get(size)
+        if captured is None:
+            captured = self._captured[size] = self._capture(size, requests)
+        else:
+            self._prepare(captured.numbers, captured.attention, requests)
+        captured.graph.replay()
+        count = len(requests)
+        return StepOutput(captured.logits[:count], captured.greedy[:, :count])
+
+    def _take_over(self, requests: Sequence[Request]) -> None:
+        """Copies rewritten rows to the device, as pages."""
+        changed = [request for request in requests if request.row in self._rows.rewritten]
+        if not changed:
+            return
+        numbers = np.array([request.row for request in changed])
+        longest = max(request.kv_len for request in changed)
+        pages = (self._rows.rows[numbers, : longest : self._page] // self._page).astype(np.int32)
+        index = torch.from_numpy(numbers).to(self._table.device)
+        self._table[index, : pages.shape[1]] = torch.from_numpy(pages).to(self._table.device)
+        self._rows.rewritten.difference_update(numbers.tolist())
+
+    def _prepare(self, numbers: _Numbers, attention: GraphDecode, requests: Sequence[Request]) -> None:
+        """This step's numbers into the buffers, and attention's plan."""
+        size, count = len(numbers.rows), len(requests)
+        rows = np.array([request.row for request in requests])
+        lengths = np.array([request.kv_len for request in requests])
+        host = np.zeros((4, size), dtype=np.int32)
+        host[0, :count] = [request.last_token for request in requests]
+        host[1, :count] = lengths - 1
+        host[2, :count] = self._rows.rows[rows, lengths - 1]
+        host[3, :count] = rows
+        host[3, count:] = len(self._table) - 1
+        counts = np.ones(size, dtype=np.int32)
+        counts[:count] = -(-lengths // self._page)
+        indptr = np.zeros(size + 1, dtype=np.int32)
+        np.cumsum(counts, out=indptr[1:])
+        last = np.ones(size, dtype=np.int32)
+        last[:count] = lengths - (counts[:count] - 1) * self._page
+        packed = torch.from_numpy(np.concatenate((host.reshape(-1), indptr)))
+        numbers.packed.copy_(packed, non_blocking=True)
+        self._model.ops.kernels.fill_pages(  # type: ignore[attr-defined]
+            self._table, numbers.rows, numbers.indptr, numbers.out_slots, self._indices, self._page,
+            int(counts.max()),
+        )  # fmt: skip
+        attention.plan_step(
+            torch.from_numpy(indptr), self._indices[: int(indptr[-1])], torch.from_numpy(last),
+            self._page, self._pool,
+        )  # fmt: skip
+
+    def _capture(self, size: int, requests: Sequence[Request]) -> _Captured:
+        """Records a step for `size` requests; the first of it is these requests' own."""
+        device = self._pool.device
+        numbers = _Numbers.of(size, device)
+        attention = self._attention.graph_decode(size, self._indices)
+        self._prepare(numbers, attention, requests)
+
+        def step() -> tuple[Tensor, Tensor]:
+            logits = self._model.compute(numbers.token_ids, numbers, self._pool, attention, None)  # type: ignore[arg-type]
+            tokens = logits.argmax(-1, keepdim=True)
+            logprob = logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)
+            return logits, torch.cat((tokens.double(), logprob.double()), dim=1).t()
+
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side), torch.inference_mode():
+            for _ in range(2):  # compiles kernels, chooses algorithms; writes the same K and V again
+                step()
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=self._memory):
+            logits, greedy = step()
+        if self._memory is None:
+            self._memory = graph.pool()
+        return _Captured(size, numbers, attention, graph, logits, greedy)
+
+    def check(self) -> None:
+        """The device's table is the host's, for all rows that are not to be taken over anyway.
+
+        For tests: it waits for the device. AssertionError names the row.
+        """
+        table = self._table.cpu().numpy()
+        for row in set(range(len(self._rows.rows))) - self._rows.rewritten:
+            host = self._rows.rows[row, :: self._page] // self._page
+            used = np.flatnonzero(host)
+            assert np.array_equal(table[row, used], host[used]), f"row {row} differs on the device"
