@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from minirad import events as ev
+from minirad.ahead import RunAhead
 from minirad.attention.flashinfer import FlashInferAttention
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.cache.allocator import PageAllocator
@@ -93,6 +94,7 @@ class Engine:
         )
         self.graphs = self._new_graphs()
         self._greedy: torch.Tensor | None = None  # of a captured step: likeliest tokens, log-probabilities
+        self.ahead = RunAhead(self)
         self._steps = 0
         self._arrivals = 0
         self._pins: dict[int, Any] = {}
@@ -216,6 +218,9 @@ class Engine:
 
     def _commit(self, batch: Batch, logits: torch.Tensor) -> list[GenerationOutput]:
         """Gives computed KV to the tree, samples, branches n > 1, and finishes who is done."""
+        if batch.kind == "decode":  # one row of logits each, and nothing for the tree until the end
+            self._sample(batch.requests, list(range(len(batch.requests))), logits)
+            return [self._finish(r, reason) for r in batch.requests if (reason := self._finish_reason(r))]
         ready: list[Request] = []
         rows: list[int] = []
         offset = 0
@@ -522,6 +527,8 @@ class Engine:
         try:
             while any(request.group in order for request in self.scheduler.everyone()):
                 outputs += self.step().finished
+                if self.config.overlap and self.ahead.possible():
+                    outputs += self.ahead.run()
         finally:
             # Also when interrupted: nothing of ours is left running, nothing of others' is lost.
             for rid in order:

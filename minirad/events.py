@@ -540,6 +540,11 @@ class EventBus:
         """True when somebody listens to events of this type."""
         return kind in self._wanted
 
+    @property
+    def quiet(self) -> bool:
+        """Nobody listens to anything."""
+        return not self._wanted
+
     def emit(self, event: Event) -> None:
         """Hands one event to its listeners, those of its own type first."""
         for handler in (*self._by_type.get(type(event), ()), *self._all):

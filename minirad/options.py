@@ -33,6 +33,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--load-back-threshold", type=int, help="fewer are computed again (default: 10)")
     group.add_argument("--bigram-keys", action="store_true", default=None, help="a tree of pairs (EAGLE)")
     group.add_argument("--no-radix-cache", dest="radix_cache", action="store_false", default=None)
+    group.add_argument("--no-cuda-graphs", dest="cuda_graphs", action="store_false", default=None)
     group.add_argument("--seed", type=int, help="for sampling (default: 0)")
 
 
@@ -42,7 +43,7 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
         "model", "device", "dtype", "attention", "kv_tokens", "page_size", "max_running",
         "chunk_tokens", "schedule_policy", "eviction_policy", "radix_cache", "seed",
         "dummy_weights", "fair_passes", "mixed", "preemption", "in_batch_prefix", "host_kv_tokens",
-        "host_write", "load_back_threshold", "bigram_keys",
+        "host_write", "load_back_threshold", "bigram_keys", "cuda_graphs",
     )  # fmt: skip
     said = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     return EngineConfig(**{**defaults, **said})

@@ -37,9 +37,8 @@ MOST_PAGES = 1 << 25  # listed for one batch (128 MiB of int32): beyond that a s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
-    """Of B requests: logits float32 `[B, vocab]`, the likeliest token and its log-probability `[2, B]`.
-
-    Views of buffers: good until the next step.
+    """Of B requests: logits `[B, vocab]` in the weights' type, and float64 `[2, B]` of each the likeliest
+    token and its log-probability. Views of buffers: good until the next step.
     """
 
     logits: Tensor
@@ -55,12 +54,13 @@ class _Numbers:
     positions: Tensor
     out_slots: Tensor
     rows: Tensor
+    last_page_len: Tensor
     indptr: Tensor
 
     @classmethod
     def of(cls, size: int, device: torch.device) -> _Numbers:
-        packed = torch.zeros(5 * size + 1, dtype=torch.int32, device=device)
-        return cls(packed, *torch.split(packed, [size, size, size, size, size + 1]))
+        packed = torch.zeros(6 * size + 1, dtype=torch.int32, device=device)
+        return cls(packed, *torch.split(packed, [size] * 5 + [size + 1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +105,11 @@ class DecodeGraphs:
         self._table = torch.zeros((most + 1, -(-context // page_size)), dtype=torch.int32, device=device)
         self._indices = torch.zeros(min(self._table.numel(), MOST_PAGES), dtype=torch.int32, device=device)
         self._captured: dict[int, _Captured] = {}
+        on_gpu = device.type == "cuda"
+        pinned = [torch.zeros(6 * most + 1, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
+        self._pinned = [buffer.numpy() for buffer in pinned]
+        self._keep, self._turn = pinned, 0
+        self._planned: Any = None  # reached when the last plan has arrived on the device
         self._memory: Any = None  # one pool of memory for all graphs: they never run together
         rows.rewritten.update(range(most))
 
@@ -118,15 +123,20 @@ class DecodeGraphs:
         """Whether the pages of all requests can be listed."""
         return sum(-(-request.kv_len // self._page) for request in requests) + 1 < len(self._indices)
 
-    def run(self, requests: Sequence[Request]) -> StepOutput:
-        """Computes the last token of each request (its slot is in its row), all at once."""
+    def run(self, requests: Sequence[Request], token_ids: Tensor | None = None) -> StepOutput:
+        """Computes the last token of each request (its slot is in its row), all at once.
+
+        token_ids: these tokens, `[B]` on the device, where the host does not know them yet.
+        """
         size = next(size for size in self._sizes if size >= len(requests))
         self._take_over(requests)
         captured = self._captured.get(size)
         if captured is None:
             captured = self._captured[size] = self._capture(size, requests)
         else:
-            self._prepare(captured.numbers, captured.attention, requests)
+            self._prepare(captured.numbers, captured.attention, requests, token_ids is not None)
+        if token_ids is not None:
+            captured.numbers.token_ids[: len(requests)].copy_(token_ids)
         captured.graph.replay()
         count = len(requests)
         return StepOutput(captured.logits[:count], captured.greedy[:, :count])
@@ -143,46 +153,62 @@ class DecodeGraphs:
         self._table[index, : pages.shape[1]] = torch.from_numpy(pages).to(self._table.device)
         self._rows.rewritten.difference_update(numbers.tolist())
 
-    def _prepare(self, numbers: _Numbers, attention: GraphDecode, requests: Sequence[Request]) -> None:
-        """This step's numbers into the buffers, and attention's plan."""
+    def _prepare(
+        self, numbers: _Numbers, attention: GraphDecode, requests: Sequence[Request], on_device: bool
+    ) -> None:
+        """This step's numbers into the buffers, and attention's plan. on_device: the tokens are there."""
         size, count = len(numbers.rows), len(requests)
         rows = np.array([request.row for request in requests])
         lengths = np.array([request.kv_len for request in requests])
-        host = np.zeros((4, size), dtype=np.int32)
-        host[0, :count] = [request.last_token for request in requests]
+        sent = self._host_buffer(size)
+        host, indptr = sent[: 5 * size].reshape(5, size), sent[5 * size :]
+        host[:] = 0
+        if not on_device:
+            host[0, :count] = [request.last_token for request in requests]
         host[1, :count] = lengths - 1
         host[2, :count] = self._rows.rows[rows, lengths - 1]
         host[3, :count] = rows
         host[3, count:] = len(self._table) - 1
         counts = np.ones(size, dtype=np.int32)
         counts[:count] = -(-lengths // self._page)
-        indptr = np.zeros(size + 1, dtype=np.int32)
+        indptr[0] = 0
         np.cumsum(counts, out=indptr[1:])
-        last = np.ones(size, dtype=np.int32)
-        last[:count] = lengths - (counts[:count] - 1) * self._page
-        packed = torch.from_numpy(np.concatenate((host.reshape(-1), indptr)))
-        numbers.packed.copy_(packed, non_blocking=True)
+        host[4] = 1
+        host[4, :count] = lengths - (counts[:count] - 1) * self._page
+        kv_lens = np.ones(size, dtype=np.int32)
+        kv_lens[:count] = lengths
+        numbers.packed.copy_(torch.from_numpy(sent), non_blocking=True)
         self._model.ops.kernels.fill_pages(  # type: ignore[attr-defined]
             self._table, numbers.rows, numbers.indptr, numbers.out_slots, self._indices, self._page,
             int(counts.max()),
         )  # fmt: skip
-        attention.plan_step(
-            torch.from_numpy(indptr), self._indices[: int(indptr[-1])], torch.from_numpy(last),
-            self._page, self._pool,
-        )  # fmt: skip
+        # The plan goes over from a buffer of its own: not to be written to before the last one has gone.
+        if self._planned is not None:
+            self._planned.synchronize()
+        ends, last = torch.from_numpy(indptr), torch.from_numpy(host[4])
+        attention.plan_step(ends, last, torch.from_numpy(kv_lens), self._page, self._pool)
+        self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._planned.record()
+
+    def _host_buffer(self, size: int) -> Any:
+        """int32 for a step's numbers, in pinned memory: from any other a copy waits for the whole stream.
+
+        Two take turns: when one's turn comes again, the step that it was filled for has been read.
+        """
+        self._turn = 1 - self._turn
+        return self._pinned[self._turn][: 6 * size + 1]
 
     def _capture(self, size: int, requests: Sequence[Request]) -> _Captured:
         """Records a step for `size` requests; the first of it is these requests' own."""
         device = self._pool.device
         numbers = _Numbers.of(size, device)
-        attention = self._attention.graph_decode(size, self._indices)
-        self._prepare(numbers, attention, requests)
+        attention = self._attention.graph_decode(numbers.indptr, self._indices, numbers.last_page_len)
+        self._prepare(numbers, attention, requests, on_device=False)
+        model: Any = self._model
 
         def step() -> tuple[Tensor, Tensor]:
-            logits = self._model.compute(numbers.token_ids, numbers, self._pool, attention, None)  # type: ignore[arg-type]
-            tokens = logits.argmax(-1, keepdim=True)
-            logprob = logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)
-            return logits, torch.cat((tokens.double(), logprob.double()), dim=1).t()
+            logits = model.compute(numbers.token_ids, numbers, self._pool, attention, None, as_float=False)
+            return logits, model.ops.kernels.greedy(logits)
 
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from support import LateCopier
 
 from minirad import RadixCache, RadixKey
+from minirad import events as ev
 from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache, HostNode
 from minirad.cache.kv_events import (
     CPU,
@@ -26,6 +29,8 @@ from minirad.cache.kv_events import (
     _extra_keys,
     as_dict,
     block_hash,
+    from_dict,
+    rebuild,
 )
 from minirad.config import SamplingParams
 from minirad.engine import Engine
@@ -55,7 +60,7 @@ def held(cache: RadixCache) -> dict[str, set[Any]]:
         own, ids = node.key.tokens.reshape(-1).tolist(), 2 if node.key.is_bigram else 1
         size = cache.page_size * ids
         names = {
-            (_extra_keys(node.namespace), tuple(before + own[: end + size]))
+            (_extra_keys(*node.namespace), tuple(before + own[: end + size]))
             for end in range(0, len(own), size)
         }
         if node.packed:
@@ -140,15 +145,32 @@ def test_a_flush_clears_everything() -> None:
     assert isinstance(heard[-1], BlockStored) and heard[-1].block_hashes == heard[0].block_hashes
 
 
-def test_old_weights_are_removed_once_and_their_eviction_says_nothing_more() -> None:
+def test_new_weights_clear_everything_and_the_eviction_of_the_old_says_nothing_more() -> None:
     cache, heard = streamed()
     put(cache, [1, 2])
     cache.bump_version()
-    stored, removed = heard
-    assert isinstance(stored, BlockStored) and removed == BlockRemoved(stored.block_hashes)
+    stored, cleared = heard
+    assert isinstance(stored, BlockStored) and cleared == AllBlocksCleared()
     put(cache, [1, 2], 200)  # computed by the new weights: a block of the same name, and of other KV
+    assert heard[2] == stored
     cache.evict(2)  # the old one goes first
     assert len(heard) == 3 and cache.peek(RadixKey([1, 2])) == 2
+    cache.evict(2)
+    assert heard[3:] == [BlockRemoved(stored.block_hashes)]
+
+
+def test_a_copy_that_ends_after_new_weights_came_says_nothing() -> None:
+    cache, heard = HiRadixCache(host_tokens=8), []
+    cache.copier = LateCopier(cache.copier, 0, failing=0)
+    KVEventStream(cache, heard.append)
+    cache.seal(put(cache, [1, 2]).last_node)  # its copy is under way
+    cache.bump_version()
+    del heard[:]
+    cache.poll(wait=True)
+    assert cache.host_size == 2 and heard == []
+    cache.evict(2)
+    cache.check()
+    assert heard == []
 
 
 @pytest.mark.parametrize(
@@ -161,6 +183,37 @@ def test_namespaces_have_hashes_of_their_own(one: Any, other: Any) -> None:
     first, second = heard
     assert isinstance(first, BlockStored) and isinstance(second, BlockStored)
     assert not set(first.block_hashes) & set(second.block_hashes)
+    assert (first.extra_keys or ((),))[0] != (second.extra_keys or ((),))[0]
+    for event, extra_key in ((first, one), (second, other)):
+        assert event.lora_name == (extra_key if isinstance(extra_key, str) else None)
+
+
+class Tenant:
+    """Values that look alike and are not equal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return "Tenant"
+
+
+def test_namespaces_that_look_alike_are_told_apart() -> None:
+    cache, heard = streamed()
+    for number in range(3):
+        put(cache, [1, 2], 100 * number + 100, Tenant(number))
+    names = {name for event in heard if isinstance(event, BlockStored) for name in event.block_hashes}
+    assert len(names) == 6
+    cache.evict(2)
+    assert len(rebuild(heard).prefixes(GPU)) == 4
+
+
+def test_the_same_namespace_has_the_same_hashes_whoever_came_before() -> None:
+    (one, first), (other, second) = streamed(), streamed()
+    put(one, [1, 2], extra_key="b")
+    for key in ("a", "b"):
+        put(other, [1, 2], ord(key), extra_key=key)
+    assert first[0] == second[1]
 
 
 def test_pairs_are_told_as_pairs() -> None:
@@ -171,46 +224,109 @@ def test_pairs_are_told_as_pairs() -> None:
     assert event.token_ids == (1, 2, 2, 3, 3, 4, 4, 5) and len(event.block_hashes) == 2
 
 
+SAID_ELSEWHERE = """
+from minirad import RadixCache, RadixKey
+from minirad.cache.kv_events import KVEventStream, block_hash
+print(block_hash(b"", b"abcd"))
+cache = RadixCache(2)
+KVEventStream(cache, print)
+cache.insert(RadixKey([1, 2, 3, 4], ("lora", frozenset({"a", "b", "c", 5}))), range(8, 12))
+"""
+
+
 def test_hashes_are_the_same_in_every_process() -> None:
-    code = "from minirad.cache.kv_events import block_hash; print(block_hash(b'', b'abcd'))"
+    command = [sys.executable, "-c", SAID_ELSEWHERE]
     runs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
+        subprocess.run(command, capture_output=True, text=True, check=True, env=here).stdout
+        for here in ({**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2", "3"))
     }
-    assert runs == {f"{block_hash(b'', b'abcd')}\n"}
+    (said,) = runs
+    assert said.startswith(f"{block_hash(b'', b'abcd')}\nBlockStored(block_hashes=(")
 
 
 def test_an_event_as_the_engines_send_it() -> None:
     cache, heard = streamed()
     put(cache, [7])
-    sent = json.loads(json.dumps(as_dict(heard[0])))
-    assert sent["type"] == "BlockStored" and sent["token_ids"] == [7] and "lora_id" not in sent
-    assert sent["block_hashes"] == list(heard[0].block_hashes)  # type: ignore[union-attr]
+    put(cache, [7, 8], 200, "adapter")
+    cache.evict(3)
+    cache.reset()
+    plain = as_dict(heard[0])
+    # What has no default there is sent also if it is None.
+    assert list(plain) == [
+        "type", "block_hashes", "parent_block_hash", "token_ids", "block_size",
+        "lora_id", "medium", "lora_name",
+    ]  # fmt: skip
+    assert plain["type"] == "BlockStored" and plain["token_ids"] == (7,) and plain["lora_name"] is None
+    named = as_dict(heard[1])
+    assert named["lora_name"] == "adapter" and named["extra_keys"] == (("str:'adapter'",),) * 2
     assert as_dict(AllBlocksCleared()) == {"type": "AllBlocksCleared"}
+    assert [from_dict(json.loads(json.dumps(as_dict(event)))) for event in heard] == heard
+
+
+@pytest.mark.parametrize("sent", [{}, {"type": "BlockMoved"}, {"type": "BlockRemoved", "size": 3}])
+def test_what_is_no_event_is_named(sent: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no KV event: "):
+        from_dict(sent)
 
 
 def test_a_stream_begins_with_an_empty_tree() -> None:
     cache = RadixCache()
     put(cache, [1, 2])
-    with pytest.raises(ValueError, match="holds 2 tokens already"):
+    with pytest.raises(ValueError, match="the tree has 1 nodes already"):
         KVEventStream(cache, print)
+    tiers = HiRadixCache(host_tokens=8)
+    tiers.seal(put(tiers, [1, 2]).last_node)
+    tiers.poll(wait=True)
+    tiers.evict(2)
+    assert tiers.total_size == 0  # on the device; the host's copy is to be told of as well
+    with pytest.raises(ValueError, match="the tree has 1 nodes already"):
+        KVEventStream(tiers, print)
 
 
 def test_a_closed_stream_is_silent() -> None:
     cache, heard = RadixCache(), []
     stream = KVEventStream(cache, heard.append)
+    assert cache.bus.wants(ev.NodeInserted) and not cache.bus.wants(ev.NodeLocked)
+    stream.close()
     stream.close()
     put(cache, [1, 2])
-    assert heard == []
+    assert heard == [] and not cache.bus.wants(ev.NodeInserted)
 
 
 # ---------------------------------------------------------------------- the whole story
+
+
+class Router:
+    """Holds every event to what came before it, and reads it from JSON as a router would."""
+
+    def __init__(self) -> None:
+        self.table = BlockTable()
+        self.heard: list[KVEvent] = []
+        self.parents: dict[str, dict[int, int | None]] = {GPU: {}, CPU: {}}
+
+    def take(self, event: KVEvent) -> None:
+        sent = from_dict(json.loads(json.dumps(as_dict(event))))
+        self.heard.append(sent)
+        self.table.take(sent)
+        if isinstance(sent, BlockStored):
+            self._stored(sent)
+        elif isinstance(sent, BlockRemoved):
+            for name in sent.block_hashes:
+                del self.parents[sent.medium][name]
+            left = self.parents[GPU].keys() | self.parents[CPU].keys()
+            for medium in self.parents.values():
+                assert {parent for parent in medium.values() if parent is not None} <= left, "orphans"
+        else:
+            self.parents = {GPU: {}, CPU: {}}
+
+    def _stored(self, event: BlockStored) -> None:
+        before = event.parent_block_hash
+        for name in event.block_hashes:
+            assert name not in self.parents[event.medium], "stored twice"
+            assert before is None or any(before in medium for medium in self.parents.values())
+            self.parents[event.medium][name] = before
+            before = name
+
 
 WAYS = [
     {"page_size": page, **tier, "bigram_keys": bigram}
@@ -220,35 +336,112 @@ WAYS = [
 ]
 
 
+def whole_story(engine: Engine, model: Any, turns: int) -> Router:
+    """Requests come, run, are aborted, weights change, prefixes are pinned, the tree is flushed."""
+    rng = random.Random(str(engine.config))
+    cache: Any = engine.cache
+    if isinstance(cache, HiRadixCache):
+        cache.copier = LateCopier(cache.copier, 5)
+    router, pins = Router(), []
+    KVEventStream(cache, router.take)
+    for turn in range(turns):
+        prompt = [rng.choice([5, 6]) for _ in range(rng.randrange(1, 24))]
+        params = SamplingParams(max_new_tokens=rng.randrange(6), n=rng.choice([1, 1, 2]))
+        rid = engine.add_request(prompt, params, rng.choice([None, None, "x", ("x",)]), rng.randrange(2))
+        for _ in range(rng.randrange(4)):
+            engine.step()
+            require_same(router.table, cache)
+        if turn % 7 == 3:
+            engine.abort(rid)
+        if turn % 10 == 5:
+            pins.append(engine.pin(prompt[:6]))
+        elif turn % 10 == 8:
+            engine.unpin(pins.pop())
+        if turn % 25 == 20:
+            engine.update_weights(model)
+            assert all(not router.table.prefixes(medium) for medium in (GPU, CPU))
+        require_same(router.table, cache)
+    while engine.has_work:
+        engine.step()
+        require_same(router.table, cache)
+    engine.flush_cache()
+    require_same(router.table, cache)
+    assert rebuild(router.heard).prefixes(GPU) == set()
+    return router
+
+
 @pytest.mark.parametrize("options", WAYS, ids=lambda way: "-".join(map(str, way.values())))
 def test_what_a_router_rebuilds_is_what_the_tree_holds(
     make_engine: MakeEngine, tiny_model: Any, options: dict[str, Any]
 ) -> None:
-    rng = random.Random(str(options))
-    engine = make_engine(**options, load_back_threshold=1)
-    cache: Any = engine.cache
-    if isinstance(cache, HiRadixCache):
-        cache.copier = LateCopier(cache.copier, 5)
-    table, heard = BlockTable(), []
-    KVEventStream(cache, lambda event: (heard.append(type(event)), table.take(event)))
-    for turn in range(60):
-        prompt = [rng.choice([5, 6]) for _ in range(rng.randrange(1, 24))]
-        engine.add_request(
-            prompt, SamplingParams(max_new_tokens=rng.randrange(6)), rng.choice([None, None, "x"])
-        )
-        for _ in range(rng.randrange(4)):
-            engine.step()
-            require_same(table, cache)
-        if turn == 40:
-            engine.update_weights(tiny_model)
-            require_same(table, cache)
-    while engine.has_work:
-        engine.step()
-        require_same(table, cache)
-    assert {BlockStored, BlockRemoved} <= set(heard)
-    engine.flush_cache()
-    require_same(table, cache)
-    assert table.prefixes(GPU) == set()
+    threshold = 1 if options["page_size"] < 4 else 8  # what is not loaded back is computed again, and adopted
+    router = whole_story(make_engine(**options, load_back_threshold=threshold), tiny_model, 60)
+    kinds = {type(event) for event in router.heard}
+    assert kinds == {BlockStored, BlockRemoved, AllBlocksCleared}
+
+
+def random_tree(write: str | None, page: int, seed: int) -> None:
+    """A bare tree, without an engine's discipline: keys of any kind, growth, new policies, resets."""
+    rng = random.Random(f"{write} {page} {seed}")
+    tiers = HiRadixCache(page, host_tokens=12, host_write=write) if write else None
+    cache: Any = tiers or RadixCache(page)
+    if tiers is not None:
+        tiers.copier = LateCopier(tiers.copier, seed)
+    router, fresh, mine = Router(), page, None
+    tokens: list[int] = []
+    KVEventStream(cache, router.take)
+    for _ in range(150):
+        begin = tokens if rng.random() < 0.3 and len(tokens) < 12 else []
+        tokens = begin + [rng.choice([1, 1, 1, 1, 2]) for _ in range(rng.randrange(12 - len(begin)))]
+        key = RadixKey(tokens, rng.choice([None, None, None, "x", ("x", 1)]), rng.random() < 0.2)
+        what = rng.choices(["insert", "match", "evict", "load", "rare"], [10, 8, 6, 8, 1])[0]
+        if what == "insert":
+            slots = range(fresh, fresh + len(key))
+            fresh += len(key) // page * page + page
+            mine = cache.insert(key, slots, rng.randrange(3), grow=mine).last_node
+            if tiers is not None and rng.random() < 0.8:
+                tiers.seal(mine)
+        elif what == "match":
+            cache.match_prefix(key)
+        elif what == "evict":
+            cache.evict(rng.randrange(8))
+        elif what == "load" and tiers is not None:
+            match = tiers.match_prefix(key)
+            if match.host_length:
+                chain = tiers.hold_host(match)
+                tiers.load_back(chain, range(fresh, fresh + match.host_length))
+                tiers.release_host(chain)
+                fresh += match.host_length
+            tiers.poll()
+        elif what == "rare":
+            rng.choice([cache.bump_version, cache.reset, lambda: setattr(cache, "eviction_policy", "mru")])()
+            mine = None
+        cache.check()
+        require_same(router.table, cache)
+
+
+@pytest.mark.parametrize("write", [None, *HOST_WRITE])
+@pytest.mark.parametrize("page", [1, 2])
+def test_a_tree_of_its_own_is_rebuilt_as_well(write: str | None, page: int) -> None:
+    for seed in range(4):
+        random_tree(write, page, seed)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ev.NodeInserted, ev.NodeGrown, ev.NodeSplit, ev.NodeEvicted, ev.NodeDemoted, ev.HostEvicted,
+        ev.BackupEnded, ev.LoadStarted, ev.NodeAdopted, ev.VersionBumped, ev.CacheFlushed,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("write", HOST_WRITE)
+def test_a_stream_that_overhears_an_event_is_found(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, write: str
+) -> None:
+    monkeypatch.setattr(KVEventStream, f"_on_{kind.__name__}", lambda self, event: None)
+    with pytest.raises((AssertionError, LookupError)):
+        for page, seed in itertools.product((1, 2), range(4)):
+            random_tree(write, page, seed)
 
 
 def test_a_hash_is_no_identity(make_engine: MakeEngine) -> None:

@@ -162,14 +162,12 @@ class FlashInferAttention:
                 f"plan: {pool.num_slots} slots of the pool are not whole pages of {metadata.page_size}"
             )
 
-    def graph_decode(self, size: int, indices: Tensor) -> GraphDecode:
-        """Attention of `size` decoding requests for a CUDA graph; their pages are listed in `indices`."""
-        device = indices.device
+    def graph_decode(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> GraphDecode:
+        """Attention of decoding requests for a CUDA graph, which reads their pages from these buffers."""
         wrapper = self._kernels.BatchDecodeWithPagedKVCacheWrapper(
             self._work, "NHD", use_cuda_graph=True, use_tensor_cores=self.tensor_cores,
-            paged_kv_indptr_buffer=torch.zeros(size + 1, dtype=torch.int32, device=device),
-            paged_kv_indices_buffer=indices,
-            paged_kv_last_page_len_buffer=torch.ones(size, dtype=torch.int32, device=device),
+            paged_kv_indptr_buffer=indptr, paged_kv_indices_buffer=indices,
+            paged_kv_last_page_len_buffer=last_page_len,
             backend=KERNELS,
         )  # fmt: skip
         return GraphDecode(wrapper, self._heads, self._kv_heads, self._head_dim, self._scale)
@@ -232,6 +230,7 @@ class GraphDecode:
     head_dim: int
     scale: float
     page_size: int = 1
+    planned: bool = False
 
     @property
     def name(self) -> str:
@@ -242,13 +241,27 @@ class GraphDecode:
         return True
 
     def plan_step(
-        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int, pool: KVPool
+        self, indptr: Tensor, last_page_len: Tensor, kv_lens: Tensor, page_size: int, pool: KVPool
     ) -> None:
-        """Once per step, outside the graph. indptr, last_page_len: on the host; indices: on the device."""
-        self.page_size = page_size
-        self.wrapper.plan(
-            indptr, indices, last_page_len, self.heads, self.kv_heads, self.head_dim, page_size,
-            q_data_type=pool.dtype, kv_data_type=pool.dtype, sm_scale=self.scale,
+        """Once per step, outside the graph. The lists are those of the host; the device has them already."""
+        wrapper = self.wrapper
+        again = self.planned and wrapper.use_tensor_cores and hasattr(wrapper, "_cached_module")
+        self.page_size, self.planned = page_size, True
+        if not again:
+            wrapper.plan(
+                indptr, wrapper._paged_kv_indices_buf[: int(indptr[-1])], last_page_len, self.heads,
+                self.kv_heads, self.head_dim, page_size, q_data_type=pool.dtype, kv_data_type=pool.dtype,
+                sm_scale=self.scale,
+            )  # fmt: skip
+            return
+        # The same once more, without what does not change: `plan` copies the lists to the device, where they
+        # are, and asks Python for the longest of them, which takes a millisecond for 256 requests.
+        size = len(last_page_len)
+        wrapper._plan_info = wrapper._cached_module.plan(
+            wrapper._float_workspace_buffer, wrapper._int_workspace_buffer,
+            wrapper._pin_memory_int_workspace_buffer, torch.arange(size + 1, dtype=torch.int32), indptr,
+            kv_lens, size, size, self.heads, self.kv_heads, page_size, True, self.head_dim, self.head_dim,
+            False, -1, -1, False, 0,
         )  # fmt: skip
 
     def plan(self, metadata: AttentionMetadata, pool: KVPool) -> None:

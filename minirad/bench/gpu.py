@@ -9,8 +9,9 @@
   limit;
 - time to the first token by length of the hit, and what writing keys and values costs.
 
-The prompts are random tokens that arrive all at once. No CUDA graphs yet: with few requests the time goes
-into launching kernels, and the share of the bandwidth says so. Does not compare words (`bench parity`).
+The prompts are random tokens that arrive all at once. Each workload runs twice: step by step, where the
+decode steps are timed, and through `generate`, which prepares a step while one is computed and whose
+throughput counts. Does not compare words (`bench parity`).
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ WORKLOADS = (
 QUICK = 0.25
 CHUNK_TOKENS = 8192
 TTFT_PROMPT = 16384
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SHORT = 6.0  # seconds: what takes less is run again, the host being noisy, and the faster run counts
 TTFT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
@@ -123,6 +125,7 @@ def main(args: argparse.Namespace) -> int:
         "parity": errors,
         "parity_seconds": round(compiled - started, 1),  # with weights drawn and kernels compiled
         "workloads": rows,
+        "roofline": roofline(model, bandwidth, scale),
         "ttft_ms_by_hit": ttft_by_hit(model, scale),
         "write_us_per_layer": write_cost(model),
         "seconds": round(time.perf_counter() - started, 1),
@@ -375,7 +378,9 @@ def run_workload(model: LlamaModel, work: Workload, page: int, cache: bool, band
             decode, steps = decode + report.seconds, steps + 1
         else:
             prefill += report.seconds
-    seconds = time.perf_counter() - started
+    stepwise = time.perf_counter() - started
+    engine.flush_cache()
+    seconds = generate_all(engine, requests)
     new_tokens = sum(new for _, new in requests)
     return {
         "workload": work.name if work in WORKLOADS else f"{work.name} (scaled: {work.requests})",
@@ -384,6 +389,7 @@ def run_workload(model: LlamaModel, work: Workload, page: int, cache: bool, band
         "attention": engine.attention.name,
         "note": engine.attention_note,
         "output_tokens_per_s": round(new_tokens / seconds, 1),
+        "stepwise_tokens_per_s": round(new_tokens / stepwise, 1),
         "seconds": round(seconds, 3),
         "hit_share": round(hits / (hits + computed), 4),
         "prompt_tokens_computed": computed,
@@ -392,6 +398,48 @@ def run_workload(model: LlamaModel, work: Workload, page: int, cache: bool, band
         "decode_bandwidth_share": round(bytes_read / decode / bandwidth, 4) if steps else None,
         "retracted": retracted,
     }
+
+
+def generate_all(engine: Engine, requests: Sequence[tuple[list[int], int]]) -> float:
+    """Seconds that `generate` takes for all requests: it may prepare a step while one is computed."""
+    params = [SamplingParams(max_new_tokens=new, ignore_eos=True) for _, new in requests]
+    _wait(engine.device)
+    started = time.perf_counter()
+    engine.generate([prompt for prompt, _ in requests], params)
+    return time.perf_counter() - started
+
+
+def roofline(model: LlamaModel, bandwidth: float, scale: float) -> list[Row]:
+    """Decoding alone, by batch size: what reading must take, what a step takes (viz/roofline.py draws it).
+
+    weight_ms, kv_ms: the weights, and the mean keys and values, at the speed of a copy. host_ms: the
+    host's work for a step, which may lie beside the device's.
+    """
+    rows = []
+    new = max(8, round(128 * scale))
+    for batch in BATCHES if scale == 1 else BATCHES[:4]:
+        requests = make_requests(Workload("", batch, (32, 32), (new, new)), model.config.vocab_size)
+        engine = make_engine(model, [32 + new] * batch, 16, cache=True)
+        for _ in range(2):  # the first time graphs are captured
+            engine.flush_cache()
+            engine.ahead.steps, engine.ahead.waited = 0, 0.0
+            prompts_only = generate_all(engine, [(prompt, 1) for prompt, _ in requests])
+            engine.flush_cache()
+            seconds = generate_all(engine, requests) - prompts_only
+        steps = new - 1
+        kv = batch * (32 + new / 2) * engine.pool.bytes_per_token
+        rows.append(
+            {
+                "batch": batch,
+                "weight_ms": weight_bytes(model) / bandwidth * 1e3,
+                "kv_ms": kv / bandwidth * 1e3,
+                "host_ms": max(seconds - engine.ahead.waited, 0.0) / steps * 1e3,
+                "step_ms": seconds / steps * 1e3,
+                "tokens_per_s": batch * steps / seconds,
+            }
+        )
+        del engine
+    return rows
 
 
 def weight_bytes(model: LlamaModel) -> int:

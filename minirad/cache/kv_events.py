@@ -11,8 +11,16 @@ block's name says where it stands: the same four tokens twice in a row are two d
     BlockRemoved       blocks left a tier
     AllBlocksCleared   the tree was flushed
 
-with the fields that both engines have in common, and `BlockTable` is the other side: it listens to
-these three and knows at any time what the tree holds. A split, a lock or a hit says nothing here.
+with the fields of vLLM's (SGLang's are the first few of them), and `BlockTable` is the other side: it
+listens to these three and knows at any time what the tree holds. A split, a lock or a hit says nothing
+here, and neither does whatever happens to blocks of old weights: new weights clear everything, since
+nothing that was there can be matched any more, though its slots are evicted only in time. A block that is
+loaded back is in the device's pool from the moment the load begins: whoever computes with it waits for it.
+
+    with open("events.jsonl", "w") as file:
+        stream = KVEventStream(engine.cache, lambda event: print(json.dumps(as_dict(event)), file=file))
+
+writes them down; `rebuild(from_dict(json.loads(line)) for line in file)` is what the tree held at the end.
 
 A hash is a label and nothing else. Our tree compares tokens, so two blocks whose hashes collide stay two
 blocks there; only a router that knows no more than the hash would take one for the other.
@@ -21,10 +29,10 @@ blocks there; only a router that knows no more than the hash would take one for 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,7 +51,8 @@ class BlockStored:
 
     parent_block_hash: of the block before the first one; None where it begins a prompt.
     token_ids: block_size for each block; in a tree of bigram keys two for each unit.
-    lora_id: always None: `extra_keys` (one tuple for each block; None outside any namespace) says more.
+    lora_id: always None, as in the newest vLLM. lora_name: the namespace's extra_key where that is a text.
+    extra_keys: what of the namespace went into the hashes, for each block; None outside any namespace.
     """
 
     block_hashes: tuple[int, ...]
@@ -52,7 +61,8 @@ class BlockStored:
     block_size: int
     lora_id: int | None = None
     medium: str = GPU
-    extra_keys: tuple[tuple[str, ...] | None, ...] | None = None
+    lora_name: str | None = None
+    extra_keys: tuple[tuple[str, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,9 @@ class AllBlocksCleared:
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+_KINDS: dict[str, Callable[..., KVEvent]] = {
+    kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)
+}
 
 
 def block_hash(before: bytes, tokens: bytes) -> int:
@@ -77,20 +90,40 @@ def block_hash(before: bytes, tokens: bytes) -> int:
 
 
 def as_dict(event: KVEvent) -> dict[str, Any]:
-    """An event as the tagged map that the engines send: `type` and its fields, None left out."""
-    fields = {name: value for name, value in asdict(event).items() if value is not None}
+    """An event as the tagged map that vLLM sends: `type` and the fields, `extra_keys` left out if None."""
+    fields = {name: value for name, value in asdict(event).items() if (name, value) != ("extra_keys", None)}
     return {"type": type(event).__name__, **fields}
+
+
+def from_dict(sent: dict[str, Any]) -> KVEvent:
+    """The event that `as_dict` made this of, also by way of JSON; ValueError if there is no such."""
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in sent.items()
+    }
+    if fields.get("extra_keys") is not None:
+        fields["extra_keys"] = tuple(map(tuple, fields["extra_keys"]))
+    try:
+        return _KINDS[fields.pop("type")](**fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no KV event: {sent!r}") from error
+
+
+class _Space(NamedTuple):
+    """A namespace, as blocks show it. `seed`: what the first block of a prompt is hashed with."""
+
+    extra_keys: tuple[str, ...] | None
+    lora_name: str | None
+    seed: bytes
 
 
 @dataclass(slots=True)
 class _Blocks:
-    """The blocks of one node. `namespace`: the tuple that its keys have; `dead`: of old weights."""
+    """The blocks of one node. `dead`: of old weights."""
 
     parent: int | None
-    namespace: tuple[Hashable, ...]
+    space: _Space
     hashes: list[int]
     tokens: list[tuple[int, ...]]
-    media: set[str] = field(default_factory=lambda: {GPU})
     dead: bool = False
 
 
@@ -99,34 +132,34 @@ class KVEventStream:
 
     cache: a RadixCache (or HiRadixCache) that is empty still. hash_block: for tests; block_hash.
     `close` ends it. Costs nothing to a tree that nobody streams from.
+
+    Raises ValueError if there are nodes in the tree.
     """
 
     def __init__(
         self, cache: RadixCache, publish: Callable[[KVEvent], Any], hash_block: BlockHash = block_hash
     ) -> None:
-        if cache.total_size:
-            raise ValueError(
-                f"the cache holds {cache.total_size} tokens already: a stream begins with it empty"
-            )
+        nodes = sum(1 for _ in cache.walk()) - 1
+        if nodes:  # in whatever tier
+            raise ValueError(f"the tree has {nodes} nodes already: a stream begins with it empty")
         self._cache, self._publish, self._hash = cache, publish, hash_block
         self._nodes: dict[int, _Blocks] = {}
-        self.close = cache.bus.subscribe(None, self._take)
+        self._spaces: dict[tuple[int, bool], _Space] = {}
+        # Only what says something here: locks and hits are not even built for this.
+        handlers = {kind: getattr(self, f"_on_{kind.__name__}", None) for kind in ev.EVENT_TYPES}
+        self._ends = [cache.bus.subscribe(kind, handler) for kind, handler in handlers.items() if handler]
 
-    def _take(self, event: ev.Event) -> None:
-        handler = getattr(self, f"_on_{type(event).__name__}", None)
-        if handler is not None:  # locks, hits and requests say nothing here
-            handler(event)
+    def close(self) -> None:
+        """Ends the stream; calling it twice does no harm."""
+        for end in self._ends:
+            end()
 
     # ------------------------------------------------------------ the tree's shape
 
     def _on_NodeInserted(self, event: ev.NodeInserted) -> None:
         # (None, pairs or not) are both number 0: how many ids a slot has tells them apart.
-        extra_key, is_bigram = (
-            self._cache.namespace_of(event.namespace)[0],
-            len(event.tokens) > len(event.slots),
-        )
-        namespace = (extra_key, is_bigram)
-        node = self._nodes[event.node] = _Blocks(event.parent or None, namespace, [], [])
+        space = self._space(event.namespace, len(event.tokens) > len(event.slots))
+        node = self._nodes[event.node] = _Blocks(event.parent or None, space, [], [])
         self._append(node, event.tokens, len(event.slots))
 
     def _on_NodeGrown(self, event: ev.NodeGrown) -> None:
@@ -134,9 +167,7 @@ class KVEventStream:
 
     def _on_NodeSplit(self, event: ev.NodeSplit) -> None:
         lower, at = self._nodes[event.lower], event.at // self._cache.page_size
-        upper = _Blocks(
-            lower.parent, lower.namespace, lower.hashes[:at], lower.tokens[:at], set(lower.media), lower.dead
-        )
+        upper = _Blocks(lower.parent, lower.space, lower.hashes[:at], lower.tokens[:at], lower.dead)
         lower.parent, lower.hashes, lower.tokens = event.upper, lower.hashes[at:], lower.tokens[at:]
         self._nodes[event.upper] = upper
 
@@ -144,7 +175,7 @@ class KVEventStream:
         size = len(tokens) // units * self._cache.page_size
         blocks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
         at, before = len(node.hashes), self._before(node, len(node.hashes))
-        seed = _bytes(before) if before is not None else _seed(node.namespace)
+        seed = _bytes(before) if before is not None else node.space.seed
         for block in blocks:
             name = self._hash(seed, np.array(block, dtype="<i4").tobytes())
             node.hashes.append(name)
@@ -158,23 +189,33 @@ class KVEventStream:
             return node.hashes[at - 1]
         return self._nodes[node.parent].hashes[-1] if node.parent is not None else None
 
+    def _space(self, number: int, is_bigram: bool) -> _Space:
+        if (number, is_bigram) not in self._spaces:
+            extra_key = self._cache.namespace_of(number)[0]
+            keys = _extra_keys(extra_key, is_bigram)
+            if any(keys == known.extra_keys for known in self._spaces.values()):
+                assert keys is not None  # values of the caller's own type that look alike
+                keys = (*keys, f"namespace {number}")
+            seed = b"" if keys is None else hashlib.sha256("\0".join(keys).encode(errors="replace")).digest()
+            name = extra_key if isinstance(extra_key, str) else None
+            self._spaces[number, is_bigram] = _Space(keys, name, seed)
+        return self._spaces[number, is_bigram]
+
     # ------------------------------------------------------------ tiers
 
     def _stored(self, node: _Blocks, medium: str, at: int = 0) -> None:
-        node.media.add(medium)
         if node.dead:
             return
-        keys = _extra_keys(node.namespace)
+        keys, name, _ = node.space
         self._publish(
             BlockStored(
                 tuple(node.hashes[at:]), self._before(node, at), tuple(chain(*node.tokens[at:])),
-                self._cache.page_size, None, medium,
+                self._cache.page_size, None, medium, name,
                 None if keys is None else (keys,) * len(node.hashes[at:]),
             )
         )  # fmt: skip
 
     def _removed(self, node: _Blocks, medium: str) -> None:
-        node.media.discard(medium)
         if not node.dead:
             self._publish(BlockRemoved(tuple(node.hashes), medium))
 
@@ -201,11 +242,9 @@ class KVEventStream:
     # ------------------------------------------------------------ all at once
 
     def _on_VersionBumped(self, event: ev.VersionBumped) -> None:
-        """Blocks of old weights match nothing: for a router they are gone, though their slots are not yet."""
         for node in self._nodes.values():
-            for medium in sorted(node.media):
-                self._removed(node, medium)
             node.dead = True
+        self._publish(AllBlocksCleared())
 
     def _on_CacheFlushed(self, event: ev.CacheFlushed) -> None:
         self._nodes.clear()
@@ -256,19 +295,33 @@ class BlockTable:
         return tuple(chain(*reversed(parts)))
 
 
+def rebuild(events: Iterable[KVEvent]) -> BlockTable:
+    """What a tree holds after these events, told from its beginning."""
+    table = BlockTable()
+    for event in events:
+        table.take(event)
+    return table
+
+
 def _bytes(name: int) -> bytes:
     return name.to_bytes(HASH_BYTES, "big", signed=True)
 
 
-def _extra_keys(namespace: tuple[Hashable, ...]) -> tuple[str, ...] | None:
-    """What sets a namespace apart, as texts that differ where the values do; None for the default one."""
-    extra_key, is_bigram = namespace[:2]
+def _extra_keys(extra_key: Hashable, is_bigram: bool) -> tuple[str, ...] | None:
+    """What sets a namespace apart, as texts; None for the default one.
+
+    They differ where values of Python's own types do, and are the same in every process. (Of values that
+    are equal and look different, like 1 and True, the tree knows the one that came first.)
+    """
     if extra_key is None and not is_bigram:
         return None
-    return (f"{type(extra_key).__name__}:{extra_key!r}", *(("bigram",) if is_bigram else ()))
+    return (_text(extra_key), *(("bigram",) if is_bigram else ()))
 
 
-def _seed(namespace: tuple[Hashable, ...]) -> bytes:
-    """What the first block of a prompt is hashed with: nothing, or its namespace."""
-    keys = _extra_keys(namespace)
-    return b"" if keys is None else hashlib.sha256("\0".join(keys).encode()).digest()
+def _text(value: Hashable) -> str:
+    kind = type(value).__name__
+    if isinstance(value, tuple):
+        return f"{kind}({', '.join(map(_text, value))})"
+    if isinstance(value, frozenset):  # its own order changes from process to process
+        return f"{kind}({', '.join(sorted(map(_text, value)))})"
+    return f"{kind}:{value!r}"

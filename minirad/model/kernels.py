@@ -11,14 +11,12 @@ Imported only where there is a GPU with Triton (model/ops.py).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_rms_norm", "fill_pages", "matvec", "rms_norm", "rotate_and_write", "silu_mul"]
+__all__ = ["add_rms_norm", "fill_pages", "greedy", "matvec", "rms_norm", "rotate_and_write", "silu_mul"]
 
 
 @triton.jit
@@ -60,29 +58,32 @@ def _norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor
 
 
 @triton.jit
-def _rotate_kernel(qkv, cos, sin, slots, q, k, v, Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr):
-    token, head = tl.program_id(0), tl.program_id(1)
-    at = tl.arange(0, HALF)
-    source = qkv + (token * (Q + 2 * KV) + head) * 2 * HALF
-    first, second = tl.load(source + at), tl.load(source + HALF + at)
-    if head < Q + KV:
-        c = tl.load(cos + token * HALF + at).to(tl.float32)
-        s = tl.load(sin + token * HALF + at).to(tl.float32)
-        # Each product is rounded, then their sum: so torch does it.
-        kind = first.dtype
-        a, b = first.to(tl.float32), second.to(tl.float32)
-        first = ((a * c).to(kind).to(tl.float32) - (b * s).to(kind).to(tl.float32)).to(kind)
-        second = ((b * c).to(kind).to(tl.float32) + (a * s).to(kind).to(tl.float32)).to(kind)
-    if head < Q:
-        target = q + (token * Q + head) * 2 * HALF
-    else:
-        slot = tl.load(slots + token).to(tl.int64)
-        if head < Q + KV:
-            target = k + (slot * KV + head - Q) * 2 * HALF
-        else:
-            target = v + (slot * KV + head - Q - KV) * 2 * HALF
-    tl.store(target + at, first)
-    tl.store(target + HALF + at, second)
+def _rotate_kernel(
+    qkv, cos, sin, slots, q, k, v, Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr
+):
+    # One token: all of its heads, the two halves of each apart.
+    token = tl.program_id(0)
+    head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None, :]
+    source = qkv + token.to(tl.int64) * (Q + 2 * KV) * 2 * HALF + head * 2 * HALF + at
+    there = (head < Q + 2 * KV) & (at < HALF)
+    first, second = tl.load(source, mask=there), tl.load(source + HALF, mask=there)
+    c = tl.load(cos + token * HALF + at).to(tl.float32)
+    s = tl.load(sin + token * HALF + at).to(tl.float32)
+    # Each product is rounded, then their sum: so torch does it.
+    kind = first.dtype
+    x, y = first.to(tl.float32), second.to(tl.float32)
+    low = ((x * c).to(kind).to(tl.float32) - (y * s).to(kind).to(tl.float32)).to(kind)
+    high = ((y * c).to(kind).to(tl.float32) + (x * s).to(kind).to(tl.float32)).to(kind)
+    to_q = q + token.to(tl.int64) * Q * 2 * HALF + head * 2 * HALF + at
+    tl.store(to_q, low, mask=head < Q)
+    tl.store(to_q + HALF, high, mask=head < Q)
+    slot = tl.load(slots + token).to(tl.int64)
+    is_k, to_k = (head >= Q) & (head < Q + KV), k + (slot * KV + head - Q) * 2 * HALF + at
+    tl.store(to_k, low, mask=is_k)
+    tl.store(to_k + HALF, high, mask=is_k)
+    is_v, to_v = (head >= Q + KV) & (head < Q + 2 * KV), v + (slot * KV + head - Q - KV) * 2 * HALF + at
+    tl.store(to_v, first, mask=is_v)
+    tl.store(to_v + HALF, second, mask=is_v)
 
 
 def rotate_and_write(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -100,9 +101,10 @@ def rotate_and_write(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Te
     tokens, heads, head_dim = qkv.shape
     kv = k.shape[1]
     q = torch.empty((tokens, heads - 2 * kv, head_dim), dtype=qkv.dtype, device=qkv.device)
-    _rotate_kernel[(tokens, heads)](
-        qkv, cos, sin, slots, q, k, v, Q=heads - 2 * kv, KV=kv, HALF=head_dim // 2, num_warps=1
-    )
+    _rotate_kernel[(tokens,)](
+        qkv, cos, sin, slots, q, k, v, Q=heads - 2 * kv, KV=kv, HALF=head_dim // 2,
+        HEADS=triton.next_power_of_2(heads), num_warps=4,
+    )  # fmt: skip
     return q
 
 
@@ -192,6 +194,45 @@ def fill_pages(
     )
 
 
-def available(device: Any) -> bool:
-    """Triton can compile for this device (its oldest GPU is of capability 7.0)."""
-    return torch.cuda.get_device_capability(device) >= (7, 0)
+@triton.jit
+def _best_of_chunk_kernel(logits, best, where, total, vocab, chunks, BLOCK: tl.constexpr):
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    top = tl.max(x, 0)
+    tl.store(best + row * chunks + chunk, top)
+    tl.store(where + row * chunks + chunk, tl.min(tl.where(x == top, at, vocab), 0))
+    tl.store(total + row * chunks + chunk, tl.sum(tl.exp(x - top), 0))
+
+
+@triton.jit
+def _best_of_all_kernel(best, where, total, out, count, chunks, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = at < chunks
+    tops = tl.load(best + row * chunks + at, mask=inside, other=float("-inf"))
+    top = tl.max(tops, 0)
+    places = tl.load(where + row * chunks + at, mask=inside, other=0)
+    sums = tl.load(total + row * chunks + at, mask=inside, other=0.0) * tl.exp(tops - top)
+    token = tl.min(tl.where((tops == top) & inside, places, 2147483647), 0)
+    tl.store(out + row, token.to(tl.float64))
+    tl.store(out + count + row, -tl.log(tl.sum(sums, 0)).to(tl.float64))
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The likeliest token of each row (the lowest of equals), and its log-probability: float64 `[2, B]`.
+
+    logits: `[B, vocab]`. A row with a NaN has a NaN for its log-probability.
+    """
+    count, vocab = logits.shape
+    block = 4096
+    chunks = triton.cdiv(vocab, block)
+    best = torch.empty((count, chunks), dtype=torch.float32, device=logits.device)
+    total, where = torch.empty_like(best), torch.empty_like(best, dtype=torch.int32)
+    out = torch.empty((2, count), dtype=torch.float64, device=logits.device)
+    _best_of_chunk_kernel[(count, chunks)](
+        logits, best, where, total, vocab, chunks, BLOCK=block, num_warps=8
+    )
+    _best_of_all_kernel[(count,)](
+        best, where, total, out, count, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
+    )
+    return out

@@ -271,10 +271,12 @@ class LlamaModel:
         pool: KVPool,
         backend: AttentionBackend,
         logit_index: Tensor | None,
+        as_float: bool = True,
     ) -> Tensor:
         """`forward` without planning: nothing here waits for the device or copies from the host.
 
-        So it can be captured in a CUDA graph. logit_index None: the logits of all tokens.
+        So it can be captured in a CUDA graph. logit_index None: the logits of all tokens. as_float False:
+        in the type of the weights.
         """
         ops, eps = self.ops, self.config.rms_eps
         angles = metadata.positions[:, None, None].float() * self.inv_freq
@@ -289,7 +291,8 @@ class LlamaModel:
                 x, h = ops.add_rms_norm(x, delta, following.input_norm, eps)
         x = x + delta
         h = ops.rms_norm(x if logit_index is None else x[logit_index], self.norm, eps)
-        return ops.linear(h, self.head).float()
+        logits = ops.linear(h, self.head)
+        return logits.float() if as_float else logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,7 +49,7 @@ def sample(
     """Choose one token per row.
 
     Args:
-        logits: float32 `[N, vocab]`.
+        logits: `[N, vocab]`; computed with in float32.
         params: one per row. Temperature 0 takes the most likely token (the lowest id among equals);
             else temperature, then top_k, then top_p, then a draw.
         uniforms: one number in [0, 1) per row; unused where temperature is 0.
@@ -72,6 +72,7 @@ def sample(
         )
     if masks is None and all(param.temperature == 0 for param in params):
         return _likeliest(logits, greedy)
+    logits = logits.float()
     allowed = logits if masks is None else _masked(logits, masks)
     tokens = allowed.argmax(-1)  # the first of equal maxima
     normalizer = logits.logsumexp(-1)
@@ -88,6 +89,7 @@ def sample(
 def _likeliest(logits: Tensor, greedy: Tensor | None) -> tuple[list[int], list[float]]:
     """All rows greedy: one transfer from the device, the only one of a step."""
     if greedy is None:
+        logits = logits.float()
         tokens = logits.argmax(-1)  # the first of equal maxima
         logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)
         greedy = torch.stack((tokens.double(), logprobs.double()))

@@ -161,6 +161,13 @@ class SlotOwnership:
             if wanted:
                 self.bus.emit(ev.SlotsAllocated(request.id, (slot,)))
 
+    def take_back_one(self, request: Request) -> None:
+        """Undoes the last slot of `extend_by_one`: it was handed out for a token that is not to come."""
+        request.kv_len -= 1
+        if request.kv_len % self.allocator.page_size == 0:
+            slot = self.rows.rows[request.row, request.kv_len : request.kv_len + 1].copy()
+            self._release(slot, request.row, "released")
+
     # ------------------------------------------------------------ admission and commit
 
     def load_back(self, request: Request, match: Any, spare: int) -> Any:

@@ -165,6 +165,8 @@ class Scheduler:
 
     def _prefill(self, batch: Batch) -> None:
         """Puts the next chunk and newly admitted requests into the batch."""
+        if not (self.chunking or self.waiting):
+            return
         budget = PrefillBudget(
             self.chunk_tokens,
             reserve=sum(map(self.future.slots, self.running)),
