@@ -182,6 +182,7 @@ class Engine:
                 return self._forward(batch)
         except BaseException:  # Ctrl-C above all: most of a step's time is spent here
             self.scheduler.undo(batch)
+            self._steps -= 1  # it was none: no report and no event tells of it
             raise
 
     def _forward(self, batch: Batch) -> torch.Tensor:
@@ -641,11 +642,11 @@ class Engine:
         bump = getattr(self.cache, "bump_version", None)
         if bump is None and self._pins:
             raise ValueError(f"pins {sorted(self._pins)} hold KV of the old weights: unpin them first")
+        if bump is not None:
+            bump()  # first, so that nothing of the old ones is copied to the host any more
         for request in self.scheduler.live:
             self.scheduler.retract(request, for_weights=True)
-        if bump is not None:
-            bump()
-        else:
+        if bump is None:
             self.ownership.flush()
         self.model = model
         self.graphs = self._new_graphs()

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 from support import TransformersReference
-from test_engine_machine import EngineMachine, Watch, options
+from test_engine_machine import EngineMachine, Watch, check_recording, options
 
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
@@ -244,14 +244,14 @@ class WholeMachine(EngineMachine):
     def copies_fail(self, what: str, count: int) -> None:
         setattr(self.tier, what, count)
 
-    @rule(error=st.sampled_from([KeyboardInterrupt("as the test wishes"), MemoryError("none left")]))
-    def interrupted_step(self, error: BaseException) -> None:
-        with patch.object(self.engine.model, "forward", side_effect=error):
+    @rule(error=st.sampled_from([KeyboardInterrupt, MemoryError]))
+    def interrupted_step(self, error: type[BaseException]) -> None:
+        with patch.object(self.engine.model, "forward", side_effect=error("as the test wishes")):
             try:
                 self.take(self.watch.step())  # there may be nothing to compute
                 return
-            except (KeyboardInterrupt, MemoryError) as raised:
-                assert raised is error
+            except error as raised:
+                assert str(raised) == "as the test wishes"
         HAPPENED["(forward interrupted)"] += 1
         self.replay.rest["step"] = self.engine.snapshot()["step"]  # no event says that a step had begun
         for event in self.watch.events:  # the report that would tell of them does not come
@@ -353,3 +353,14 @@ def test_thousands_of_games_reach_all_that_can_happen() -> None:
     for _ in range(max(20_000, EXAMPLES) // 250):
         play(250, derandomize=False)
     assert set(REACHED) <= set(HAPPENED), set(REACHED) - set(HAPPENED)
+
+
+def test_a_step_that_was_interrupted_is_no_step() -> None:
+    """No report and no event tells of it: a keyframe that counted it would not follow from the events."""
+    engine = Engine(EngineConfig(kv_tokens=16, max_running=2), model=MODELS[0])
+    recorder = Recorder(engine, keyframe_every=1)
+    engine.add_request([5, 6, 7], SamplingParams(max_new_tokens=2))
+    with patch.object(engine.model, "forward", side_effect=MemoryError), pytest.raises(MemoryError):
+        engine.step()
+    recorder.close()
+    check_recording(recorder)

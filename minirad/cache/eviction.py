@@ -33,6 +33,8 @@ class Leaf(Protocol):
 
     @property
     def evictable(self) -> bool: ...
+    @property
+    def outdated(self) -> bool: ...
 
 
 class EvictionPolicy(Protocol):
@@ -129,6 +131,23 @@ class SLRU:
     def reason(self, node: Leaf) -> str:
         segment = "proven" if node.hits >= self.proven_hits else "on probation"
         return f"oldest unlocked leaf {segment} ({node.hits} hits, last used at {node.last_access})"
+
+
+class OutdatedFirst:
+    """Any policy, but that leaves of old weights, which nothing can match, go before all others.
+
+    Without it they stay for ever under any policy that keeps what was once worth keeping: well-used ones
+    (lfu, slru), those of high priority, the oldest (mru, filo).
+    """
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.policy, self.name = policy, policy.name
+
+    def key(self, node: Leaf) -> tuple[bool, Any]:
+        return not node.outdated, self.policy.key(node)
+
+    def reason(self, node: Leaf) -> str:
+        return "computed by old weights, nothing can match it" if node.outdated else self.policy.reason(node)
 
 
 POLICIES: dict[str, type[EvictionPolicy]] = {

@@ -305,6 +305,8 @@ class HiRadixCache(RadixCache):
                 return  # what is below an uncopied node is not copied either
 
     def _begin_backup(self, node: HostNode) -> bool:
+        if node.outdated:
+            return False  # its copy would take room from those that can be matched
         host = self._host_room(len(node))
         if host is None:
             return False
@@ -515,7 +517,7 @@ class HiRadixCache(RadixCache):
         entries = [cast(HostNode, node).entry for node in self.walk()]
         for entry in entries:
             entry.queued = None
-        self._host_queue.rebuild(_policy(name), entries)
+        self._host_queue.rebuild(self._policy_now(name), entries)
 
     # -------------------------------------------------------------- looking at it
 

@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minirad import events as ev
-from minirad.cache.eviction import EvictionQueue, eviction_policy
+from minirad.cache.eviction import EvictionPolicy, EvictionQueue, OutdatedFirst, eviction_policy
 from minirad.errors import InvariantError, require
 
 Slots = npt.NDArray[np.int64]
@@ -190,6 +190,11 @@ class Node:
     def units(self) -> int:
         """Tokens (or pairs) on the edge, wherever their KV lies."""
         return len(self.edge) // self.width
+
+    @property
+    def outdated(self) -> bool:
+        """Its KV is of old weights: no key can name its namespace."""
+        return len(self.namespace) == 3
 
     @property
     def evictable(self) -> bool:
@@ -507,13 +512,13 @@ class RadixCache:
     def bump_version(self) -> None:
         """The model's weights changed: whatever is in the tree matches nothing from now on.
 
-        Old nodes stay until they are evicted (rows may still point at them); they move into namespaces
-        that no key can name.
+        Old nodes stay until they are evicted (rows may still point at them), but go before all others; they
+        move into namespaces that no key can name.
         """
         self.version += 1
         numbers: dict[int, int] = {}
         for node in self.walk():
-            if node is self.root or len(node.namespace) == 3:
+            if node is self.root or node.outdated:
                 continue
             old, node.namespace = node.namespace, (*node.namespace, self.version)
             numbers[self.namespace_number(old)] = self.namespace_number(node.namespace)
@@ -522,6 +527,7 @@ class RadixCache:
             child.first = (child.namespace, child.first[1])
             children[child.first] = child
         self.root.children = children
+        self._change_policy(self.eviction_policy)
         if self.bus.wants(ev.VersionBumped):
             self.bus.emit(ev.VersionBumped(self.version, tuple(numbers), tuple(numbers.values())))
 
@@ -538,7 +544,10 @@ class RadixCache:
             self.bus.emit(ev.PolicyChanged(old, name))
 
     def _change_policy(self, name: str) -> None:
-        self._queue.rebuild(_policy(name), self.walk())
+        self._queue.rebuild(self._policy_now(name), self.walk())
+
+    def _policy_now(self, name: str) -> EvictionPolicy:
+        return OutdatedFirst(_policy(name)) if self.version else _policy(name)
 
     # -------------------------------------------------------------- looking at it
 

@@ -177,9 +177,10 @@ def _path(node: Any) -> list[Any]:
 
 
 def _common(one: Request, other: Request) -> int:
-    """How many tokens two requests begin with alike, as far as a tree is concerned."""
+    """How many units of the tree two requests begin with alike: of pairs one less than of tokens."""
     if one.extra_key != other.extra_key:
         return 0
     size = min(one.length, other.length)
     differ = np.flatnonzero(one.tokens[:size] != other.tokens[:size])
-    return int(differ[0]) if len(differ) else size
+    alike = int(differ[0]) if len(differ) else size
+    return max(alike - one.is_bigram, 0)

@@ -239,7 +239,7 @@ class Scheduler:
         if alone:
             # Nobody else holds anything. Locking the part of the match that is computed again anyway
             # could make the difference: then leave it out.
-            keys.append(request.key(request.usable_prefix))
+            keys.append(request.key(request.usable_prefix + request.is_bigram))  # n tokens: n - 1 pairs
         reason = ""
         for key in keys:
             need = self._need(request, cache.peek(key), budget.reserve, alone)
