@@ -55,7 +55,7 @@ class RunAhead:
         most = engine.config.max_running
         on_gpu = engine.device.type == "cuda"
         # Two, for the step that is read and the one in flight.
-        self._arriving = [torch.empty((2, most), dtype=torch.float64, pin_memory=on_gpu) for _ in range(2)]
+        self._arriving = [torch.empty(2 * most, dtype=torch.float64, pin_memory=on_gpu) for _ in range(2)]
         self._turn = 0
         self.steps = 0  # landed so far, and the seconds in which the host had nothing to do meanwhile
         self.waited = 0.0
@@ -111,7 +111,9 @@ class RunAhead:
                 tokens = tokens[torch.tensor(index, device=tokens.device)]
         output = graphs.run(requests, tokens)
         self._turn = 1 - self._turn
-        arriving = self._arriving[self._turn][:, : len(requests)]
+        arriving = self._arriving[self._turn][: 2 * len(requests)].view(
+            2, -1
+        )  # one piece: else the copy waits
         arriving.copy_(output.greedy, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()

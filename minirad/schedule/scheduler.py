@@ -126,6 +126,7 @@ class Scheduler:
         """The prompt is computed to its end: from now on the request decodes."""
         if request is self.chunking:
             self.chunking = None
+        request.status = RUNNING  # a sample that has just branched off was none of those admitted
         self.running.append(request)
 
     # ------------------------------------------------------------ order
