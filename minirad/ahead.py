@@ -94,12 +94,10 @@ class RunAhead:
     def _launch(self, requests: Sequence[Request], before: _Flight | None) -> _Flight | None:
         """A step for these requests; None, with nothing changed, if there are none or there is no room."""
         engine = self._engine
-        page = engine.config.page_size
-        need = page * sum(request.kv_len % page == 0 for request in requests)
         graphs = engine.graphs
         if graphs is None or not requests or not graphs.fits(requests):
             return None
-        if not engine.ownership.make_room(need):
+        if not engine.ownership.make_room(engine.ownership.need_by_one(requests)):
             return None  # somebody has to be retracted: the scheduler's business
         engine.ownership.extend_by_one(requests)
         tokens = None
@@ -111,9 +109,8 @@ class RunAhead:
                 tokens = tokens[torch.tensor(index, device=tokens.device)]
         output = graphs.run(requests, tokens)
         self._turn = 1 - self._turn
-        arriving = self._arriving[self._turn][: 2 * len(requests)].view(
-            2, -1
-        )  # one piece: else the copy waits
+        # One piece of memory: into any other the copy waits.
+        arriving = self._arriving[self._turn][: 2 * len(requests)].view(2, -1)
         arriving.copy_(output.greedy, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()

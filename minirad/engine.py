@@ -181,18 +181,19 @@ class Engine:
             with self._interrupts.let_through():
                 return self._forward(batch)
         except BaseException:  # Ctrl-C above all: most of a step's time is spent here
-            self.scheduler.undo(batch)
+            self.scheduler.put_back(batch.requests)
             self._steps -= 1  # it was none: no report and no event tells of it
             raise
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Logits [N, vocab] of the positions that `_wanted_logits` lists, request by request."""
         self._greedy = None
-        if self.graphs is not None and batch.kind == "decode" and self.graphs.fits(batch.requests):
-            output = self.graphs.run(batch.requests)
-            self._greedy = output.greedy
-            return output.logits
-        self.rows.rewritten.update(request.row for request in batch.requests)
+        if self.graphs is not None:
+            if batch.kind == "decode" and self.graphs.fits(batch.requests):
+                output = self.graphs.run(batch.requests)
+                self._greedy = output.greedy
+                return output.logits
+            self.rows.rewritten.update(request.row for request in batch.requests)
         entries, tokens, wanted, offset = [], [], [], 0
         for request, start in zip(batch.requests, batch.starts, strict=True):
             stop = request.kv_len
@@ -644,8 +645,7 @@ class Engine:
             raise ValueError(f"pins {sorted(self._pins)} hold KV of the old weights: unpin them first")
         if bump is not None:
             bump()  # first, so that nothing of the old ones is copied to the host any more
-        for request in self.scheduler.live:
-            self.scheduler.retract(request, for_weights=True)
+        self.scheduler.put_back(self.scheduler.live)
         if bump is None:
             self.ownership.flush()
         self.model = model

@@ -31,6 +31,11 @@ def node_name(node: int | None) -> str:
     return "the root" if not node else f"n{node}"
 
 
+def _next(runner_up: int | None) -> str:
+    """Whom an eviction would have taken next."""
+    return f", next would be {node_name(runner_up)}" if runner_up else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Base class: every event is one immutable record with a sentence."""
@@ -319,8 +324,8 @@ class NodeEvicted(Event):
     runner_up: int | None
 
     def describe(self) -> str:
-        then = f", next would be {node_name(self.runner_up)}" if self.runner_up else ""
-        return f"{node_name(self.node)} evicted, {_n(len(self.slots), 'slot')} free: {self.reason}{then}"
+        free = _n(len(self.slots), "slot")
+        return f"{node_name(self.node)} evicted, {free} free: {self.reason}{_next(self.runner_up)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,10 +365,9 @@ class NodeDemoted(Event):
     runner_up: int | None
 
     def describe(self) -> str:
-        then = f", next would be {node_name(self.runner_up)}" if self.runner_up else ""
         return (
             f"{node_name(self.node)} lives on the host only, {_n(len(self.slots), 'slot')} free: "
-            f"{self.reason}{then}"
+            f"{self.reason}{_next(self.runner_up)}"
         )
 
 
@@ -412,10 +416,9 @@ class HostEvicted(Event):
     runner_up: int | None
 
     def describe(self) -> str:
-        then = f", next would be {node_name(self.runner_up)}" if self.runner_up else ""
         return (
             f"{node_name(self.node)} evicted from the host, {_n(len(self.host_slots), 'host slot')} free: "
-            f"{self.reason}{then}"
+            f"{self.reason}{_next(self.runner_up)}"
         )
 
 

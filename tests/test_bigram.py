@@ -16,14 +16,14 @@ from conftest import CheckedEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import ColdReference, drive, listen
+from test_preemption import foresees, reply
 
 from minirad import RadixCache, RadixKey
 from minirad import events as ev
 from minirad.cache.hiradix_cache import HOST_WRITE
-from minirad.config import EngineConfig, SamplingParams
+from minirad.config import SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
-from minirad.schedule.admission import slots_given_up
 
 MakeEngine = Callable[..., CheckedEngine]
 PAGES = (1, 2, 4)
@@ -32,10 +32,6 @@ A, B, C, D, E = 5, 6, 7, 8, 9
 
 def pairs(tokens: list[int]) -> RadixKey:
     return RadixKey(tokens, is_bigram=True)
-
-
-def reply(count: int, **how: Any) -> SamplingParams:
-    return SamplingParams(max_new_tokens=count, ignore_eos=True, **how)
 
 
 @pytest.fixture(scope="module")
@@ -211,20 +207,7 @@ def test_an_engine_of_pairs_says_what_one_of_tokens_says(
 def test_what_victims_give_up_is_foreseen_exactly(
     tiny_model: LlamaModel, running: list[list[int]], newcomer: list[int], page: int, steps: int, count: int
 ) -> None:
-    config = EngineConfig(kv_tokens=128, page_size=page, max_running=8, chunk_tokens=16, bigram_keys=True)
-    engine = CheckedEngine(config, model=tiny_model)
-    for prompt in running:
-        engine.add_request(prompt, reply(9))
-    for _ in range(steps):
-        engine.step()
-    engine.add_request(newcomer, reply(2))
-    request, scheduler, own = engine.scheduler.waiting[-1], engine.scheduler, engine.ownership
-    victims = list(scheduler.running)[:count]
-    foreseen = own.room - own.lock_cost(request.key()) + slots_given_up(victims, request, page)
-    for victim in victims:
-        scheduler.retract(victim)
-    assert own.room - own.lock_cost(request.key()) == foreseen
-    engine.check()
+    foresees(tiny_model, running, newcomer, page, steps, count, bigram_keys=True)
 
 
 def test_a_smaller_priority_gives_way_wherever_that_makes_the_room(make_engine: MakeEngine) -> None:

@@ -153,6 +153,8 @@ tiers = st.fixed_dictionaries(
 class EngineMachine(RuleBasedStateMachine):
     """Requests come, run, are aborted; prefixes are pinned, the tree flushed; policy and weights change."""
 
+    models = MODELS
+
     @initialize(
         page=st.sampled_from([1, 1, 2, 4]),
         tokens=st.sampled_from([8, 16, 16, 24, 32, 64]),
@@ -229,7 +231,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def change_weights(self) -> None:
         self.weights = 1 - self.weights
-        self.engine.update_weights(MODELS[self.weights])
+        self.engine.update_weights(self.models[self.weights])
         # Prompt log-probabilities may be of both: what lives now is not held to those of one model.
         self.changed |= {request.group for request in self.engine.scheduler.everyone()}
         for prompt, _ in list(self.asked.values())[-2:]:

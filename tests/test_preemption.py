@@ -201,8 +201,21 @@ prompts = st.lists(st.sampled_from([5, 6]), min_size=1, max_size=14)
 def test_what_victims_give_up_is_foreseen_exactly(
     tiny_model: LlamaModel, running: list[list[int]], newcomer: list[int], page: int, steps: int, count: int
 ) -> None:
-    config = EngineConfig(kv_tokens=128, page_size=page, max_running=8, chunk_tokens=16)
-    engine = CheckedEngine(config, model=tiny_model)
+    foresees(tiny_model, running, newcomer, page, steps, count)
+
+
+def foresees(
+    model: LlamaModel,
+    running: list[list[int]],
+    newcomer: list[int],
+    page: int,
+    steps: int,
+    count: int,
+    **options: Any,
+) -> None:
+    """What `slots_given_up` says of the first `count` running requests is what retracting them gives."""
+    config = EngineConfig(kv_tokens=128, page_size=page, max_running=8, chunk_tokens=16, **options)
+    engine = CheckedEngine(config, model=model)
     for prompt in running:
         engine.add_request(prompt, reply(9))
     for _ in range(steps):

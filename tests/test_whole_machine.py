@@ -176,6 +176,8 @@ sizes = st.fixed_dictionaries(
 class WholeMachine(EngineMachine):
     """The engine's machine with tiers that do as told, interrupted forward passes, and a judge each step."""
 
+    models = MODELS
+
     @initialize(sizes=sizes, options=options)
     def start(self, sizes: dict[str, Any], options: dict[str, Any]) -> None:
         HAPPENED["(game)"] += 1
@@ -253,17 +255,9 @@ class WholeMachine(EngineMachine):
             except error as raised:
                 assert str(raised) == "as the test wishes"
         HAPPENED["(forward interrupted)"] += 1
-        self.replay.rest["step"] = self.engine.snapshot()["step"]  # no event says that a step had begun
         for event in self.watch.events:  # the report that would tell of them does not come
             if isinstance(event, (ev.RequestAdmitted, ev.RequestRetracted)):
                 self.watch.waited.discard(event.request)
-
-    def change_weights(self) -> None:
-        self.weights = 1 - self.weights
-        self.engine.update_weights(MODELS[self.weights])
-        self.changed |= {request.group for request in self.engine.scheduler.everyone()}
-        for prompt, _ in list(self.asked.values())[-2:]:
-            assert self.engine.peek(prompt) == 0
 
     # ------------------------------------------------------------ what must hold
 

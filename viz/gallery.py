@@ -37,6 +37,7 @@ from viz.stories import (
     Visit,
     encore,
     host_tier,
+    kept,
     new_weights,
     policy_change,
     returned,
@@ -242,12 +243,13 @@ def policies_html(stories: Sequence[Story], links: Sequence[str] = ()) -> str:
     found = {story.policy: returned(story) for story in stories}
     best = max((cached / asked for cached, asked in found.values()), default=0.0)
     names = [html.escape(story.policy) for story in stories]
+    ends = [kept(story) for story in stories]
     return _POLICIES_PAGE.format(
         room=stories[0].kv_tokens if stories else 0,
         bye=html.escape(VISITS[-1].question),
         returns=len(ENCORE),
         heads="".join(f"<th>{name}</th>" for name in names),
-        rows="\n".join(_fate_row(visit.question, stories) for visit in _distinct(VISITS)),
+        rows="\n".join(_fate_row(visit.question, stories, ends) for visit in _distinct(VISITS)),
         rates="".join(_rate_cell(*found[story.policy], best) for story in stories),
         trees="\n".join(_tree_card(story, story.policy in links) for story in stories),
     )
@@ -257,18 +259,17 @@ def _distinct(visits: Sequence[Visit]) -> list[Visit]:
     return list({visit.question: visit for visit in visits}.values())
 
 
-def _fate_row(question: str, stories: Sequence[Story]) -> str:
-    """What became of one question's leaf under each policy."""
+def _fate_row(question: str, stories: Sequence[Story], ends: Sequence[set[str]]) -> str:
+    """What became of one question's leaf under each policy. ends: the questions that each story kept."""
     cells = []
-    for story in stories:
+    for story, end in zip(stories, ends, strict=True):
         when = [at for at, (text, _) in enumerate(story.victims, start=1) if text == question]
-        trace = Trace(story.recording)
-        nodes = trace.view().nodes.values()
-        there = any(trace.node_text(node).partition("<|im_end|>")[0] == question for node in nodes)
         kind = "first" if 1 in when else "gone" if when else "kept"
         words = [f"✕ {', '.join(map(str, when))}"] if when else []
         why = html.escape("; ".join(story.victims[at - 1][1] for at in when))
-        cells.append(f'<td class="{kind}" title="{why}">{" ".join([*words, *(["●"] if there else [])])}</td>')
+        cells.append(
+            f'<td class="{kind}" title="{why}">{" ".join([*words, *(["●"] if question in end else [])])}</td>'
+        )
     return f"<tr><td>{html.escape(question)}</td>{''.join(cells)}</tr>"
 
 

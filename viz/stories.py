@@ -10,7 +10,7 @@ Does not draw or write anything (gallery.py does).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,12 @@ def returned(story: Story) -> tuple[int, int]:
     return sum(e.cached for e in last), sum(e.length for e in last)
 
 
+def kept(story: Story) -> set[str]:
+    """The questions that are in the tree at the end."""
+    trace = Trace(story.recording)
+    return {_question(trace, node) for node in trace.view().nodes.values()}
+
+
 def _run(visits: Sequence[Visit], kv_tokens: int, **config: Any) -> Story:
     tokenizer = load_tokenizer(resolve_model(None))
     engine = Engine(EngineConfig(device="cpu", kv_tokens=kv_tokens, **config), tokenizer=tokenizer)
@@ -212,6 +218,11 @@ def _victims(recording: Recording) -> tuple[tuple[str, str], ...]:
         nodes = {**view.nodes, **view.ghosts}
         for event in view.so_far:
             if isinstance(event, VICTIMS):
-                text = trace.node_text(nodes[event.node]) if event.node in nodes else ""
-                found.append((text.partition("<|im_end|>")[0], event.reason))
+                text = _question(trace, nodes[event.node]) if event.node in nodes else ""
+                found.append((text, event.reason))
     return tuple(found)
+
+
+def _question(trace: Trace, node: Mapping[str, Any]) -> str:
+    """What a leaf's visitor asked."""
+    return trace.node_text(node).partition("<|im_end|>")[0]

@@ -610,14 +610,15 @@ def tier_sums(events: Iterable[ev.Event]) -> dict[str, int]:
     """Tokens that a stretch of events copied to the host, demoted, loaded back, computed again although the
     host had them, and evicted from the host."""
     sums = {"copied": 0, "demoted": 0, "loaded": 0, "again": 0, "host_evicted": 0}
-    slots = {ev.NodeDemoted: "demoted", ev.LoadStarted: "loaded", ev.NodeAdopted: "again"}
-    host_slots = {ev.BackupStarted: "copied", ev.HostEvicted: "host_evicted"}
+    counted: dict[type[ev.Event], tuple[str, str]] = {
+        ev.BackupStarted: ("copied", "host_slots"), ev.NodeDemoted: ("demoted", "slots"),
+        ev.LoadStarted: ("loaded", "slots"), ev.NodeAdopted: ("again", "slots"),
+        ev.HostEvicted: ("host_evicted", "host_slots"),
+    }  # fmt: skip
     for event in events:
-        kind: type[ev.Event] = type(event)
-        if kind in slots:
-            sums[slots[kind]] += len(getattr(event, "slots"))  # noqa: B009
-        elif kind in host_slots:
-            sums[host_slots[kind]] += len(getattr(event, "host_slots"))  # noqa: B009
+        if type(event) in counted:
+            name, field = counted[type(event)]
+            sums[name] += len(getattr(event, field))
     return sums
 
 

@@ -24,6 +24,7 @@ from minirad.bench.tables import table
 from minirad.cache.hiradix_cache import HOST_WRITE
 from minirad.config import EngineConfig
 from minirad.engine import Engine
+from minirad.frontend.player import send_due
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
 from minirad.simulate import endless, from_workload
@@ -129,16 +130,7 @@ def play(engine: Engine, work: Workload) -> None:
     player = Player(work, lambda text: engine.encode(text).tolist(), engine)
     step = 0
     while not player.done or engine.has_work:
-        for asked in player.due(step):
-            try:
-                session, mask = asked.session, asked.token_mask
-                rid = engine.add_request(
-                    asked.prompt, asked.params, session.extra_key, session.priority, token_mask=mask
-                )
-            except ValueError as error:
-                player.refused(asked, error)
-            else:
-                player.sent(asked, rid)
+        send_due(engine, player, step)
         for output in engine.step().finished:
             player.finished(output, step)
         step += 1

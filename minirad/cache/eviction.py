@@ -198,6 +198,11 @@ class EvictionQueue:
         """The next victim, left where it is."""
         return self._heap[0][2] if self._settle() else None
 
+    def verdict(self, victim: Leaf) -> tuple[str, str, int | None]:
+        """What an event tells of a victim that was taken out: the policy, its reason, who is next."""
+        following = self.peek()
+        return self.policy.name, self.policy.reason(victim), following.id if following else None
+
     def rebuild(self, policy: EvictionPolicy, nodes: Iterable[Leaf]) -> None:
         """Starts anew, under another policy or another tree."""
         self.policy = policy

@@ -148,21 +148,24 @@ class _HostEntry:
 
 
 @dataclass(slots=True, eq=False)
-class _Backup:
-    """A copy to the host. `nodes`: the node that it was begun for, and halves split off above it."""
+class _UnderWay:
+    """A copy that has begun, of `nodes`, top first. The last of them, `node`, is locked until it is over."""
 
     node: HostNode
-    nodes: list[HostNode]
+    nodes: list[HostNode]  # halves that are split off meanwhile join them
     copy: Copy
 
 
-@dataclass(slots=True, eq=False)
-class _Load:
-    """A copy from the host into the slots of `nodes`, the last of which is `node`."""
+class _Backup(_UnderWay):
+    """A copy to the host."""
 
-    node: HostNode
-    nodes: list[HostNode]
-    copy: Copy
+    __slots__ = ()
+
+
+class _Load(_UnderWay):
+    """A copy from the host into the slots of its nodes."""
+
+    __slots__ = ()
 
 
 class HiRadixCache(RadixCache):
@@ -190,7 +193,7 @@ class HiRadixCache(RadixCache):
         self.host_write = host_write
         self.host_allocator = PageAllocator(host_tokens, page_size)
         self.copier: Copier = copier if copier is not None else NothingToCopy()
-        self._under_way: deque[_Backup | _Load] = deque()
+        self._under_way: deque[_UnderWay] = deque()
         self._host_queue = EvictionQueue(_policy(eviction_policy))
         super().__init__(page_size, eviction_policy, bus)
 
@@ -207,12 +210,6 @@ class HiRadixCache(RadixCache):
         if child is not None and child.packed:
             device += shared // key.width
         return device, (pos + shared) // key.width - device
-
-    def lock_cost(self, key: RadixKey) -> int:
-        path, _, child, shared = self._walk(key)
-        cost = sum(len(node) for node in path if node.lock_ref == 0)
-        ends_inside = child is not None and child.lock_ref == 0 and child.packed
-        return cost + (shared // key.width if ends_inside else 0)
 
     def match_prefix(self, key: RadixKey, *, count_hit: bool = True) -> MatchResult:
         """The longest prefix that is in the tree, in whole pages: first on the device, then on the host.
@@ -344,12 +341,10 @@ class HiRadixCache(RadixCache):
                 return
             arrived = first.copy.wait()
             self._under_way.popleft()
-            if isinstance(first, _Backup):
-                self._end_backup(first, arrived)
-            else:
-                self._end_load(first, arrived)
+            end = self._end_backup if isinstance(first, _Backup) else self._end_load
+            end(first, arrived)
 
-    def _end_backup(self, backup: _Backup, arrived: bool) -> None:
+    def _end_backup(self, backup: _UnderWay, arrived: bool) -> None:
         if self.host_write != "write_back":
             # The parent's copy ended before. If it failed, a second one may be under way, and fail as well.
             above = backup.nodes[0].parent
@@ -409,7 +404,7 @@ class HiRadixCache(RadixCache):
         self.inc_lock_ref(chain[-1])
         return True
 
-    def _end_load(self, load: _Load, arrived: bool) -> None:
+    def _end_load(self, load: _UnderWay, arrived: bool) -> None:
         require(arrived, f"n{load.node.id}: its KV did not arrive from the host")
         _hold(load.nodes, -1)
         if self.bus.wants(ev.LoadEnded):
@@ -461,13 +456,7 @@ class HiRadixCache(RadixCache):
         self._lost_child(node)
         self._host_queue.offer(node.entry)
         if self.bus.wants(ev.NodeDemoted):
-            policy, following = self._queue.policy, self._queue.peek()
-            self.bus.emit(
-                ev.NodeDemoted(
-                    node.id, tuple(slots.tolist()), policy.name, policy.reason(node),
-                    following.id if following else None,
-                )
-            )  # fmt: skip
+            self.bus.emit(ev.NodeDemoted(node.id, tuple(slots.tolist()), *self._queue.verdict(node)))
 
     def _lost_child(self, node: HostNode) -> None:
         """A node on the device is one no longer: its parent may be next."""
@@ -497,13 +486,8 @@ class HiRadixCache(RadixCache):
         self.host_allocator.free(leaf.host_slots)
         self._host_queue.offer(parent.entry)
         if self.bus.wants(ev.HostEvicted):
-            policy, following = self._host_queue.policy, self._host_queue.peek()
-            self.bus.emit(
-                ev.HostEvicted(
-                    leaf.id, parent.id, tuple(leaf.host_slots.tolist()), policy.name,
-                    policy.reason(leaf), following.id if following else None,
-                )
-            )  # fmt: skip
+            host_slots = tuple(leaf.host_slots.tolist())
+            self.bus.emit(ev.HostEvicted(leaf.id, parent.id, host_slots, *self._host_queue.verdict(leaf)))
 
     def reset(self) -> None:
         """Forgets everything, in both tiers, when the copies that are under way have ended."""

@@ -346,7 +346,7 @@ def run_many(engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any,
                 if player.next_due is None:
                     raise RuntimeError("the programs wait for something that no request will bring")
                 step = max(step, player.next_due)
-            _send(engine, player, step)
+            send_due(engine, player, step)
             step += 1
             for output in engine.step().finished:
                 player.finished(output, step)
@@ -359,7 +359,8 @@ def run_many(engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any,
     return player.outcomes
 
 
-def _send(engine: Engine, player: ProgramPlayer, step: int) -> None:
+def send_due(engine: Engine, player: Any, step: int) -> None:
+    """Adds to an engine what a player (one of these, or workloads.Player) has due; tells it the outcome."""
     for asked in player.due(step):
         job = asked.session
         try:

@@ -84,8 +84,6 @@ class SlotOwnership:
         self.on_free = on_free
         self.load_back_threshold = load_back_threshold
         self.loaded_tokens = 0  # from the host, since the engine started
-        # What only some trees do: be told that a node is complete, and load from a second tier.
-        self._seal = getattr(cache, "seal", None)
         self._tiers: HiRadixCache | None = cache if isinstance(cache, HiRadixCache) else None
         self.evicted_tokens = 0  # since the engine started; a step's share is a difference
         self._owner = np.full(allocator.num_pages + 1, FREE, dtype=np.int64)
@@ -134,6 +132,11 @@ class SlotOwnership:
         if len(slots) and self.bus.wants(ev.SlotsAllocated):
             self.bus.emit(ev.SlotsAllocated(request.id, tuple(slots.tolist())))
         return True
+
+    def need_by_one(self, requests: Iterable[Request]) -> int:
+        """Slots of the pages that these enter with their next token."""
+        page = self.allocator.page_size
+        return page * sum(request.kv_len % page == 0 for request in requests)
 
     def extend_by_one(self, requests: Sequence[Request]) -> None:
         """One more slot for each of many decoding requests, for which there is room (`make_room`).
@@ -191,7 +194,7 @@ class SlotOwnership:
         try:
             slots = self.allocator.alloc(length) if self.make_room(length) else None
             loaded = slots is not None and tiers.load_back(chain, slots)
-        finally:  # also when the copying is interrupted
+        finally:  # whatever the copying raises
             tiers.release_host(chain)
             if slots is not None and not loaded:
                 self.allocator.free(slots)
@@ -283,8 +286,8 @@ class SlotOwnership:
 
     def _complete(self, leaf: Any) -> None:
         """Nobody will grow this leaf any more: a tree with a second tier may copy it now."""
-        if leaf is not None and self._seal is not None:
-            self._seal(leaf)
+        if leaf is not None and self._tiers is not None:
+            self._tiers.seal(leaf)
 
     def flush(self) -> None:
         """Empties the tree. Only for when nothing is locked."""
@@ -382,7 +385,7 @@ class SlotOwnership:
 
     def _check_locks(self, live: list[Request], pins: Mapping[int, Any]) -> None:
         holders: dict[int, int] = {}
-        copies = list(getattr(self.cache, "copy_locks", ()))
+        copies = self._tiers.copy_locks if self._tiers is not None else []
         for node in [request.node for request in live] + list(pins.values()) + copies:
             holders[node.id] = holders.get(node.id, 0) + 1
         for node in self.cache.walk():

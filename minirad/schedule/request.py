@@ -62,7 +62,6 @@ class Request:
     prompt_logprobs: list[float | None] = field(init=False, default_factory=list)
     _buffer: Slots = field(init=False, repr=False)
     _key: RadixKey | None = field(init=False, repr=False, default=None)
-    _key_length: int = field(init=False, repr=False, default=-1)
 
     def __post_init__(self) -> None:
         room = len(self.prompt) + self.params.max_new_tokens
@@ -83,9 +82,8 @@ class Request:
         """
         if length is not None and length != self.length:
             return RadixKey(self.tokens[:length], self.extra_key, self.is_bigram)
-        if self._key is None or self._key_length != self.length:
+        if self._key is None or len(self._key) + self.is_bigram != self.length:  # n tokens: n - 1 pairs
             self._key = RadixKey(self.tokens, self.extra_key, self.is_bigram)
-            self._key_length = self.length
         return self._key
 
     def committed_key(self) -> RadixKey:

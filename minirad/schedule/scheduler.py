@@ -214,7 +214,7 @@ class Scheduler:
         """As many further prompt tokens as budget and room allow (none: decoding may free some)."""
         ownership, page = self.ownership, self.ownership.allocator.page_size
         start = request.kv_len
-        room = ownership.room - (self._decode_need() if self.options.mixed else 0)
+        room = ownership.room - (ownership.need_by_one(self.running) if self.options.mixed else 0)
         room = -start % page + room // page * page
         stop = min(start + budget.tokens, request.length, start + room)
         if stop > start and ownership.extend(request, stop):
@@ -256,7 +256,7 @@ class Scheduler:
             if room >= need:
                 try:
                     match = ownership.load_back(request, match, spare=room - need)
-                except BaseException:  # Ctrl-C in the middle of a large copy
+                except BaseException:  # whatever the copying raises
                     cache.dec_lock_ref(match.last_node)
                     raise
                 self._enter(request, match, batch, budget)
@@ -386,10 +386,10 @@ class Scheduler:
         Beside prompts (`mixed`) there is room: they left it. A tree whose numbers are off would have the
         decoding wait for a step.
         """
-        make_room, need = self.ownership.make_room, self._decode_need
-        if batch.requests and not make_room(need()):
+        ownership = self.ownership
+        if batch.requests and not ownership.make_room(ownership.need_by_one(self.running)):
             return
-        while not make_room(need()):
+        while not ownership.make_room(ownership.need_by_one(self.running)):
             victim = self._victim()
             if victim is None:
                 self.stuck = self.running[0]
@@ -397,33 +397,27 @@ class Scheduler:
             self.retract(victim)
         starts = [request.kv_len for request in self.running]
         if starts:
-            self.ownership.extend_by_one(self.running)
+            ownership.extend_by_one(self.running)
         for request, start in zip(self.running, starts, strict=True):
             batch.add(request, start, prefill=False)
-
-    def _decode_need(self) -> int:
-        """Slots of the pages that running requests enter with their next token."""
-        page = self.ownership.allocator.page_size
-        return page * sum(request.kv_len % page == 0 for request in self.running)
 
     def _victim(self) -> Request | None:
         """Lowest priority, then the least to lose, then the last to come; never the only one."""
         return min(self.live, key=_loss) if len(self.live) > 1 else None
 
-    def retract(self, request: Request, by: Request | None = None, for_weights: bool = False) -> None:
+    def retract(self, request: Request, by: Request | None = None) -> None:
         """Puts a running request back into the queue; what it gave the tree stays, evictable.
 
         by: for whom; None: there was no room to decode, so the estimate was too low.
-        for_weights: neither of the two, but what it computed is of no use any more.
         """
         self._put_back(request, by.id if by else "")
-        if by is None and not for_weights:
+        if by is None:
             self.books.retractions += 1
             self.future.retracted(self.running)
 
-    def undo(self, batch: Batch) -> None:
-        """The batch could not be computed: its requests wait again, with all they had generated."""
-        for request in batch.requests:
+    def put_back(self, requests: Iterable[Request]) -> None:
+        """These wait again, with all they had generated: what they computed did not come or is of no use."""
+        for request in requests:
             self._put_back(request, "")
 
     def _put_back(self, request: Request, by: str) -> None:

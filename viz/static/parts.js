@@ -183,30 +183,8 @@ export const order = (id) => { const [a, b = 0] = id.slice(1).split(".").map(Num
 
 const MOST_CELLS = 4096;
 
-/** Draws a pool map, [[owner, pages], ...], into `host`: a cell per page (of a large pool: per few). */
-export function fillPool(host, pool) {
-  const owners = pool.flatMap(([owner, length]) => Array(length).fill(owner));
-  const per = Math.max(1, Math.ceil(owners.length / MOST_CELLS));
-  const cells = Math.ceil(owners.length / per);
-  if (host.childElementCount !== cells) {
-    host.replaceChildren(...Array.from({ length: cells }, (_, c) => {
-      const cell = document.createElement("i");
-      cell.dataset.page = c * per + 1;
-      return cell;
-    }));
-    sizePool(host);
-  }
-  for (let c = 0; c < cells; c++) {
-    const owner = owners[c * per], cell = host.children[c];
-    if (cell.dataset.owner === owner) continue;
-    cell.dataset.owner = owner;
-    cell.className = owner === "" ? "" : { n: "node", R: "private", x: "freed" }[owner[0]];
-    cell.style.setProperty("--c", owner === "" || owner[0] === "x" ? "" : tint(owner));
-  }
-}
-
-/** Draws host memory, [[[node, tier], pages], ...], into `host`: what is a copy, what lies only there. */
-export function fillHost(host, runs) {
+/** The cells of a map, made anew if there must be more or less, each with the page that it shows. */
+function cellsOf(host, runs) {
   const pages = runs.flatMap(([page, length]) => Array(length).fill(page));
   const per = Math.max(1, Math.ceil(pages.length / MOST_CELLS)), cells = Math.ceil(pages.length / per);
   if (host.childElementCount !== cells) {
@@ -217,8 +195,23 @@ export function fillHost(host, runs) {
     }));
     sizePool(host);
   }
-  for (let c = 0; c < cells; c++) {
-    const [node, tier] = pages[c * per], cell = host.children[c], look = node + tier;
+  return [...host.children].map((cell, c) => [cell, pages[c * per]]);
+}
+
+/** Draws a pool map, [[owner, pages], ...], into `host`: a cell per page (of a large pool: per few). */
+export function fillPool(host, pool) {
+  for (const [cell, owner] of cellsOf(host, pool)) {
+    if (cell.dataset.owner === owner) continue;
+    cell.dataset.owner = owner;
+    cell.className = owner === "" ? "" : { n: "node", R: "private", x: "freed" }[owner[0]];
+    cell.style.setProperty("--c", owner === "" || owner[0] === "x" ? "" : tint(owner));
+  }
+}
+
+/** Draws host memory, [[[node, tier], pages], ...], into `host`: what is a copy, what lies only there. */
+export function fillHost(host, runs) {
+  for (const [cell, [node, tier]] of cellsOf(host, runs)) {
+    const look = node + tier;
     if (cell.dataset.look === look) continue;
     cell.dataset.look = look;
     cell.dataset.owner = node ? "n" + node : "";
