@@ -32,6 +32,7 @@ BENCHES = {
     "eviction": "hit rate of every eviction policy on every workload at three pool sizes, model-free",
     "tiers": "what a second tier in host memory saves and what it costs",
     "gpu": "all that a run on a GPU should show, as one table",
+    "kernels": "what a decode step takes without the engine, by way of computing it (needs a GPU)",
 }
 
 

@@ -108,6 +108,7 @@ class EngineConfig:
         on the next one (EAGLE): n tokens in common are n - 1 units in common.
     radix_cache: False forgets every request's KV when it finishes (for comparison).
     cuda_graphs: decode steps are captured and replayed; None: where FlashInfer runs with fused kernels.
+    cascade: captured steps read what all requests share once for all; None: where that was measured faster.
     overlap: `generate` prepares a captured step while the one before is computed.
     poison_freed: a debugging aid: freed slots are filled with NaN, so that any read of them shows.
     dummy_weights: random weights in the shape of a known model, instead of `model`, for measuring.
@@ -132,6 +133,7 @@ class EngineConfig:
     bigram_keys: bool = False
     seed: int = 0
     cuda_graphs: bool | None = None
+    cascade: bool | None = None
     overlap: bool = True
     poison_freed: bool = False
     dummy_weights: str | None = None
@@ -172,8 +174,9 @@ class EngineConfig:
             one_of("shape for dummy weights", self.dummy_weights, tuple(SHAPES))
             if self.model is not None:
                 raise ValueError(f"model {str(self.model)!r} and dummy weights: only one of the two")
-        if self.cuda_graphs not in (None, True, False):
-            raise ValueError(f"cuda_graphs must be True, False or None, got {self.cuda_graphs!r}")
+        for name in ("cuda_graphs", "cascade"):
+            if not (getattr(self, name) is None or isinstance(getattr(self, name), bool)):
+                raise ValueError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
         if not isinstance(self.overlap, bool):
             raise ValueError(f"overlap must be True or False, got {self.overlap!r}")
         if not isinstance(self.bigram_keys, bool):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -104,6 +104,7 @@ class Engine:
         self._interrupts = HeldInterrupts()  # of the step that is running
         self._held: list[GenerationOutput] = []  # finished while somebody else was driving
         self._streams: dict[str, dict[int, GenerationOutput]] = {}  # what each stream waits for
+        self._watchers: list[Callable[[str, int], None]] = []  # of streams: told each token as it is sampled
 
     # ------------------------------------------------------------ the loop
 
@@ -117,6 +118,7 @@ class Engine:
         """
         if self._stepping:
             raise ValueError("a step is running: an event handler must not drive the engine")
+        self.ahead.settle()
         with HeldInterrupts() as interrupts:
             self._stepping, self._interrupts = True, interrupts
             self.bus.hold_failures()
@@ -303,10 +305,21 @@ class Engine:
         )
         now = time.perf_counter()
         for (request, _), token, logprob in zip(who, chosen, logprobs, strict=True):
-            request.append(token, logprob)
             request.first_token_at = request.first_token_at or now
-            if self.bus.wants(ev.TokenSampled):
-                self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
+            self.take_token(request, token, logprob)
+
+    @property
+    def is_watched(self) -> bool:
+        """Somebody wants to be told of sampled tokens."""
+        return bool(self._watchers) or self.bus.wants(ev.TokenSampled)
+
+    def take_token(self, request: Request, token: int, logprob: float) -> None:
+        """A sampled token joins its request, and whoever wants to know is told."""
+        request.append(token, logprob)
+        if self.bus.wants(ev.TokenSampled):
+            self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
+        for watch in self._watchers:
+            watch(request.id, token)
 
     def _mask(self, request: Request) -> torch.Tensor | None:
         """Which tokens may come next, None for all. A mask that fails ends its own request, no other."""
@@ -528,9 +541,7 @@ class Engine:
         outputs: list[GenerationOutput] = []
         try:
             while any(request.group in order for request in self.scheduler.everyone()):
-                outputs += self.step().finished
-                if self.config.overlap and self.ahead.possible():
-                    outputs += self.ahead.run()
+                outputs += self._go_on()
         finally:
             # Also when interrupted: nothing of ours is left running, nothing of others' is lost.
             for rid in order:
@@ -550,11 +561,12 @@ class Engine:
     def _stream(self, request: Request) -> Iterator[StreamToken]:
         fresh: deque[tuple[str, int]] = deque()
 
-        def listen(event: ev.TokenSampled) -> None:
-            if event.request.split(".")[0] == rid:
-                fresh.append((event.request, event.token))
+        def listen(name: str, token: int) -> None:
+            if name.split(".")[0] == rid:
+                fresh.append((name, token))
 
-        unsubscribe = self.bus.subscribe(ev.TokenSampled, listen)
+        # No subscription: while somebody listens on the bus, nothing runs ahead.
+        self._watchers.append(listen)
         rid = self._enqueue(request)
         # Somebody else may drive the engine between two of our tokens and get our outputs in his
         # reports; so they are noted here as well.
@@ -563,7 +575,7 @@ class Engine:
         try:
             while fresh or any(each.group == rid for each in self.scheduler.everyone()):
                 if not fresh:
-                    outputs = self.step().finished
+                    outputs = self._go_on()
                     self._held += [output for output in outputs if output.request_id != rid]
                     continue
                 name, token = fresh.popleft()
@@ -571,16 +583,25 @@ class Engine:
                 text, done = texts[index].add(token, finished.get(index))
                 yield StreamToken(rid, index, token, text, done.finish_reason if done else None)
         finally:
-            unsubscribe()
-            del self._streams[rid]
             self.abort(rid)
+            self._watchers.remove(listen)
+            del self._streams[rid]
             self._held = [output for output in self._held if output.request_id != rid]
+
+    def _go_on(self) -> list[GenerationOutput]:
+        """One step, for `generate` and `stream`: launched ahead of the last one's end where possible."""
+        if self.config.overlap and self.ahead.possible():
+            finished = self.ahead.advance()
+            if finished is not None:
+                return finished
+        return self.step().finished
 
     def abort(self, request_id: str) -> bool:
         """Cancels a request with all its samples; False if it is not here (any more).
 
         Its outputs, finish_reason "abort", are in the next step's report.
         """
+        self.ahead.settle()
         mine = [r for r in self.scheduler.everyone() if r.group == request_id]
         self._held += [self._finish(request, "abort") for request in mine]
         return bool(mine)
@@ -640,6 +661,7 @@ class Engine:
             raise ValueError("a step is running: an event handler must not change the weights")
         if new != old:
             raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
+        self.ahead.settle()
         bump = getattr(self.cache, "bump_version", None)
         if bump is None and self._pins:
             raise ValueError(f"pins {sorted(self._pins)} hold KV of the old weights: unpin them first")
@@ -659,7 +681,8 @@ class Engine:
         if not possible or self.config.cuda_graphs is False:
             return None
         attention = cast(FlashInferAttention, self.attention)
-        return DecodeGraphs(self.model, self.pool, attention, self.rows, self.config.page_size)
+        config = self.config
+        return DecodeGraphs(self.model, self.pool, attention, self.rows, config.page_size, config.cascade)
 
     # ------------------------------------------------------------ looking at it
 
@@ -684,6 +707,7 @@ class Engine:
         """Tree, pool, queue and rows as plain data; what a recording's keyframes hold."""
         from minirad.record import tree_snapshot
 
+        self.ahead.settle()
         requests = sorted(self.scheduler.everyone(), key=lambda r: (r.arrival, r.index))
         return {
             "step": self._steps,

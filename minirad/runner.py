@@ -9,6 +9,9 @@ Beside the graphs lies a copy of the req_to_token table on the device, in pages.
 authority: a row that was given out or rewritten is taken over whole at its next decode step, and the one
 page that a step may add is entered by the kernel that lists the pages for attention.
 
+Where all requests of a batch begin with the same pages, a graph of another kind reads those once for all
+(attention/cascade.py).
+
 Only for FlashInfer on an NVIDIA GPU with fused ops. Prompts, and batches with prompts in them, are not
 captured: they come in any shape, and their kernels are long.
 """
@@ -23,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minirad.attention.flashinfer import FlashInferAttention, GraphDecode
+from minirad.attention.cascade import LEAST_REQUESTS, GraphCascade, SharedPages, worth_it
+from minirad.attention.flashinfer import FlashInferAttention, GraphDecode, StepAttention
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
 from minirad.model.ops import FusedOps
@@ -37,8 +41,8 @@ MOST_PAGES = 1 << 25  # listed for one batch (128 MiB of int32): beyond that a s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
-    """Of B requests: logits `[B, vocab]` in the weights' type, and float64 `[2, B]` of each the likeliest
-    token and its log-probability. Views of buffers: good until the next step.
+    """Of B requests: logits `[B, vocab]` in the weights' type or float32, and float64 `[2, B]` of each the
+    likeliest token and its log-probability. Views of buffers: good until the next step.
     """
 
     logits: Tensor
@@ -69,7 +73,7 @@ class _Captured:
 
     size: int
     numbers: _Numbers
-    attention: GraphDecode
+    attention: StepAttention
     graph: Any
     logits: Tensor
     greedy: Tensor
@@ -86,6 +90,7 @@ class DecodeGraphs:
 
     Args:
         rows: the host's req_to_token table. page_size: slots of its pages.
+        cascade: read what all requests share once for all; None: where that was measured faster.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class DecodeGraphs:
         attention: FlashInferAttention,
         rows: ReqToTokenPool,
         page_size: int,
+        cascade: bool | None = None,
     ) -> None:
         self._model, self._pool, self._attention = model, pool, attention
         self._rows, self._page = rows, page_size
@@ -104,7 +110,9 @@ class DecodeGraphs:
         # One more row, for padding: its only page is the dummy.
         self._table = torch.zeros((most + 1, -(-context // page_size)), dtype=torch.int32, device=device)
         self._indices = torch.zeros(min(self._table.numel(), MOST_PAGES), dtype=torch.int32, device=device)
-        self._captured: dict[int, _Captured] = {}
+        self._captured: dict[tuple[int, str], _Captured] = {}  # by size, and kind of attention
+        self._cascade, self._shared = cascade, SharedPages(rows, page_size)
+        self._shared_pages: Tensor | None = None  # where cascades read them
         on_gpu = device.type == "cuda"
         pinned = [torch.zeros(6 * most + 1, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._pinned = [buffer.numpy() for buffer in pinned]
@@ -130,16 +138,26 @@ class DecodeGraphs:
         """
         size = next(size for size in self._sizes if size >= len(requests))
         self._take_over(requests)
-        captured = self._captured.get(size)
+        skip = self._pages_to_share(requests, size)
+        kind = self._kind(requests, size, skip)
+        captured = self._captured.get((size, kind))
         if captured is None:
-            captured = self._captured[size] = self._capture(size, requests)
+            captured = self._captured[size, kind] = self._capture(size, kind, requests, skip)
         else:
-            self._prepare(captured.numbers, captured.attention, requests, token_ids is not None)
+            self._prepare(captured.numbers, captured.attention, requests, skip, token_ids is not None)
         if token_ids is not None:
             captured.numbers.token_ids[: len(requests)].copy_(token_ids)
         captured.graph.replay()
         count = len(requests)
         return StepOutput(captured.logits[:count], captured.greedy[:, :count])
+
+    def _pages_to_share(self, requests: Sequence[Request], size: int) -> int:
+        """How many first pages are read once for all; 0 for the usual way."""
+        if self._cascade is False or len(requests) < LEAST_REQUESTS:
+            return 0
+        count = self._shared.count([r.row for r in requests], [r.kv_len for r in requests])
+        worth = worth_it(len(requests), count * self._page) or (self._cascade is True and count > 0)
+        return count if worth and self._attention.shared_fits(size) else 0
 
     def _take_over(self, requests: Sequence[Request]) -> None:
         """Copies rewritten rows to the device, as pages."""
@@ -147,6 +165,7 @@ class DecodeGraphs:
         if not changed:
             return
         numbers = np.array([request.row for request in changed])
+        self._shared.forget(numbers.tolist())
         longest = max(request.kv_len for request in changed)
         pages = (self._rows.rows[numbers, : longest : self._page] // self._page).astype(np.int32)
         index = torch.from_numpy(numbers).to(self._table.device)
@@ -154,9 +173,17 @@ class DecodeGraphs:
         self._rows.rewritten.difference_update(numbers.tolist())
 
     def _prepare(
-        self, numbers: _Numbers, attention: GraphDecode, requests: Sequence[Request], on_device: bool
+        self,
+        numbers: _Numbers,
+        attention: StepAttention,
+        requests: Sequence[Request],
+        skip: int,
+        on_device: bool,
     ) -> None:
-        """This step's numbers into the buffers, and attention's plan. on_device: the tokens are there."""
+        """This step's numbers into the buffers, and attention's plan.
+
+        skip: so many first pages are the shared ones. on_device: the tokens are there.
+        """
         size, count = len(numbers.rows), len(requests)
         rows = np.array([request.row for request in requests])
         lengths = np.array([request.kv_len for request in requests])
@@ -170,21 +197,23 @@ class DecodeGraphs:
         host[3, :count] = rows
         host[3, count:] = len(self._table) - 1
         counts = np.ones(size, dtype=np.int32)
-        counts[:count] = -(-lengths // self._page)
+        counts[:count] = -(-lengths // self._page) - skip
         indptr[0] = 0
         np.cumsum(counts, out=indptr[1:])
         host[4] = 1
-        host[4, :count] = lengths - (counts[:count] - 1) * self._page
+        host[4, :count] = lengths - (counts[:count] + skip - 1) * self._page
         kv_lens = np.ones(size, dtype=np.int32)
-        kv_lens[:count] = lengths
+        kv_lens[:count] = lengths - skip * self._page
         numbers.packed.copy_(torch.from_numpy(sent), non_blocking=True)
         self._model.ops.kernels.fill_pages(  # type: ignore[attr-defined]
             self._table, numbers.rows, numbers.indptr, numbers.out_slots, self._indices, self._page,
-            int(counts.max()),
+            int(counts.max()), skip,
         )  # fmt: skip
         # The plan goes over from a buffer of its own: not to be written to before the last one has gone.
         if self._planned is not None:
             self._planned.synchronize()
+        if isinstance(attention, GraphCascade):
+            attention.plan_shared(self._table[rows[0], :skip], self._page, self._pool)
         ends, last = torch.from_numpy(indptr), torch.from_numpy(host[4])
         attention.plan_step(ends, last, torch.from_numpy(kv_lens), self._page, self._pool)
         self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -198,12 +227,31 @@ class DecodeGraphs:
         self._turn = 1 - self._turn
         return self._pinned[self._turn][: 6 * size + 1]
 
-    def _capture(self, size: int, requests: Sequence[Request]) -> _Captured:
+    def _kind(self, requests: Sequence[Request], size: int, skip: int) -> str:
+        """Which attention is fastest: "cascade", "small" or "plain"."""
+        if skip:
+            return "cascade"
+        small = self._attention.takes_small_kernel(size, max(request.kv_len for request in requests))
+        return "small" if small else "plain"
+
+    def _new_attention(self, numbers: _Numbers, kind: str) -> StepAttention:
+        lists = numbers.indptr, self._indices, numbers.last_page_len
+        own = self._attention.graph_decode(*lists, small=kind == "small")
+        if kind != "cascade":
+            return own
+        assert isinstance(own, GraphDecode)
+        if self._shared_pages is None:
+            self._shared_pages = torch.zeros_like(self._table[0])
+        size, merge = len(numbers.rows), self._model.ops.kernels.merge_answers  # type: ignore[attr-defined]
+        wrapper = self._attention.graph_shared(self._shared_pages)
+        return GraphCascade(own, wrapper, self._shared_pages, merge, size)
+
+    def _capture(self, size: int, kind: str, requests: Sequence[Request], skip: int) -> _Captured:
         """Records a step for `size` requests; the first of it is these requests' own."""
         device = self._pool.device
         numbers = _Numbers.of(size, device)
-        attention = self._attention.graph_decode(numbers.indptr, self._indices, numbers.last_page_len)
-        self._prepare(numbers, attention, requests, on_device=False)
+        attention = self._new_attention(numbers, kind)
+        self._prepare(numbers, attention, requests, skip, on_device=False)
         model: Any = self._model
 
         def step() -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata
+from minirad.attention.radix_attention import AttentionBackend
 from minirad.kv.kv_pool import KVPool
 
 __all__ = ["FlashInferAttention", "what_is_missing", "workspace_bytes"]
@@ -45,6 +46,11 @@ OLDEST_GPU = (8, 0)  # compute capability: bfloat16 in the matrix units
 TENSOR_CORES_FROM_GROUP = 4
 # "auto" would take fa3 on Hopper, which takes 84 s to compile instead of 19.
 KERNELS = "fa2"
+# Captured steps of so few and so short requests have a kernel of their own (small_decode.py): on an H100 it
+# took 3.7 us where FlashInfer's two took 7.7 (1 request, 300 tokens), 11.6 against 18.5 (16 of 600), and
+# as long at 2,000 tokens.
+FEW_REQUESTS = 16
+SHORT_REQUESTS = 2048
 MIB = 1 << 20
 
 Int32Array = npt.NDArray[np.int32]
@@ -162,8 +168,25 @@ class FlashInferAttention:
                 f"plan: {pool.num_slots} slots of the pool are not whole pages of {metadata.page_size}"
             )
 
-    def graph_decode(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> GraphDecode:
-        """Attention of decoding requests for a CUDA graph, which reads their pages from these buffers."""
+    def takes_small_kernel(self, requests: int, longest: int) -> bool:
+        """Whether a captured step of so many requests, the longest of so many tokens, is better off with
+        `SmallDecode`."""
+        few = requests <= FEW_REQUESTS and longest <= SHORT_REQUESTS
+        # What that kernel is made for; asked here too, so that nothing of it is imported in vain.
+        return few and self._heads // self._kv_heads <= 16 and self._head_dim in HEAD_DIMS
+
+    def graph_decode(
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, small: bool = False
+    ) -> StepAttention:
+        """Attention of decoding requests for a CUDA graph, which reads their pages from these buffers.
+
+        small: with the kernel for few, short requests.
+        """
+        if small:
+            made: StepAttention = import_module("minirad.attention.small_decode").SmallDecode(
+                self._heads, self._kv_heads, self._head_dim, self._scale, indptr, indices, last_page_len
+            )
+            return made
         wrapper = self._kernels.BatchDecodeWithPagedKVCacheWrapper(
             self._work, "NHD", use_cuda_graph=True, use_tensor_cores=self.tensor_cores,
             paged_kv_indptr_buffer=indptr, paged_kv_indices_buffer=indices,
@@ -171,6 +194,22 @@ class FlashInferAttention:
             backend=KERNELS,
         )  # fmt: skip
         return GraphDecode(wrapper, self._heads, self._kv_heads, self._head_dim, self._scale)
+
+    def graph_shared(self, pages: Tensor) -> Any:
+        """FlashInfer's wrapper with which all queries of a CUDA graph attend to one list of `pages`."""
+
+        def few(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=pages.device)
+
+        return self._kernels.BatchPrefillWithPagedKVCacheWrapper(
+            self._work, "NHD", use_cuda_graph=True, qo_indptr_buf=few(2), paged_kv_indptr_buf=few(2),
+            paged_kv_indices_buf=pages, paged_kv_last_page_len_buf=few(1), backend=KERNELS,
+        )  # fmt: skip
+
+    def shared_fits(self, queries: int) -> bool:
+        """Whether the partial results of `graph_shared` for so many queries fit into the workspace."""
+        rows = -(-queries * (self._heads // self._kv_heads) // 128) * 128  # by whole tiles of the kernel
+        return rows * self._heads * (self._head_dim + 1) * 4 < len(self._work)
 
     # ------------------------------------------------------------ once per layer
 
@@ -180,7 +219,7 @@ class FlashInferAttention:
             raise ValueError("write: this batch was not planned")
         to = self._targets
         self._kernels.append_paged_kv_cache(
-            k, v, to.entry, to.position, _layer(pool, layer_id, metadata.page_size),
+            k, v, to.entry, to.position, layer_pages(pool, layer_id, metadata.page_size),
             metadata.kv_indices, to.kv_indptr, to.last_page_len, kv_layout="NHD",
         )  # fmt: skip
         if self.two_part:
@@ -193,7 +232,7 @@ class FlashInferAttention:
             raise ValueError(f"run: {q.shape[0]} queries, but {planned} were planned")
         if scale != self._scale:
             raise ValueError(f"run: the scale is {scale}, but {self._scale} was planned")
-        cache = _layer(pool, layer_id, self._batch.page_size)
+        cache = layer_pages(pool, layer_id, self._batch.page_size)
         out: Tensor
         if self._batch.is_decode_only:
             out = self._decode.run(q, cache)
@@ -218,6 +257,16 @@ class FlashInferAttention:
             out.index_select(0, old), lse.index_select(0, old), before, before_lse
         )
         return out.index_copy_(0, old, merged)
+
+
+class StepAttention(AttentionBackend, Protocol):
+    """Attention of captured decode steps."""
+
+    def plan_step(
+        self, indptr: Tensor, last_page_len: Tensor, kv_lens: Tensor, page_size: int, pool: KVPool
+    ) -> None:
+        """Once per step, outside the graph. The lists are those of the host; the device has them already."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -271,7 +320,7 @@ class GraphDecode:
         raise ValueError("in a captured step the rotation writes keys and values")
 
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
-        out: Tensor = self.wrapper.run(q, _layer(pool, layer_id, self.page_size))
+        out: Tensor = self.wrapper.run(q, layer_pages(pool, layer_id, self.page_size))
         return out
 
 
@@ -327,7 +376,7 @@ def _host(array: Int32Array) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _layer(pool: KVPool, layer_id: int, page_size: int) -> tuple[Tensor, Tensor]:
+def layer_pages(pool: KVPool, layer_id: int, page_size: int) -> tuple[Tensor, Tensor]:
     """A layer's keys and values as pages: views, nothing is copied."""
     shape = (-1, page_size, pool.num_kv_heads, pool.head_dim)
     return pool.k[layer_id].view(shape), pool.v[layer_id].view(shape)

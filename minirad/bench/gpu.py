@@ -95,6 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--device", default="cuda", help="cpu: only to try the program")
+    parser.add_argument(
+        "--with-transformers", action="store_true",
+        help="run transformers' generate_batch on the workload with a shared prefix, too (about two minutes)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true")
 
 
@@ -128,6 +132,7 @@ def main(args: argparse.Namespace) -> int:
         "roofline": roofline(model, bandwidth, scale),
         "ttft_ms_by_hit": ttft_by_hit(model, scale),
         "write_us_per_layer": write_cost(model),
+        "transformers_tokens_per_s": transformers_rate(model, scale) if args.with_transformers else None,
         "seconds": round(time.perf_counter() - started, 1),
     }
     print(json.dumps(result, indent=1) if args.json else table(result))
@@ -442,6 +447,32 @@ def roofline(model: LlamaModel, bandwidth: float, scale: float) -> list[Row]:
     return rows
 
 
+def transformers_rate(model: LlamaModel, scale: float) -> float:
+    """Output tokens per second of transformers' generate_batch (continuous batching, paged attention) on the
+    workload with a shared prefix; a model of the same shape with random weights."""
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    c = model.config
+    config = LlamaConfig(
+        vocab_size=c.vocab_size, hidden_size=c.hidden, intermediate_size=c.intermediate,
+        num_hidden_layers=c.layers, num_attention_heads=c.heads, num_key_value_heads=c.kv_heads,
+        head_dim=c.head_dim, max_position_embeddings=c.max_position_embeddings, tie_word_embeddings=c.tied,
+    )  # fmt: skip
+    with torch.device(model.device):
+        theirs: Any = LlamaForCausalLM._from_config(config, dtype=model.dtype, attn_implementation="sdpa")
+    requests = make_requests(WORKLOADS[-1].scaled(scale), c.vocab_size)
+    options = GenerationConfig(
+        max_new_tokens=max(new for _, new in requests), do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    _wait(model.device)
+    started = time.perf_counter()
+    outputs = theirs.eval().generate_batch(
+        inputs=[prompt for prompt, _ in requests], generation_config=options, progress_bar=False
+    )
+    made = sum(len(output.generated_tokens) for output in outputs.values())
+    return round(made / (time.perf_counter() - started), 1)
+
+
 def weight_bytes(model: LlamaModel) -> int:
     """What one step reads of the weights; of an embedding that is not the head as well, next to nothing."""
     c = model.config
@@ -533,6 +564,11 @@ def table(result: Row) -> str:
             f"{row['output_tokens_per_s']:9.0f} {row['seconds']:8.2f} {row['hit_share']:6.1%} "
             f"{row['prefill_tokens_per_s'] or 0:9} {ms or 0:8.2f} {share or 0:8.1%}"
         )
+    if result.get("transformers_tokens_per_s"):
+        lines += [
+            "",
+            f"transformers' generate_batch, shared prefix: {result['transformers_tokens_per_s']} tokens/s",
+        ]
     lines += ["", "hit                  ms to the first token"]
     lines += [f"{hit:20} {ms:22.2f}" for hit, ms in result["ttft_ms_by_hit"].items()]
     lines += ["", "writing one layer's keys and values, microseconds"]

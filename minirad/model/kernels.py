@@ -3,8 +3,7 @@
 A decode step computes little and launches much: norm, residual, rotation, writing keys and values, gate.
 Each is one kernel here instead of five to ten of torch's. The arithmetic is that of model/llama.py, in
 float32 between reading and writing, with the same places of rounding; sums are taken in another order,
-so results agree to rounding, not to the bit. `matvec` multiplies one token by a matrix: bandwidth is all
-that counts there, and every row is read once.
+so results agree to rounding, not to the bit.
 
 Imported only where there is a GPU with Triton (model/ops.py).
 """
@@ -16,14 +15,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_rms_norm", "fill_pages", "greedy", "matvec", "rms_norm", "rotate_and_write", "silu_mul"]
+from minirad.attention.overlap import launch_options, let_next_begin, wait_for_previous
+
+__all__ = [
+    "add_rms_norm",
+    "fill_pages",
+    "greedy",
+    "merge_answers",
+    "rms_norm",
+    "rotate_and_write",
+    "silu_mul",
+]
 
 
 @triton.jit
-def _norm_kernel(x, delta, w, out, width, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_kernel(
+    x, delta, w, out, width, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    if EARLY:
+        let_next_begin()
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < width
+    weight = tl.load(w + at, mask=inside, other=0.0)
+    if EARLY:
+        wait_for_previous()
     h = tl.load(x + row * width + at, mask=inside, other=0.0)
     if HAS_DELTA:
         # The residual is rounded before it is normed, as torch's addition rounds it.
@@ -34,7 +50,7 @@ def _norm_kernel(x, delta, w, out, width, eps, HAS_DELTA: tl.constexpr, BLOCK: t
     f = h.to(tl.float32)
     scale = tl.rsqrt(tl.sum(f * f, 0) / width + eps)
     normed = (f * scale).to(h.dtype)
-    tl.store(out + row * width + at, tl.load(w + at, mask=inside, other=0.0) * normed, mask=inside)
+    tl.store(out + row * width + at, weight * normed, mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -52,15 +68,19 @@ def _norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor
     block = triton.next_power_of_2(width)
     _norm_kernel[(len(x),)](
         x, x if delta is None else delta, weight, out, width, eps, HAS_DELTA=delta is not None, BLOCK=block,
-        num_warps=min(max(block // 512, 1), 8),
+        num_warps=min(max(block // 512, 1), 8), **launch_options(x.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _rotate_kernel(
-    qkv, cos, sin, slots, q, k, v, Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr
-):
+    qkv, cos, sin, slots, q, k, v,
+    Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        let_next_begin()
+        wait_for_previous()
     # One token: all of its heads, the two halves of each apart.
     token = tl.program_id(0)
     head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None, :]
@@ -103,13 +123,16 @@ def rotate_and_write(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Te
     q = torch.empty((tokens, heads - 2 * kv, head_dim), dtype=qkv.dtype, device=qkv.device)
     _rotate_kernel[(tokens,)](
         qkv, cos, sin, slots, q, k, v, Q=heads - 2 * kv, KV=kv, HALF=head_dim // 2,
-        HEADS=triton.next_power_of_2(heads), num_warps=4,
+        HEADS=triton.next_power_of_2(heads), num_warps=4, **launch_options(qkv.device),
     )  # fmt: skip
     return q
 
 
 @triton.jit
-def _silu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+def _silu_kernel(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        let_next_begin()
+        wait_for_previous()
     row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     gate = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0)
@@ -124,61 +147,28 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, width = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     block = 1024
-    _silu_kernel[(tokens, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block, num_warps=4)
+    _silu_kernel[(tokens, triton.cdiv(width, block))](
+        gate_up, out, width, BLOCK=block, num_warps=4, **launch_options(out.device)
+    )
     return out
 
 
 @triton.jit
-def _matvec_kernel(x, w, out, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = tl.arange(0, BLOCK)
-    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for start in range(0, K, BLOCK):
-        piece = tl.load(x + start + at).to(tl.float32)
-        block = tl.load(
-            w + rows[:, None].to(tl.int64) * K + start + at[None, :], mask=rows[:, None] < n, other=0.0,
-            eviction_policy="evict_first",
-        )  # fmt: skip
-        total += block.to(tl.float32) * piece[None, :]
-    tl.store(out + rows, tl.sum(total, 1).to(out.dtype.element_ty), mask=rows < n)
-
-
-def matvec(x: Tensor, weight: Tensor, rows: int = 0, block: int = 0, warps: int = 0) -> Tensor:
-    """x `[1, K]` times weight `[N, K]` transposed: `[1, N]`. K has to be a multiple of 512.
-
-    rows, block, warps: rows of a program, columns at a time, warps; 0: what was quickest on an H100.
-    """
-    n, k = weight.shape
-    best = _best(n, k)
-    rows, block, warps = rows or best[0], block or best[1], warps or best[2]
-    out = torch.empty((1, n), dtype=x.dtype, device=x.device)
-    _matvec_kernel[(triton.cdiv(n, rows),)](x, weight, out, n, K=k, ROWS=rows, BLOCK=block, num_warps=warps)
-    return out
-
-
-def _best(n: int, k: int) -> tuple[int, int, int]:
-    """What was quickest for the shapes of Llama 3.2 1B: 1.3 to 1.4 times cuBLAS for the small ones."""
-    block = next(block for block in (4096, 2048, 1024, 512) if k % block == 0)
-    if n < 8192:
-        return 1, block, 8 if block == 4096 else 4
-    return (2, 2048, 4) if k % 2048 == 0 else (1, 512, 2)
-
-
-@triton.jit
-def _pages_kernel(table, rows, indptr, slots, out, stride, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+def _pages_kernel(table, rows, indptr, slots, out, stride, skip, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     entry, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start, stop = tl.load(indptr + entry), tl.load(indptr + entry + 1)
     row, last = tl.load(rows + entry).to(tl.int64), tl.load(slots + entry) // PAGE
     count = stop - start
-    pages = tl.load(table + row * stride + at, mask=at < count, other=0)
+    pages = tl.load(table + row * stride + skip + at, mask=at < count, other=0)
     pages = tl.where(at == count - 1, last, pages)
     tl.store(out + start + at, pages, mask=at < count)
-    tl.store(table + row * stride + at, pages, mask=at == count - 1)
+    tl.store(table + row * stride + skip + at, pages, mask=at == count - 1)
 
 
 def fill_pages(
-    table: Tensor, rows: Tensor, indptr: Tensor, slots: Tensor, out: Tensor, page_size: int, longest: int
-) -> None:
+    table: Tensor, rows: Tensor, indptr: Tensor, slots: Tensor, out: Tensor, page_size: int, longest: int,
+    skip: int = 0,
+) -> None:  # fmt: skip
     """Lists the pages of decoding requests in `out`, and enters each one's newest page into `table`.
 
     Args:
@@ -186,16 +176,52 @@ def fill_pages(
         rows, slots: int32 `[B]`, each entry's row, and the slot of its new token.
         indptr: int32 `[B + 1]`, where each entry's pages begin in `out`.
         longest: the largest number of pages of an entry.
+        skip: so many first pages of each row are left out of the lists.
     """
     block = 1024
     grid = (len(rows), triton.cdiv(longest, block))
     _pages_kernel[grid](
-        table, rows, indptr, slots, out, table.stride(0), PAGE=page_size, BLOCK=block, num_warps=4
+        table, rows, indptr, slots, out, table.stride(0), skip, PAGE=page_size, BLOCK=block, num_warps=4
     )
 
 
 @triton.jit
-def _best_of_chunk_kernel(logits, best, where, total, vocab, chunks, BLOCK: tl.constexpr):
+def _merge_kernel(
+    out, lse, other, other_lse, HEADS: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    head = tl.arange(0, PADDED)
+    inside = head < HEADS
+    row = tl.program_id(0).to(tl.int64) * HEADS + head
+    a, b = tl.load(lse + row, mask=inside, other=0.0), tl.load(other_lse + row, mask=inside, other=0.0)
+    top = tl.maximum(a, b)
+    a, b = tl.exp2(a - top), tl.exp2(b - top)
+    at, inside = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :], inside[:, None]
+    total = tl.load(out + at, mask=inside, other=0.0).to(tl.float32) * (a / (a + b))[:, None]
+    total += tl.load(other + at, mask=inside, other=0.0).to(tl.float32) * (b / (a + b))[:, None]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+def merge_answers(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Attention's answers over two sets of keys, merged into `out`; its `lse` is left as it was.
+
+    Args:
+        out, other: `[T, heads, head_dim]`, contiguous; head_dim is a power of two.
+        lse, other_lse: float32 `[T, heads]`, logarithms to the base 2 of the sums of exponentials.
+    """
+    tokens, heads, width = out.shape
+    _merge_kernel[(tokens,)](
+        out, lse, other, other_lse, HEADS=heads, PADDED=triton.next_power_of_2(heads), WIDTH=width,
+        num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _best_of_chunk_kernel(
+    logits, best, where, total, vocab, chunks, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    if EARLY:
+        let_next_begin()
+        wait_for_previous()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = chunk * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
@@ -206,7 +232,10 @@ def _best_of_chunk_kernel(logits, best, where, total, vocab, chunks, BLOCK: tl.c
 
 
 @triton.jit
-def _best_of_all_kernel(best, where, total, out, count, chunks, BLOCK: tl.constexpr):
+def _best_of_all_kernel(best, where, total, out, count, chunks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        let_next_begin()
+        wait_for_previous()
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     inside = at < chunks
     tops = tl.load(best + row * chunks + at, mask=inside, other=float("-inf"))
@@ -230,9 +259,10 @@ def greedy(logits: Tensor) -> Tensor:
     total, where = torch.empty_like(best), torch.empty_like(best, dtype=torch.int32)
     out = torch.empty((2, count), dtype=torch.float64, device=logits.device)
     _best_of_chunk_kernel[(count, chunks)](
-        logits, best, where, total, vocab, chunks, BLOCK=block, num_warps=8
+        logits, best, where, total, vocab, chunks, BLOCK=block, num_warps=8, **launch_options(out.device)
     )
     _best_of_all_kernel[(count,)](
-        best, where, total, out, count, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
-    )
+        best, where, total, out, count, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1,
+        **launch_options(out.device),
+    )  # fmt: skip
     return out

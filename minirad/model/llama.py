@@ -22,9 +22,10 @@ from torch import Tensor
 from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.radix_attention import AttentionBackend, RadixAttention
 from minirad.kv.kv_pool import KVPool
+from minirad.model.one_token import OneToken
 from minirad.model.ops import FusedOps, Ops, best_ops
 
-__all__ = ["LlamaConfig", "LlamaModel", "RopeScaling", "random_weights"]
+__all__ = ["Layer", "LlamaConfig", "LlamaModel", "RopeScaling", "random_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +216,13 @@ class LlamaModel:
         self.embed = weights["model.embed_tokens.weight"]
         self.norm = weights["model.norm.weight"]
         self.head = self.embed if config.tied else weights["lm_head.weight"]
-        self.layers = [_Layer.from_weights(config, weights, i) for i in range(config.layers)]
+        self.layers = [Layer.from_weights(config, weights, i) for i in range(config.layers)]
         self.inv_freq = rope_frequencies(config).to(self.embed.device)
         self.ops = ops or best_ops(self.device, self.dtype, config.head_dim)
+        # None to compute one token like many, for comparing.
+        self.one_token: OneToken | None = None
+        if isinstance(self.ops, FusedOps):
+            self.one_token = OneToken(self.inv_freq, config.max_position_embeddings, config.rms_eps)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -276,12 +281,27 @@ class LlamaModel:
         """`forward` without planning: nothing here waits for the device or copies from the host.
 
         So it can be captured in a CUDA graph. logit_index None: the logits of all tokens. as_float False:
-        in the type of the weights.
+        in the type of the weights, but for a single token's, which are float32 always.
         """
+        x, one = F.embedding(token_ids, self.embed), self.one_token
+        if one is not None and len(x) == 1 and backend.reads_pool_only:
+            x = one.layers(x, self.layers, metadata, pool, backend)
+        else:
+            x = self._through_layers(x, metadata, pool, backend)
+        if logit_index is not None:
+            x = x[logit_index]
+        if one is not None and len(x) == 1:
+            return one.logits(x, self.norm, self.head)
+        logits = self.ops.linear(self.ops.rms_norm(x, self.norm, self.config.rms_eps), self.head)
+        return logits.float() if as_float else logits
+
+    def _through_layers(
+        self, x: Tensor, metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend
+    ) -> Tensor:
+        """x `[T, hidden]` through all layers; fused ops write over it."""
         ops, eps = self.ops, self.config.rms_eps
         angles = metadata.positions[:, None, None].float() * self.inv_freq
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-        x = F.embedding(token_ids, self.embed)
         h = ops.rms_norm(x, self.layers[0].input_norm, eps)
         for layer, following in zip(self.layers, [*self.layers[1:], None], strict=True):
             attended = layer.attend(h, cos, sin, metadata, pool, backend, ops)
@@ -289,14 +309,11 @@ class LlamaModel:
             delta = layer.mlp(h, ops)
             if following is not None:
                 x, h = ops.add_rms_norm(x, delta, following.input_norm, eps)
-        x = x + delta
-        h = ops.rms_norm(x if logit_index is None else x[logit_index], self.norm, eps)
-        logits = ops.linear(h, self.head)
-        return logits.float() if as_float else logits
+        return x + delta
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
+class Layer:
     """One transformer block; q, k, v and gate, up are fused into one matrix each."""
 
     attention: RadixAttention
@@ -312,7 +329,7 @@ class _Layer:
     down_bias: Tensor | None
 
     @classmethod
-    def from_weights(cls, config: LlamaConfig, weights: Mapping[str, Tensor], i: int) -> _Layer:
+    def from_weights(cls, config: LlamaConfig, weights: Mapping[str, Tensor], i: int) -> Layer:
         prefix = f"model.layers.{i}."
 
         def fused(block: str, names: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:

@@ -1,8 +1,9 @@
 """What a Llama layer does between its matrix products, in torch or in fused kernels.
 
 `TorchOps` is the plain arithmetic, to be read and compared with; it runs everywhere. `FusedOps` is the
-same on a GPU with Triton (model/kernels.py): fewer launches, and one-token products at memory speed. A
-model chooses by where its weights lie; both can be had anywhere they run, to compare.
+same on a GPU with Triton (model/kernels.py): fewer launches. (For one token even the products have kernels of
+their own: model/one_token.py.) A model chooses by where its weights lie; both can be had anywhere they
+run, to compare.
 """
 
 from __future__ import annotations
@@ -93,9 +94,6 @@ class FusedOps:
         return product
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if len(x) == 1 and bias is None and weight.shape[1] % 512 == 0:
-            product: Tensor = self.kernels.matvec(x, weight)
-            return product
         return F.linear(x, weight, bias)
 
 

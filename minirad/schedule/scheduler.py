@@ -92,6 +92,12 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.chunking)
 
+    @property
+    def decodes_only(self) -> bool:
+        """The next batch computes no prompt: nobody is between chunks, and nobody can be admitted."""
+        can_admit = bool(self.waiting) and (self.ownership.rows.available > 0 or self._outranked())
+        return not self.chunking and not can_admit
+
     def everyone(self) -> Iterable[Request]:
         return [*self.live, *self.waiting]
 

@@ -1,0 +1,220 @@
+"""What a decode step takes without the engine: each way of computing it, captured in a CUDA graph.
+
+    python -m minirad bench kernels [--json] [--shape llama-3.2-1b] [--tiles]
+
+- steps: all of a model but attention, by batch size: in plain torch, with the fused kernels, and for one
+  token with the kernels of model/one_token.py; as milliseconds, and as a share of what reading the
+  weights at the speed of a copy takes;
+- attention: one layer of it by requests and tokens, FlashInfer's and attention/small_decode.py's;
+- with --tiles: the one-token kernels are cut in other ways, one matrix after the other, each tried in the
+  whole step; the best stays. The figures in `Tiles` come from such a search.
+
+Needs an NVIDIA GPU with Triton. Does not look at what the host does meanwhile (`bench gpu`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
+from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
+from minirad.attention.radix_attention import AttentionBackend
+from minirad.bench.gpu import copy_bandwidth, weight_bytes
+from minirad.bench.tables import table
+from minirad.kv.kv_pool import KVPool
+from minirad.model.dummy import SHAPES, dummy_model
+from minirad.model.llama import LlamaModel
+from minirad.model.one_token import OneToken, Tile, Tiles
+from minirad.model.ops import TorchOps, best_ops
+
+Row = dict[str, Any]
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CASES = ((1, 300), (1, 2000), (4, 300), (16, 150), (16, 600), (64, 150), (128, 150), (256, 600))
+ROWS, WARPS, TURNS = (1, 2, 4, 8, 16), (2, 4, 8, 16), (1, 2, 4)
+# A thread that holds fewer elements of a matrix asks for too little at a time, one with more runs out of
+# registers.
+ELEMENTS_OF_A_THREAD = (16, 128)
+
+
+class NoAttention:
+    """A backend that gives the queries back: what is left is the model's own time."""
+
+    name = "none"
+    reads_pool_only = True
+
+    def plan(self, metadata: AttentionMetadata, pool: KVPool) -> None: ...
+
+    def write(
+        self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool
+    ) -> None: ...
+
+    def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
+        return q
+
+
+def captured_ms(call: Callable[[], Any], replays: int = 20, rounds: int = 3) -> float:
+    """Milliseconds of one replay of `call`, captured: the median of `rounds` means."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.inference_mode():
+        for _ in range(2):  # compiles kernels, chooses algorithms
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        call()
+    graph.replay()
+    times: list[float] = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / replays)
+    return statistics.median(times)
+
+
+def decode_batch(requests: int, tokens: int, page_size: int, device: torch.device) -> AttentionMetadata:
+    """So many requests, each of which decodes its last token of `tokens`; pages in random order."""
+    pages = -(-tokens // page_size)
+    order = 1 + np.random.default_rng(0).permutation(requests * pages)
+    rows = (order[:, None] * page_size + np.arange(page_size)).reshape(requests, -1)
+    return build_metadata(
+        rows, [BatchEntry(row, tokens - 1, tokens) for row in range(requests)], page_size, device
+    )
+
+
+def step_call(model: LlamaModel, metadata: AttentionMetadata, pool: KVPool) -> Callable[[], Tensor]:
+    tokens = torch.arange(metadata.num_tokens, device=model.device)
+    backend = NoAttention()
+    return lambda: model.compute(tokens, metadata, pool, backend, None, as_float=False)
+
+
+def steps(model: LlamaModel, weights_ms: float, measure: Callable[[Callable[[], Any]], float]) -> list[Row]:
+    """Every way of computing a step, by batch size."""
+    one, fused = model.one_token, model.ops
+    pool, rows = model.new_pool(max(BATCHES) + 1), []
+    for batch in BATCHES:
+        call = step_call(model, decode_batch(batch, 1, 1, model.device), pool)
+        row: Row = {"batch": batch}
+        model.ops, model.one_token = TorchOps(), None
+        row["torch_ms"] = measure(call)
+        model.ops = fused
+        row["fused_ms"] = measure(call)
+        model.one_token = one
+        row["one_token_ms"] = measure(call) if batch == 1 else None
+        row["share"] = weights_ms / (row["one_token_ms"] or row["fused_ms"])
+        rows.append(row)
+    return rows
+
+
+def attention(model: LlamaModel, page_size: int) -> list[Row]:
+    """Microseconds of one layer's attention, the mean over all layers' pools."""
+    from minirad.attention.small_decode import SmallDecode
+
+    c, device = model.config, model.device
+    shape, scale = (c.heads, c.kv_heads, c.head_dim), c.head_dim**-0.5
+    longest = max(requests * (tokens + page_size) for requests, tokens in CASES)
+    pool = model.new_pool(-(-longest // page_size + 1) * page_size)
+    flashinfer, rows = None, []
+    if not what_is_missing(device, model.dtype, c.head_dim):
+        flashinfer = FlashInferAttention(*shape, device=device)
+    for requests, tokens in CASES:
+        batch = decode_batch(requests, tokens, page_size, device)
+        indptr, last = (torch.from_numpy(a).to(device) for a in (batch.kv_indptr, batch.last_page_len))
+        small = SmallDecode(*shape, scale, indptr, batch.kv_indices, last)
+        small.plan_step(indptr, last, last, page_size, pool)
+        q = torch.randn((requests, c.heads, c.head_dim), device=device).to(model.dtype)
+        row: Row = {"requests": requests, "tokens": tokens, "page_size": page_size, "flashinfer_us": None}
+        if flashinfer is not None:
+            flashinfer.plan(batch, pool)
+            row["flashinfer_us"] = _layer_us(flashinfer, q, pool, scale)
+        row["small_us"] = _layer_us(small, q, pool, scale)
+        rows.append(row)
+    return rows
+
+
+def _layer_us(backend: AttentionBackend, q: Tensor, pool: KVPool, scale: float) -> float:
+    layers = range(pool.num_layers)
+    return captured_ms(lambda: [backend.run(layer, q, pool, scale) for layer in layers]) / len(layers) * 1e3
+
+
+def tiles_to_try(inputs: int, rows_per_result: int, turns: tuple[int, ...]) -> Iterator[Tile]:
+    """Tiles that give each thread a sensible part of the matrix."""
+    least, most = ELEMENTS_OF_A_THREAD
+    for rows in ROWS:
+        for warps in WARPS:
+            if least <= rows * rows_per_result * inputs / (32 * warps) <= most:
+                yield from (Tile(rows, warps, turn) for turn in turns)
+
+
+def best_tiles(model: LlamaModel, measure: Callable[[Callable[[], Any]], float]) -> tuple[Tiles, list[Row]]:
+    """One matrix after the other, the tile with which the whole step is quickest; and all that was tried."""
+    c, tried, best = model.config, [], Tiles()
+    kept, pool = model.one_token, model.new_pool(2)
+    call = step_call(model, decode_batch(1, 1, 1, model.device), pool)
+    wide = c.heads * c.head_dim
+    for name, inputs, per_result, turns in (
+        ("gate_up", c.hidden, 2, TURNS), ("down", c.intermediate, 1, (1,)), ("o", wide, 1, (1,)),
+        ("qkv", c.hidden, 2, (1,)), ("head", c.hidden, 1, TURNS),
+    ):  # fmt: skip
+        found: list[tuple[float, Tile]] = []
+        for tile in tiles_to_try(inputs, per_result, turns):
+            some = dataclasses.replace(best, **{name: tile})
+            model.one_token = OneToken(model.inv_freq, c.max_position_embeddings, c.rms_eps, some)
+            found.append((measure(call), tile))
+            tried.append({"matrix": name, **dataclasses.asdict(tile), "step_ms": found[-1][0]})
+        if found:
+            best = dataclasses.replace(best, **{name: min(found, key=lambda pair: pair[0])[1]})
+    model.one_token = kept
+    return best, tried
+
+
+def show(rows: list[Row]) -> str:
+    return table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="figures for programs instead of tables")
+    parser.add_argument("--shape", choices=list(SHAPES), default="llama-3.2-1b")
+    parser.add_argument("--tiles", action="store_true", help="search for better tiles: about a minute")
+
+
+def main(args: argparse.Namespace) -> int:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if best_ops(device, torch.bfloat16, 64).name != "fused":
+        raise ValueError("bench kernels needs an NVIDIA GPU and Triton; `bench gpu` runs anywhere")
+    model = dummy_model(args.shape, torch.bfloat16, device)
+    bandwidth = copy_bandwidth(device)
+    weights_ms = weight_bytes(model) / bandwidth * 1e3
+    result: Row = {
+        "gpu": torch.cuda.get_device_name(device), "shape": args.shape,
+        "copy_gb_per_s": bandwidth / 1e9, "weights_ms": weights_ms,
+        "steps": steps(model, weights_ms, captured_ms),
+        "attention": [row for page in (1, 16) for row in attention(model, page)],
+    }  # fmt: skip
+    if args.tiles:
+        best, tried = best_tiles(model, captured_ms)
+        result |= {"tiles": dataclasses.asdict(best), "tried": tried}
+    if args.json:
+        print(json.dumps(result, indent=1))
+        return 0
+    print(f"{result['gpu']}, {args.shape}: reading the weights takes {weights_ms:.3f} ms")
+    for name in ("steps", "attention", "tried"):
+        if name in result:
+            print(f"\n{name}\n{show(result[name])}")
+    if args.tiles:
+        print(f"\n{result['tiles']}")
+    return 0

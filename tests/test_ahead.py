@@ -1,0 +1,251 @@
+"""Running ahead on a CPU: a stand-in takes the place of captured graphs, so that everything else can be
+watched: tokens, books, Ctrl-C, memory that ends, streams, and who may look at the engine meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import signal
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minirad import Recorder
+from minirad import events as ev
+from minirad.attention.metadata import BatchEntry, build_metadata
+from minirad.config import SamplingParams
+from minirad.engine import Engine
+from minirad.errors import InvariantError
+from minirad.schedule.request import Request
+
+MakeEngine = Callable[..., Engine]
+LONG = SamplingParams(max_new_tokens=9, ignore_eos=True)
+
+
+class EagerSteps:
+    """What DecodeGraphs does, without a GPU: the last tokens of all requests, whose tokens may be given."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.runs, self.before = engine, 0, lambda: None
+
+    def fits(self, requests: Sequence[Request]) -> bool:
+        return True
+
+    def run(self, requests: Sequence[Request], token_ids: torch.Tensor | None = None) -> Any:
+        self.runs += 1
+        self.before()
+        engine = self.engine
+        entries = [BatchEntry(r.row, r.kv_len - 1, r.kv_len) for r in requests]
+        tokens = torch.tensor([r.last_token for r in requests]) if token_ids is None else token_ids.long()
+        metadata = build_metadata(engine.rows.rows, entries, engine.config.page_size, engine.device)
+        logits = engine.model.forward(
+            tokens, metadata, engine.pool, engine.attention, torch.arange(len(requests))
+        )
+        best = logits.log_softmax(-1).max(-1)
+        return SimpleNamespace(
+            logits=logits, greedy=torch.stack((best.indices.double(), best.values.double()))
+        )
+
+
+@pytest.fixture
+def make_ahead(make_engine: MakeEngine) -> MakeEngine:
+    def make(**config: Any) -> Engine:
+        engine = make_engine(**config)
+        engine.graphs = EagerSteps(engine)  # type: ignore[assignment]
+        return engine
+
+    return make
+
+
+def some_prompts(count: int = 14, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    texts = [[rng.randrange(3, 60) for _ in range(20)] for _ in range(3)]
+    return [[*texts[n % 3][: rng.randrange(1, 16)], 3 + n] for n in range(count)]
+
+
+def said(outputs: Sequence[Any]) -> list[tuple[list[int], str]]:
+    return [(output.token_ids, output.finish_reason) for output in outputs]
+
+
+def end_tokens(engine: Engine) -> tuple[int, ...]:
+    """Tokens that some replies hold in their middle, so that requests stop at different times."""
+    outputs = engine.generate(some_prompts(), LONG)
+    return tuple({output.token_ids[2 + at % 5] for at, output in enumerate(outputs) if at % 3 == 1})
+
+
+@pytest.mark.parametrize("options", [{}, {"page_size": 4}, {"kv_tokens": 40}, {"chunk_tokens": 3}])
+def test_the_same_tokens_and_the_same_books(
+    make_engine: MakeEngine, make_ahead: MakeEngine, monkeypatch: pytest.MonkeyPatch, options: dict
+) -> None:
+    config = dataclasses.replace(make_engine().model.config, eos_ids=end_tokens(make_engine()))
+    monkeypatch.setattr(make_engine().model, "config", config)
+    params = [SamplingParams(max_new_tokens=2 + n, ignore_eos=n % 3 == 0) for n in range(14)]
+    plain, ahead = make_engine(**options), make_ahead(**options)
+    expected, found = plain.generate(some_prompts(), params), ahead.generate(some_prompts(), params)
+    assert said(found) == said(expected)
+    assert {output.finish_reason for output in found} == {"stop", "length"}
+    assert ahead.ahead.steps > 10
+    ahead.check()
+    assert ahead.cache.protected_size == 0 and ahead.allocator.available == plain.allocator.available
+    assert ahead.ahead.settle() is None
+    ahead.flush_cache()
+    assert ahead.allocator.available == ahead.allocator.num_tokens
+
+
+def test_a_stream_runs_ahead_and_says_the_same(make_engine: MakeEngine, make_ahead: MakeEngine) -> None:
+    params = SamplingParams(max_new_tokens=8, n=2, ignore_eos=True)
+    tokens = [[(t.index, t.token_id, t.finish_reason) for t in make().stream([5, 6, 7], params)]
+              for make in (make_engine, make_ahead)]  # fmt: skip
+    assert sorted(tokens[0], key=str) == sorted(tokens[1], key=str) and len(tokens[0]) == 16
+    engine = make_ahead()
+    assert len(list(engine.stream([5, 6, 7], params))) == 16
+    assert engine.ahead.steps > 0 and not engine.has_work and not engine._watchers
+
+
+def test_between_two_tokens_of_a_stream_the_engine_is_anybodys(make_ahead: MakeEngine) -> None:
+    alone = [token.token_id for token in make_ahead().stream([5, 6, 7], LONG)]
+    for meddle in (
+        lambda engine: engine.check(),
+        lambda engine: engine.snapshot(),
+        lambda engine: engine.step(),
+        lambda engine: engine.abort("R9"),
+        lambda engine: engine.add_request([9, 8, 7], LONG),
+        lambda engine: engine.generate([8, 8, 8], LONG),
+        lambda engine: list(engine.stream([8, 8, 8], LONG)),
+    ):
+        engine = make_ahead(kv_tokens=128)
+        tokens = []
+        for token in engine.stream([5, 6, 7], LONG):
+            tokens.append(token.token_id)
+            if len(tokens) in (3, 5):
+                meddle(engine)
+                engine.check()
+        assert tokens == alone
+        while engine.has_work:
+            engine.step()
+        engine.flush_cache()
+
+
+def test_leaving_a_stream_early_leaves_nothing(make_ahead: MakeEngine) -> None:
+    engine = make_ahead()
+    for _ in engine.stream([5, 6, 7], LONG):
+        if engine.ahead.steps == 2:
+            break
+    engine.check()
+    assert not engine.has_work and engine.cache.protected_size == 0
+    engine.flush_cache()
+
+
+def test_whoever_begins_to_listen_gets_whole_steps(make_ahead: MakeEngine) -> None:
+    engine = make_ahead()
+    stream = engine.stream([5, 6, 7], LONG)
+    for _ in range(4):
+        next(stream)
+    steps = engine.ahead.steps
+    assert steps > 0
+    with Recorder(engine) as recording:
+        rest = list(stream)
+    assert engine.ahead.steps == steps + 1  # what was in flight, and no more
+    assert len(rest) == 5
+    assert all(isinstance(frame.events[-1], ev.StepEnded) for frame in recording.frames[:-1])
+    recording.check()
+
+
+@pytest.mark.parametrize("at", [2, 3, 6])
+def test_ctrl_c_comes_when_the_books_are_right(make_ahead: MakeEngine, at: int) -> None:
+    engine = make_ahead()
+    other = engine.add_request([30, 31, 32], LONG)
+    expected = make_ahead().generate([[30, 31, 32]], LONG)[0].token_ids
+
+    def press() -> None:
+        if engine.graphs.runs == at:
+            signal.raise_signal(signal.SIGINT)
+
+    engine.graphs.before = press
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[5, 6, 7], [8, 9]], LONG)
+    engine.check()
+    found = []
+    while engine.has_work:
+        found += engine.step().finished
+        engine.check()
+    assert [(output.request_id, output.token_ids) for output in found] == [(other, expected)]
+    engine.flush_cache()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 6])
+def test_a_step_that_cannot_be_launched_loses_nothing(make_ahead: MakeEngine, at: int) -> None:
+    engine = make_ahead(page_size=4)
+    other = engine.add_request([30, 31, 32], LONG)
+    expected = make_ahead(page_size=4).generate([[30, 31, 32]], LONG)[0].token_ids
+
+    def fail() -> None:
+        if engine.graphs.runs == at:
+            raise MemoryError("no memory left")
+
+    engine.graphs.before = fail
+    with pytest.raises(MemoryError):
+        engine.generate([[5, 6, 7], [8, 9]], LONG)
+    engine.check()
+    found = []
+    while engine.has_work:
+        found += engine.step().finished
+        engine.check()
+    assert [(output.request_id, output.token_ids) for output in found] == [(other, expected)]
+    engine.flush_cache()
+
+
+def test_nan_puts_its_requests_back(make_ahead: MakeEngine) -> None:
+    engine = make_ahead()
+    expected = make_ahead().generate([[5, 6, 7]], LONG)[0].token_ids
+    real = engine.graphs.run
+
+    def spoilt(requests: Any, tokens: Any = None) -> Any:
+        output = real(requests, tokens)
+        if engine.graphs.runs == 3:
+            output.greedy[1, 0] = float("nan")
+        return output
+
+    engine.graphs.run = spoilt
+    rid = engine.add_request([5, 6, 7], LONG)
+    with pytest.raises(InvariantError, match="NaN"):
+        while True:
+            engine._go_on()
+    engine.check()
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step().finished
+    assert [(output.request_id, output.token_ids) for output in outputs] == [(rid, expected)]
+
+
+def test_what_is_drawn_by_chance_is_drawn_the_same(make_engine: MakeEngine, make_ahead: MakeEngine) -> None:
+    params = [
+        SamplingParams(max_new_tokens=3 + n, temperature=0.4 * (n % 3), top_k=n % 2 * 7, n=1 + n % 2,
+                       top_p=1 - 0.1 * (n % 4), ignore_eos=n % 5 > 0) for n in range(14)
+    ]  # fmt: skip
+    ahead = make_ahead(page_size=2)
+    found = said(ahead.generate(some_prompts(), params))
+    assert found == said(make_engine(page_size=2).generate(some_prompts(), params))
+    assert ahead.ahead.steps > 10
+    ahead.check()
+
+
+def test_what_the_host_decides_is_not_run_ahead(make_ahead: MakeEngine) -> None:
+    engine = make_ahead()
+    every = torch.ones(61, dtype=torch.bool)
+    for mask in (None, lambda output: every):
+        engine.ahead.steps = 0
+        engine.add_request([5, 6, 7], LONG, token_mask=mask)
+        while engine.has_work:
+            engine._go_on()
+        assert (engine.ahead.steps > 0) == (mask is None)
+    engine = make_ahead(overlap=False)
+    engine.generate([5, 6, 7], LONG)
+    assert engine.ahead.steps == 0
+    engine = make_ahead()
+    engine.bus.subscribe(ev.StepEnded, lambda event: None)
+    engine.generate([5, 6, 7], LONG)
+    assert engine.ahead.steps == 0

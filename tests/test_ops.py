@@ -1,0 +1,261 @@
+"""Faster ways to the same numbers: the fused kernels against plain torch, tokens chosen on the device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_config
+from test_flashinfer_calls import Kernels
+from torch import Tensor
+
+from minirad.__main__ import main
+from minirad.attention import BatchEntry, TorchPagedAttention, build_metadata
+from minirad.attention.flashinfer import FlashInferAttention
+from minirad.bench import kernels
+from minirad.kv import KVPool
+from minirad.model.llama import LlamaModel, random_weights
+from minirad.model.one_token import OneToken, Tile, Tiles
+from minirad.model.ops import Ops, TorchOps, best_ops
+from minirad.model.sampler import next_tokens, position_uniform, sample
+
+torch.set_num_threads(1)
+
+CARD = torch.device("cuda")
+FUSED = torch.cuda.is_available() and best_ops(CARD, torch.bfloat16, 64).name == "fused"
+
+
+def on_gpu(test: Any) -> Any:
+    return pytest.mark.gpu(pytest.mark.skipif(not FUSED, reason="needs an NVIDIA GPU and Triton")(test))
+
+
+@dataclass(frozen=True)
+class Params:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+KINDS = [Params(0), Params(), Params(0.7, top_k=5), Params(1.3, 0.8), Params(0.9, 0.7, 12), Params(5.0, 0.1)]
+
+
+# ---------------------------------------------------------------------- tokens chosen on the device
+
+
+def test_next_tokens_is_sample() -> None:
+    """More rows than are drawn at once, every combination of limits, equal logits among them."""
+    logits = torch.randn(90, 300, generator=torch.Generator().manual_seed(1)) * 3
+    logits[40:] = logits[40:].round()  # many equals: top_k must keep the lowest ids
+    logits[5, :200] = -math.inf
+    params = [KINDS[row % len(KINDS)] for row in range(90)]
+    for seed in range(3):
+        uniforms = [position_uniform(seed, 0, row) for row in range(90)]
+        tokens, logprobs = sample(logits, params, uniforms)
+        for known in (None, next_tokens(logits, [Params(0)] * 90, uniforms)):
+            chosen = next_tokens(logits, params, uniforms, known)
+            assert chosen[0].tolist() == tokens
+            assert chosen[1].tolist() == pytest.approx(logprobs, abs=1e-6)
+
+
+def test_next_tokens_at_the_ends() -> None:
+    logits = torch.zeros(4, 8)
+    logits[:, [0, 7]] = -math.inf
+    uniforms = [0.0, 1 - 2**-53, 0.0, 1 - 2**-53]
+    params = [Params(), Params(), Params(top_k=3), Params(top_k=3)]
+    assert next_tokens(logits, params, uniforms)[0].tolist() == [1, 6, 1, 3]
+    with pytest.raises(ValueError, match="4 rows of logits, 1 params, 4 uniforms"):
+        next_tokens(logits, params[:1], uniforms)
+
+
+def test_nan_stays_to_be_seen() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [5.0, 5.0, 5.0, 5.0], [0.0, 0.0, math.nan, 0.0]])
+    found = next_tokens(logits, [Params(0), Params(0), Params(0)], [0.0] * 3)
+    assert found[0, :2].tolist() == [1, 0]
+    assert found[1].isnan().tolist() == [False, False, True]
+    assert next_tokens(logits, [Params()] * 3, [0.5] * 3)[1].isnan().tolist() == [False, False, True]
+
+
+@on_gpu
+@pytest.mark.parametrize("rows", [1, 300])
+def test_on_the_gpu_the_same_tokens(rows: int) -> None:
+    logits = torch.randn(rows, 128256, generator=torch.Generator().manual_seed(rows)) * 3
+    logits[0, [77, 100000]] = 50.0  # equals, far apart
+    params = [KINDS[row % len(KINDS)] for row in range(rows)]
+    uniforms = [position_uniform(1, 0, row) for row in range(rows)]
+    found = next_tokens(logits.to(CARD), params, uniforms).tolist()
+    wanted, logprobs = sample(logits, params, uniforms)
+    assert found[0] == wanted
+    assert found[1] == pytest.approx(logprobs, abs=1e-4)
+
+
+# ---------------------------------------------------------------------- the model's arithmetic
+
+# (0, 5) is a batch of many tokens, the others of one
+SPANS = [(0, 5), (5, 6), (6, 7), (7, 40), (40, 41)]
+SHAPES: dict[str, dict[str, object]] = {
+    "plain": {},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "odd sizes": {"hidden_size": 72, "intermediate_size": 200, "num_attention_heads": 9,
+                  "num_key_value_heads": 3, "head_dim": 16, "tie_word_embeddings": False},
+    "stretched": {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
+}  # fmt: skip
+
+
+def model_of(shape: str, dtype: torch.dtype, device: torch.device | str, ops: Ops | None) -> LlamaModel:
+    config = tiny_config(**SHAPES[shape])
+    weights = random_weights(config, 3, dtype=torch.float32, device="cpu")
+    larger = {name: w * 5 if w.dim() == 2 else w for name, w in weights.items()}  # let layers matter
+    return LlamaModel(config, {name: w.to(device, dtype) for name, w in larger.items()}, ops)
+
+
+def answers(model: LlamaModel, spans: list[tuple[int, int]] = SPANS) -> Tensor:
+    """Logits of every token of one sequence, computed in these batches through a shuffled, poisoned pool."""
+    rows = np.random.default_rng(0).permutation(np.arange(1, 65))[None]
+    pool, backend = model.new_pool(65), TorchPagedAttention()
+    pool.poison(torch.arange(1, 65, device=model.device))
+    logits = []
+    for start, stop in spans:
+        meta = build_metadata(rows, [BatchEntry(0, start, stop)], 1, model.device)
+        tokens = torch.arange(start, stop, device=model.device) * 7 % 61
+        every = torch.arange(stop - start, device=model.device)
+        logits.append(model.forward(tokens, meta, pool, backend, every))
+    return torch.cat(logits).cpu()
+
+
+def test_compute_is_forward_without_the_plan(tiny_model: LlamaModel) -> None:
+    pool, backend = tiny_model.new_pool(9), TorchPagedAttention()
+    meta = build_metadata(np.arange(1, 9)[None], [BatchEntry(0, 0, 8)], 1, "cpu")
+    tokens = torch.arange(8)
+    whole = tiny_model.forward(tokens, meta, pool, backend, torch.arange(8))
+    assert torch.equal(tiny_model.compute(tokens, meta, pool, backend, None), whole)
+    last = tiny_model.compute(tokens, meta, pool, backend, torch.tensor([7]))
+    assert torch.allclose(last, whole[7:], atol=1e-5)  # one row is multiplied in another order than eight
+
+
+def test_on_a_cpu_one_token_is_computed_like_many(tiny_model: LlamaModel) -> None:
+    assert isinstance(tiny_model.ops, TorchOps) and tiny_model.one_token is None
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*((shape, torch.bfloat16) for shape in SHAPES), ("plain", torch.float16)]
+)
+def test_one_token_is_as_near_to_float32_as_torchs(shape: str, dtype: torch.dtype) -> None:
+    exact = answers(model_of(shape, torch.float32, "cpu", None))
+    plain = model_of(shape, dtype, CARD, TorchOps())
+    rounding = float((answers(plain) - exact).norm() / exact.norm())
+    model = model_of(shape, dtype, CARD, None)
+    tiles = [None, Tiles(Tile(2), Tile(4, 4), Tile(2, 4, 4), Tile(1), Tile(4, 8, 3))]
+    for some in tiles if shape == "plain" else tiles[:1]:
+        model.one_token = OneToken(model.inv_freq, 128, model.config.rms_eps, some)
+        error = float((answers(model) - exact).norm() / exact.norm())
+        print(f"{shape} {dtype}: {error:.2e}, torch {rounding:.2e}")
+        assert error < 1.25 * rounding + 1e-3
+    model.one_token = None
+    assert float((answers(model) - exact).norm() / exact.norm()) < 1.25 * rounding + 1e-3
+
+
+@on_gpu
+def test_an_early_start_changes_nothing() -> None:
+    """Kernels that begin before the one in front has ended would read what is half written."""
+    model = model_of("plain", torch.bfloat16, CARD, None)
+    one = model.one_token
+    assert one is not None
+    early = answers(model)
+    for _ in range(20):
+        assert torch.equal(answers(model), early)
+    one._options = {"EARLY": False}
+    assert torch.equal(answers(model), early)
+
+
+@on_gpu
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_captured_step_equals_the_launched_one(count: int) -> None:
+    model = model_of("plain", torch.bfloat16, CARD, None)
+    pool, backend = model.new_pool(33), TorchPagedAttention()
+    rows = np.arange(1, 33).reshape(-1, 4)
+    meta = build_metadata(rows, [BatchEntry(row, 2, 3) for row in range(count)], 1, CARD)
+    backend.plan(meta, pool)
+    tokens = torch.arange(count, device=CARD)
+    model.compute(tokens, meta, pool, backend, None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = model.compute(tokens, meta, pool, backend, None)
+    for shift in range(3):
+        tokens.copy_(torch.arange(count) + shift)
+        graph.replay()
+        assert torch.equal(captured, model.compute(tokens, meta, pool, backend, None))
+
+
+@on_gpu
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 64), (9, 3, 64), (4, 2, 128)])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_attention_for_a_few(heads: int, kv_heads: int, dim: int, page_size: int) -> None:
+    from minirad.attention.small_decode import Cut, SmallDecode
+
+    lengths = [1, 17, 300, 2049]
+    longest = -(-max(lengths) // page_size) * page_size
+    pages = np.random.default_rng(1).permutation(len(lengths) * longest // page_size) + 1
+    rows = (pages[:, None] * page_size + np.arange(page_size)).reshape(len(lengths), longest)
+    meta = build_metadata(rows, [BatchEntry(i, n - 1, n) for i, n in enumerate(lengths)], page_size, CARD)
+    generator = torch.Generator(CARD).manual_seed(0)
+    shape = (int(rows.max()) + 1, kv_heads, dim)
+    pool = KVPool(1, *shape, dtype=torch.bfloat16, device=CARD)
+    for tensor in (*pool.k, *pool.v):
+        tensor.copy_(torch.randn(shape, generator=generator, device=CARD))
+    q = torch.randn((len(lengths), heads, dim), generator=generator, device=CARD).bfloat16()
+    lists = (torch.from_numpy(meta.kv_indptr).to(CARD), meta.kv_indices)
+    last = torch.from_numpy(meta.last_page_len).to(CARD)
+    for cut in (Cut(), Cut(4, 64, 2, 4), Cut(4, 64, 16, 4, 3)):
+        small = SmallDecode(heads, kv_heads, dim, dim**-0.5, *lists, last, cut)
+        small.plan_step(last, last, last, page_size, pool)
+        for _ in range(3):  # the counters are as they were
+            out = small.run(0, q, pool, dim**-0.5)
+            for i, n in enumerate(lengths):
+                slots = torch.from_numpy(rows[i, :n]).to(CARD)
+                keys, values = (
+                    t[slots].float().repeat_interleave(heads // kv_heads, 1) for t in (pool.k[0], pool.v[0])
+                )
+                weights = (torch.einsum("hd,nhd->hn", q[i].float(), keys) * dim**-0.5).softmax(-1)
+                wanted = torch.einsum("hn,nhd->hd", weights, values)
+                assert (out[i].float() - wanted).norm() < 5e-3 * wanted.norm()
+
+
+def test_the_small_kernel_is_for_few_short_requests() -> None:
+    def takes(heads: int, kv_heads: int, requests: int, longest: int) -> bool:
+        made = FlashInferAttention(heads, kv_heads, 64, device="cpu", kernels=Kernels())
+        return made.takes_small_kernel(requests, longest)
+
+    assert takes(32, 8, 1, 300) and takes(9, 3, 16, 2048)
+    assert not takes(32, 8, 17, 300) and not takes(32, 8, 1, 2049) and not takes(32, 1, 1, 300)
+
+
+def test_the_benchmark_of_kernels_counts_every_way(
+    tiny_model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "BATCHES", (1, 3))
+
+    def measured(call: Any) -> float:
+        assert call().shape[1] == tiny_model.config.vocab_size
+        return 2.0
+
+    rows = kernels.steps(tiny_model, 1.0, measured)
+    assert [(row["batch"], row["one_token_ms"], row["share"]) for row in rows] == [
+        (1, 2.0, 0.5),
+        (3, None, 0.5),
+    ]
+    assert isinstance(tiny_model.ops, TorchOps) and tiny_model.one_token is None
+    for tile in kernels.tiles_to_try(2048, 2, (1, 2)):
+        assert 16 <= tile.rows * 2 * 2048 / (32 * tile.warps) <= 128
+
+
+@pytest.mark.skipif(FUSED, reason="says what is missing where there is no GPU")
+def test_the_benchmark_of_kernels_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernels"]) == 2
+    assert "needs an NVIDIA GPU and Triton" in capsys.readouterr().err
