@@ -194,7 +194,7 @@ def test_a_captured_step_equals_the_launched_one(count: int) -> None:
 
 
 @on_gpu
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 64), (9, 3, 64), (4, 2, 128)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 64), (9, 3, 64), (4, 2, 128), (4, 2, 256)])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_attention_for_a_few(heads: int, kv_heads: int, dim: int, page_size: int) -> None:
     from minirad.attention.small_decode import Cut, SmallDecode
@@ -212,7 +212,7 @@ def test_attention_for_a_few(heads: int, kv_heads: int, dim: int, page_size: int
     q = torch.randn((len(lengths), heads, dim), generator=generator, device=CARD).bfloat16()
     lists = (torch.from_numpy(meta.kv_indptr).to(CARD), meta.kv_indices)
     last = torch.from_numpy(meta.last_page_len).to(CARD)
-    for cut in (Cut(), Cut(4, 64, 2, 4), Cut(4, 64, 16, 4, 3)):
+    for cut in (Cut.best(1, dim), Cut.best(100, dim), Cut(4, 64, 2, 4, 1), Cut(4, 64, 16, 4, 3)):
         small = SmallDecode(heads, kv_heads, dim, dim**-0.5, *lists, last, cut)
         small.plan_step(last, last, last, page_size, pool)
         for _ in range(3):  # the counters are as they were
@@ -227,13 +227,14 @@ def test_attention_for_a_few(heads: int, kv_heads: int, dim: int, page_size: int
                 assert (out[i].float() - wanted).norm() < 5e-3 * wanted.norm()
 
 
-def test_the_small_kernel_is_for_few_short_requests() -> None:
+def test_the_small_kernel_is_for_short_requests() -> None:
     def takes(heads: int, kv_heads: int, requests: int, longest: int) -> bool:
         made = FlashInferAttention(heads, kv_heads, 64, device="cpu", kernels=Kernels())
         return made.takes_small_kernel(requests, longest)
 
     assert takes(32, 8, 1, 300) and takes(9, 3, 16, 2048)
-    assert not takes(32, 8, 17, 300) and not takes(32, 8, 1, 2049) and not takes(32, 1, 1, 300)
+    assert takes(32, 8, 17, 4096) and takes(32, 8, 256, 2049)
+    assert not takes(32, 8, 1, 2049) and not takes(32, 8, 17, 4097) and not takes(32, 1, 1, 300)
 
 
 def test_the_benchmark_of_kernels_counts_every_way(

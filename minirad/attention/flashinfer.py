@@ -46,11 +46,11 @@ OLDEST_GPU = (8, 0)  # compute capability: bfloat16 in the matrix units
 TENSOR_CORES_FROM_GROUP = 4
 # "auto" would take fa3 on Hopper, which takes 84 s to compile instead of 19.
 KERNELS = "fa2"
-# Captured steps of so few and so short requests have a kernel of their own (small_decode.py): on an H100 it
-# took 3.7 us where FlashInfer's two took 7.7 (1 request, 300 tokens), 11.6 against 18.5 (16 of 600), and
-# as long at 2,000 tokens.
+# Captured steps whose longest request has at most so many tokens have a kernel of their own
+# (small_decode.py, with figures): for few requests it took as long as FlashInfer's at 2,000 tokens on an
+# H100 and twice as long at 8,000, for many it was still ahead by a hundredth or two at 4,000.
 FEW_REQUESTS = 16
-SHORT_REQUESTS = 2048
+SHORT_IF_FEW, SHORT_IF_MANY = 2048, 4096
 MIB = 1 << 20
 
 Int32Array = npt.NDArray[np.int32]
@@ -171,9 +171,9 @@ class FlashInferAttention:
     def takes_small_kernel(self, requests: int, longest: int) -> bool:
         """Whether a captured step of so many requests, the longest of so many tokens, is better off with
         `SmallDecode`."""
-        few = requests <= FEW_REQUESTS and longest <= SHORT_REQUESTS
+        short = longest <= (SHORT_IF_FEW if requests <= FEW_REQUESTS else SHORT_IF_MANY)
         # What that kernel is made for; asked here too, so that nothing of it is imported in vain.
-        return few and self._heads // self._kv_heads <= 16 and self._head_dim in HEAD_DIMS
+        return short and self._heads // self._kv_heads <= 16 and self._head_dim in HEAD_DIMS
 
     def graph_decode(
         self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, small: bool = False
