@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from minirad.attention.cascade import LEAST_REQUESTS, GraphCascade, SharedPages, worth_it
-from minirad.attention.flashinfer import FlashInferAttention, GraphDecode, StepAttention
+from minirad.attention.flashinfer import FlashInferAttention, StepAttention
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
 from minirad.model.ops import FusedOps
@@ -236,15 +236,13 @@ class DecodeGraphs:
 
     def _new_attention(self, numbers: _Numbers, kind: str) -> StepAttention:
         lists = numbers.indptr, self._indices, numbers.last_page_len
-        own = self._attention.graph_decode(*lists, small=kind == "small")
+        own = self._attention.graph_decode(*lists, small=kind != "plain")
         if kind != "cascade":
             return own
-        assert isinstance(own, GraphDecode)
         if self._shared_pages is None:
             self._shared_pages = torch.zeros_like(self._table[0])
-        size, merge = len(numbers.rows), self._model.ops.kernels.merge_answers  # type: ignore[attr-defined]
         wrapper = self._attention.graph_shared(self._shared_pages)
-        return GraphCascade(own, wrapper, self._shared_pages, merge, size)
+        return GraphCascade(cast(Any, own), wrapper, self._shared_pages, len(numbers.rows))
 
     def _capture(self, size: int, kind: str, requests: Sequence[Request], skip: int) -> _Captured:
         """Records a step for `size` requests; the first of it is these requests' own."""

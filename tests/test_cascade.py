@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,8 +89,27 @@ def list_pages(table, rows, indptr, slots, out, page, longest, skip) -> None:
         out[begin:end] = table[row, skip : skip + end - begin]
 
 
-def merge(out: Any, lse: Any, other: Any, other_lse: Any) -> None:
-    out.copy_(Kernels().merge_state(out, lse, other, other_lse)[0])
+class OwnPages:
+    """What SmallDecode does, in torch: each entry's listed pages, from what was answered before."""
+
+    def __init__(self, heads, kv_heads, head_dim, scale, indptr, indices, last_page_len) -> None:
+        self.num_heads, self.num_kv_heads, self.head_dim, self.scale = heads, kv_heads, head_dim, scale
+        self.lists = indptr, indices, last_page_len
+
+    def plan_step(self, indptr, last_page_len, kv_lens, page_size, pool) -> None:
+        self.page = page_size
+
+    def go_on(self, layer_id, q, pool, scale, before) -> torch.Tensor:
+        indptr, indices, last = (each.numpy() for each in self.lists)
+        answers = []
+        for entry in range(len(q)):
+            pages = indices[indptr[entry] : indptr[entry + 1]]
+            slots = (pages[:, None] * self.page + np.arange(self.page)).ravel()
+            slots = torch.from_numpy(slots[: (len(pages) - 1) * self.page + last[entry]])
+            one = slice(entry, entry + 1)
+            answer = attend(q[one], pool.k[0][slots], pool.v[0][slots], scale, causal=False)
+            answers.append(Kernels().merge_state(*answer, before[0][one], before[1][one])[0])
+        return torch.cat(answers)
 
 
 class NoEvent:
@@ -122,7 +142,9 @@ def test_a_captured_steps_lists_give_everybodys_own_answer(
     kernels = Kernels()
     kernels.BatchDecodeWithPagedKVCacheWrapper = type("W", (GraphWrapper,), {"recorder": kernels.calls})
     attention = FlashInferAttention(heads, kv_heads, dim, device="cpu", kernels=kernels)
-    ops = SimpleNamespace(kernels=SimpleNamespace(fill_pages=list_pages, merge_answers=merge))
+    monkeypatch.setitem(sys.modules, "minirad.attention.small_decode", SimpleNamespace(SmallDecode=OwnPages))
+    monkeypatch.setattr("minirad.attention.flashinfer.HEAD_DIMS", (dim,))
+    ops = SimpleNamespace(kernels=SimpleNamespace(fill_pages=list_pages))
     graphs = DecodeGraphs(SimpleNamespace(ops=ops), pool, attention, rows, page, cascade)
     numbers = _Numbers.of(size, torch.device("cpu"))
     made = graphs._new_attention(numbers, "cascade" if cascade else "plain")
@@ -147,19 +169,6 @@ def test_a_captured_steps_lists_give_everybodys_own_answer(
 
 
 # ---------------------------------------------------------------------- on a GPU
-
-
-@with_marks
-def test_answers_are_merged() -> None:
-    from minirad.model.kernels import merge_answers
-
-    generator = torch.Generator("cuda").manual_seed(0)
-    for heads, dim in ((32, 64), (9, 64), (3, 128)):
-        a, b = (torch.randn(5, heads, dim, generator=generator, device="cuda") for _ in range(2))
-        one, other = (4 * torch.randn(5, heads, generator=generator, device="cuda") for _ in range(2))
-        wanted = Kernels().merge_state(a, one, b, other)[0]
-        merge_answers(a, one, b, other)
-        assert torch.allclose(a, wanted, atol=1e-5)
 
 
 @with_marks

@@ -193,6 +193,14 @@ def test_a_captured_step_equals_the_launched_one(count: int) -> None:
         assert torch.equal(captured, model.compute(tokens, meta, pool, backend, None))
 
 
+def attend_to(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """One query `[heads, dim]` in float32: its answer, and log2 of the sums of exponentials `[heads]`."""
+    group = len(q) // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.einsum("hd,nhd->hn", q.float(), keys) * q.shape[-1] ** -0.5
+    return torch.einsum("hn,nhd->hd", scores.softmax(-1), values), scores.logsumexp(-1) / math.log(2)
+
+
 @on_gpu
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 64), (9, 3, 64), (4, 2, 128), (4, 2, 256)])
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -212,18 +220,20 @@ def test_attention_for_a_few(heads: int, kv_heads: int, dim: int, page_size: int
     q = torch.randn((len(lengths), heads, dim), generator=generator, device=CARD).bfloat16()
     lists = (torch.from_numpy(meta.kv_indptr).to(CARD), meta.kv_indices)
     last = torch.from_numpy(meta.last_page_len).to(CARD)
+    more = torch.randn((2, 700, kv_heads, dim), generator=generator, device=CARD)
+    met = [attend_to(one, *more) for one in q]
+    others = (torch.stack([a for a, _ in met]).bfloat16(), torch.stack([b for _, b in met]), *more)
     for cut in (Cut.best(1, dim), Cut.best(100, dim), Cut(4, 64, 2, 4, 1), Cut(4, 64, 16, 4, 3)):
         small = SmallDecode(heads, kv_heads, dim, dim**-0.5, *lists, last, cut)
         small.plan_step(last, last, last, page_size, pool)
-        for _ in range(3):  # the counters are as they were
-            out = small.run(0, q, pool, dim**-0.5)
+        for before in (None, None, others):  # and the counters are as they were
+            out = small.go_on(0, q, pool, dim**-0.5, before and before[:2])
             for i, n in enumerate(lengths):
                 slots = torch.from_numpy(rows[i, :n]).to(CARD)
-                keys, values = (
-                    t[slots].float().repeat_interleave(heads // kv_heads, 1) for t in (pool.k[0], pool.v[0])
-                )
-                weights = (torch.einsum("hd,nhd->hn", q[i].float(), keys) * dim**-0.5).softmax(-1)
-                wanted = torch.einsum("hn,nhd->hd", weights, values)
+                keys, values = (t[slots].float() for t in (pool.k[0], pool.v[0]))
+                if before:
+                    keys, values = torch.cat((keys, others[2])), torch.cat((values, others[3]))
+                wanted, _ = attend_to(q[i], keys, values)
                 assert (out[i].float() - wanted).norm() < 5e-3 * wanted.norm()
 
 

@@ -2,28 +2,30 @@
 
 A batch below one node of the tree has its first pages in common. Ordinary decoding reads them again for
 every request; here all queries meet them in one kernel, as if they were one long prompt's (matrix products
-instead of many passes over memory), each request meets its own pages in another, and the two answers are
-merged by their logs of sums of exponentials. `SharedPages` says how many pages that is, `GraphCascade`
-computes. It is worth its two further kernels a layer only where much is shared: `worth_it` holds what was
-measured.
+instead of many passes over memory), and each request goes on from that answer with its own pages in
+another. `SharedPages` says how many pages that is, `GraphCascade` computes. It is worth its further kernels a
+layer only where much is shared: `worth_it` holds what was measured.
 
 Does not look for several groups within a batch that share different beginnings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minirad.attention.flashinfer import GraphDecode, layer_pages
+from minirad.attention.flashinfer import layer_pages
 from minirad.attention.metadata import AttentionMetadata
 from minirad.kv.kv_pool import KVPool
 from minirad.schedule.req_to_token import ReqToTokenPool
+
+if TYPE_CHECKING:
+    from minirad.attention.small_decode import SmallDecode
 
 __all__ = ["LEAST_REQUESTS", "GraphCascade", "SharedPages", "worth_it"]
 
@@ -86,14 +88,14 @@ class GraphCascade:
 
     own: attention to each request's own pages; only they are listed. wrapper: FlashInfer's prefill wrapper
     in graph mode, for one entry of as many queries as requests. pages: int32 on the device, the buffer that
-    it reads the shared pages from. merge(out, lse, other, other_lse): in place, lse to the base 2.
+    it reads the shared pages from.
     """
 
-    own: GraphDecode
+    own: SmallDecode
     wrapper: Any
     pages: Tensor
-    merge: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     size: int
+    page_size: int = 1
     planned: int = 0
 
     @property
@@ -112,15 +114,16 @@ class GraphCascade:
             return
         own, self.planned = self.own, count
         self.wrapper.plan(
-            _int32(0, self.size), _int32(0, count), self.pages[:count], _int32(page_size), own.heads,
-            own.kv_heads, own.head_dim, page_size, causal=False, sm_scale=own.scale, q_data_type=pool.dtype,
-            kv_data_type=pool.dtype,
+            _int32(0, self.size), _int32(0, count), self.pages[:count], _int32(page_size), own.num_heads,
+            own.num_kv_heads, own.head_dim, page_size, causal=False, sm_scale=own.scale,
+            q_data_type=pool.dtype, kv_data_type=pool.dtype,
         )  # fmt: skip
 
     def plan_step(
         self, indptr: Tensor, last_page_len: Tensor, kv_lens: Tensor, page_size: int, pool: KVPool
     ) -> None:
-        """As GraphDecode's; the lists are of own pages only."""
+        """As SmallDecode's; the lists are of own pages only."""
+        self.page_size = page_size
         self.own.plan_step(indptr, last_page_len, kv_lens, page_size, pool)
 
     def plan(self, metadata: AttentionMetadata, pool: KVPool) -> None:
@@ -130,13 +133,10 @@ class GraphCascade:
         raise ValueError("in a captured step the rotation writes keys and values")
 
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
-        cache = layer_pages(pool, layer_id, self.own.page_size)
+        cache = layer_pages(pool, layer_id, self.page_size)
         # Given a place for its answers, FlashInfer does not fill it with zeros first.
-        before, before_lse = self.wrapper.run(q, cache, out=torch.empty_like(q), return_lse=True)
-        out: Tensor
-        out, lse = self.own.wrapper.run(q, cache, return_lse=True)
-        self.merge(out, lse, before, before_lse)
-        return out
+        shared = self.wrapper.run(q, cache, out=torch.empty_like(q), return_lse=True)
+        return self.own.go_on(layer_id, q, pool, scale, shared)
 
 
 def _int32(*numbers: int) -> Tensor:

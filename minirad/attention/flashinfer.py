@@ -172,8 +172,12 @@ class FlashInferAttention:
         """Whether a captured step of so many requests, the longest of so many tokens, is better off with
         `SmallDecode`."""
         short = longest <= (SHORT_IF_FEW if requests <= FEW_REQUESTS else SHORT_IF_MANY)
+        return short and self._small_kernel_fits
+
+    @property
+    def _small_kernel_fits(self) -> bool:
         # What that kernel is made for; asked here too, so that nothing of it is imported in vain.
-        return short and self._heads // self._kv_heads <= 16 and self._head_dim in HEAD_DIMS
+        return self._heads // self._kv_heads <= 16 and self._head_dim in HEAD_DIMS
 
     def graph_decode(
         self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, small: bool = False
@@ -207,9 +211,9 @@ class FlashInferAttention:
         )  # fmt: skip
 
     def shared_fits(self, queries: int) -> bool:
-        """Whether the partial results of `graph_shared` for so many queries fit into the workspace."""
+        """Whether a cascade of so many queries can be computed, partial results in the workspace."""
         rows = -(-queries * (self._heads // self._kv_heads) // 128) * 128  # by whole tiles of the kernel
-        return rows * self._heads * (self._head_dim + 1) * 4 < len(self._work)
+        return self._small_kernel_fits and rows * self._heads * (self._head_dim + 1) * 4 < len(self._work)
 
     # ------------------------------------------------------------ once per layer
 

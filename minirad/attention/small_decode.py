@@ -83,7 +83,12 @@ class SmallDecode:
     ) -> None:
         if not self.fits(num_heads, num_kv_heads, head_dim):
             raise ValueError(f"SmallDecode: {num_heads}/{num_kv_heads} heads of {head_dim} do not fit")
-        self._heads, self._kv_heads, self._dim, self._scale = num_heads, num_kv_heads, head_dim, scale
+        self.num_heads, self.num_kv_heads, self.head_dim, self.scale = (
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale,
+        )
         self._lists = indptr, indices, last_page_len
         self._batch, self._page, device = len(last_page_len), 1, indptr.device
         self.cut = Cut.best(self._batch, head_dim) if cut is None else cut
@@ -115,18 +120,28 @@ class SmallDecode:
 
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
         """Attend: q `[B, heads, head_dim]`, one token of each request, gives the same shape."""
-        if len(q) != self._batch or scale != self._scale:
+        return self.go_on(layer_id, q, pool, scale, None)
+
+    def go_on(
+        self, layer_id: int, q: Tensor, pool: KVPool, scale: float, before: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """`run` for queries that have met other tokens before.
+
+        before: the answer that those gave, `[B, heads, head_dim]`, contiguous, and the logarithms to the base
+        2 of its sums of exponentials, float32 `[B, heads]`.
+        """
+        if len(q) != self._batch or scale != self.scale:
             raise ValueError(
-                f"SmallDecode: {len(q)} queries, scale {scale}; made for {self._batch}, {self._scale}"
+                f"SmallDecode: {len(q)} queries, scale {scale}; made for {self._batch}, {self.scale}"
             )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        cut = self.cut
-        decode_attention[(self._kv_heads, cut.splits, self._batch)](
-            q.contiguous(), pool.k[layer_id], pool.v[layer_id], *self._lists, out,
+        cut, (answer, lse) = self.cut, before or (q, self._sums)
+        decode_attention[(self.num_kv_heads, cut.splits, self._batch)](
+            q.contiguous(), pool.k[layer_id], pool.v[layer_id], *self._lists, answer, lse, out,
             self._parts, self._sums, self._arrived, scale,
-            HEADS=self._heads, KV_HEADS=self._kv_heads, D=self._dim, PAGE=self._page,
+            HEADS=self.num_heads, KV_HEADS=self.num_kv_heads, D=self.head_dim, PAGE=self._page,
             BLOCK=cut.block, SPLITS=cut.splits, LEAST=cut.least, GROUP=PADDED_GROUP, REAL=self._group,
-            num_warps=cut.warps, num_stages=cut.stages, **self._launch,
+            HAS_BEFORE=before is not None, num_warps=cut.warps, num_stages=cut.stages, **self._launch,
         )  # fmt: skip
         return out
 
@@ -138,13 +153,14 @@ def _padded(size: int) -> int:
 
 @triton.jit
 def decode_attention(
-    q, k_pool, v_pool, indptr, indices, last_page_len, out, parts, sums, arrived, scale,
+    q, k_pool, v_pool, indptr, indices, last_page_len, before, before_lse, out, parts, sums, arrived, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, REAL: tl.constexpr,
-    EARLY: tl.constexpr,
+    HAS_BEFORE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One query token per entry against its pages: a program takes one kv head and one stretch of tokens.
 
+    before, before_lse: with HAS_BEFORE, what the first of an entry's programs starts from; see `go_on`.
     parts: float32 `[B, KV_HEADS, SPLITS, REAL, D]`, sums `[B, KV_HEADS, SPLITS, 2, REAL]`; arrived: int32
     `[B, KV_HEADS]`, zero before and after. REAL: query heads per kv head, padded to a power of two; GROUP:
     padded further, to the least that the matrix units take.
@@ -167,11 +183,17 @@ def decode_attention(
         wait_for_previous()
     if split >= used:
         return
-    at = (entry * HEADS + kv_head * (HEADS // KV_HEADS) + group)[:, None] * D + d[None, :]
+    head = entry * HEADS + kv_head * (HEADS // KV_HEADS) + group
+    at = head[:, None] * D + d[None, :]
     queries = tl.load(q + at, mask=real[:, None], other=0.0)
     best = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     acc = tl.zeros([GROUP, D], tl.float32)
+    if HAS_BEFORE:
+        first = real & (split == 0)
+        best = tl.load(before_lse + head, mask=first, other=float("-inf"))
+        total = tl.where(first, 1.0, 0.0)
+        acc = tl.load(before + at, mask=first[:, None], other=0.0).to(tl.float32)
     for _ in range(split * each, tl.minimum((split + 1) * each, blocks)):
         inside = token < length
         row = ((page * PAGE + token % PAGE) * KV_HEADS + kv_head) * D

@@ -21,7 +21,6 @@ __all__ = [
     "add_rms_norm",
     "fill_pages",
     "greedy",
-    "merge_answers",
     "rms_norm",
     "rotate_and_write",
     "silu_mul",
@@ -183,36 +182,6 @@ def fill_pages(
     _pages_kernel[grid](
         table, rows, indptr, slots, out, table.stride(0), skip, PAGE=page_size, BLOCK=block, num_warps=4
     )
-
-
-@triton.jit
-def _merge_kernel(
-    out, lse, other, other_lse, HEADS: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
-    head = tl.arange(0, PADDED)
-    inside = head < HEADS
-    row = tl.program_id(0).to(tl.int64) * HEADS + head
-    a, b = tl.load(lse + row, mask=inside, other=0.0), tl.load(other_lse + row, mask=inside, other=0.0)
-    top = tl.maximum(a, b)
-    a, b = tl.exp2(a - top), tl.exp2(b - top)
-    at, inside = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :], inside[:, None]
-    total = tl.load(out + at, mask=inside, other=0.0).to(tl.float32) * (a / (a + b))[:, None]
-    total += tl.load(other + at, mask=inside, other=0.0).to(tl.float32) * (b / (a + b))[:, None]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
-
-
-def merge_answers(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Attention's answers over two sets of keys, merged into `out`; its `lse` is left as it was.
-
-    Args:
-        out, other: `[T, heads, head_dim]`, contiguous; head_dim is a power of two.
-        lse, other_lse: float32 `[T, heads]`, logarithms to the base 2 of the sums of exponentials.
-    """
-    tokens, heads, width = out.shape
-    _merge_kernel[(tokens,)](
-        out, lse, other, other_lse, HEADS=heads, PADDED=triton.next_power_of_2(heads), WIDTH=width,
-        num_warps=4,
-    )  # fmt: skip
 
 
 @triton.jit
