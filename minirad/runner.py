@@ -9,7 +9,8 @@ Beside the graphs lies a copy of the req_to_token table on the device, in pages.
 authority: a row that was given out or rewritten is taken over whole at its next decode step, and the one
 page that a step may add is entered by the kernel that lists the pages for attention.
 
-Where all requests of a batch begin with the same pages, a graph of another kind reads those once for all
+There is a graph of its own for each kind of attention: FlashInfer's for long requests, one without a plan for
+all others (attention/short_decode.py), and one that reads what all requests of a batch share once for all
 (attention/cascade.py).
 
 Only for FlashInfer on an NVIDIA GPU with fused ops. Prompts, and batches with prompts in them, are not
@@ -20,13 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minirad.attention.cascade import LEAST_REQUESTS, GraphCascade, SharedPages, worth_it
+from minirad.attention.cascade import LEAST_REQUESTS, SharedPages, worth_it
 from minirad.attention.flashinfer import FlashInferAttention, StepAttention
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
@@ -51,7 +53,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Numbers:
-    """What a captured step reads: int32 views of one buffer, B entries each (indptr B + 1)."""
+    """What a captured step reads: int32 views of one buffer, B entries each (indptr B + 1, shared 1)."""
 
     packed: Tensor
     token_ids: Tensor
@@ -60,11 +62,12 @@ class _Numbers:
     rows: Tensor
     last_page_len: Tensor
     indptr: Tensor
+    shared: Tensor  # first tokens that are the same in all rows, if attention is a cascade
 
     @classmethod
     def of(cls, size: int, device: torch.device) -> _Numbers:
-        packed = torch.zeros(6 * size + 1, dtype=torch.int32, device=device)
-        return cls(packed, *torch.split(packed, [size] * 5 + [size + 1]))
+        packed = torch.zeros(6 * size + 2, dtype=torch.int32, device=device)
+        return cls(packed, *torch.split(packed, [size] * 5 + [size + 1, 1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,9 +115,8 @@ class DecodeGraphs:
         self._indices = torch.zeros(min(self._table.numel(), MOST_PAGES), dtype=torch.int32, device=device)
         self._captured: dict[tuple[int, str], _Captured] = {}  # by size, and kind of attention
         self._cascade, self._shared = cascade, SharedPages(rows, page_size)
-        self._shared_pages: Tensor | None = None  # where cascades read them
         on_gpu = device.type == "cuda"
-        pinned = [torch.zeros(6 * most + 1, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
+        pinned = [torch.zeros(6 * most + 2, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._pinned = [buffer.numpy() for buffer in pinned]
         self._keep, self._turn = pinned, 0
         self._planned: Any = None  # reached when the last plan has arrived on the device
@@ -157,7 +159,7 @@ class DecodeGraphs:
             return 0
         count = self._shared.count([r.row for r in requests], [r.kv_len for r in requests])
         worth = worth_it(len(requests), count * self._page) or (self._cascade is True and count > 0)
-        return count if worth and self._attention.shared_fits(size) else 0
+        return count if worth and self._attention.has_short_kernels else 0
 
     def _take_over(self, requests: Sequence[Request]) -> None:
         """Copies rewritten rows to the device, as pages."""
@@ -188,7 +190,7 @@ class DecodeGraphs:
         rows = np.array([request.row for request in requests])
         lengths = np.array([request.kv_len for request in requests])
         sent = self._host_buffer(size)
-        host, indptr = sent[: 5 * size].reshape(5, size), sent[5 * size :]
+        host, indptr, sent[-1] = sent[: 5 * size].reshape(5, size), sent[5 * size : -1], skip * self._page
         host[:] = 0
         if not on_device:
             host[0, :count] = [request.last_token for request in requests]
@@ -212,8 +214,6 @@ class DecodeGraphs:
         # The plan goes over from a buffer of its own: not to be written to before the last one has gone.
         if self._planned is not None:
             self._planned.synchronize()
-        if isinstance(attention, GraphCascade):
-            attention.plan_shared(self._table[rows[0], :skip], self._page, self._pool)
         ends, last = torch.from_numpy(indptr), torch.from_numpy(host[4])
         attention.plan_step(ends, last, torch.from_numpy(kv_lens), self._page, self._pool)
         self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -225,24 +225,26 @@ class DecodeGraphs:
         Two take turns: when one's turn comes again, the step that it was filled for has been read.
         """
         self._turn = 1 - self._turn
-        return self._pinned[self._turn][: 6 * size + 1]
+        return self._pinned[self._turn][: 6 * size + 2]
 
     def _kind(self, requests: Sequence[Request], size: int, skip: int) -> str:
-        """Which attention is fastest: "cascade", "small" or "plain"."""
+        """Which attention is fastest: "cascade", "short" or "flashinfer"."""
         if skip:
             return "cascade"
-        small = self._attention.takes_small_kernel(size, max(request.kv_len for request in requests))
-        return "small" if small else "plain"
+        short = self._attention.is_short(size, max(request.kv_len for request in requests))
+        return "short" if short else "flashinfer"
 
     def _new_attention(self, numbers: _Numbers, kind: str) -> StepAttention:
         lists = numbers.indptr, self._indices, numbers.last_page_len
-        own = self._attention.graph_decode(*lists, small=kind != "plain")
-        if kind != "cascade":
-            return own
-        if self._shared_pages is None:
-            self._shared_pages = torch.zeros_like(self._table[0])
-        wrapper = self._attention.graph_shared(self._shared_pages)
-        return GraphCascade(cast(Any, own), wrapper, self._shared_pages, len(numbers.rows))
+        if kind == "flashinfer":
+            return self._attention.graph_decode(*lists)
+        # Imported here because they need Triton, as FlashInfer's do not.
+        short: Any = import_module("minirad.attention.short_decode")
+        made: StepAttention = short.ShortDecode(*self._attention.heads, *lists)
+        if kind == "cascade":
+            cascade: Any = import_module("minirad.attention.cascade_decode")
+            made = cascade.CascadeDecode(made, self._table, numbers.rows, numbers.shared)
+        return made
 
     def _capture(self, size: int, kind: str, requests: Sequence[Request], skip: int) -> _Captured:
         """Records a step for `size` requests; the first of it is these requests' own."""

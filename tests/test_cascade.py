@@ -72,6 +72,14 @@ def test_the_switch_is_checked() -> None:
 # ---------------------------------------------------------------------- what is computed, with a stand-in
 
 
+def list_pages(table, rows, indptr, slots, out, page, longest, skip) -> None:
+    """What kernels.fill_pages does."""
+    for entry, row in enumerate(rows.tolist()):
+        begin, end = indptr[entry : entry + 2].tolist()
+        table[row, skip + end - begin - 1] = slots[entry] // page
+        out[begin:end] = table[row, skip : skip + end - begin]
+
+
 class GraphWrapper(BatchDecodeWithPagedKVCacheWrapper):
     """The stand-in's decode wrapper with the attributes that GraphDecode reads."""
 
@@ -81,35 +89,45 @@ class GraphWrapper(BatchDecodeWithPagedKVCacheWrapper):
         self.use_tensor_cores = options["use_tensor_cores"]
 
 
-def list_pages(table, rows, indptr, slots, out, page, longest, skip) -> None:
-    """What kernels.fill_pages does."""
-    for entry, row in enumerate(rows.tolist()):
-        begin, end = indptr[entry : entry + 2].tolist()
-        table[row, skip + end - begin - 1] = slots[entry] // page
-        out[begin:end] = table[row, skip : skip + end - begin]
-
-
 class OwnPages:
-    """What SmallDecode does, in torch: each entry's listed pages, from what was answered before."""
+    """What ShortDecode does, in torch: each entry's listed pages, from what was answered before."""
 
     def __init__(self, heads, kv_heads, head_dim, scale, indptr, indices, last_page_len) -> None:
-        self.num_heads, self.num_kv_heads, self.head_dim, self.scale = heads, kv_heads, head_dim, scale
         self.lists = indptr, indices, last_page_len
 
     def plan_step(self, indptr, last_page_len, kv_lens, page_size, pool) -> None:
         self.page = page_size
 
-    def go_on(self, layer_id, q, pool, scale, before) -> torch.Tensor:
+    def listed(self, entry: int) -> torch.Tensor:
         indptr, indices, last = (each.numpy() for each in self.lists)
-        answers = []
+        pages = indices[indptr[entry] : indptr[entry + 1]]
+        slots = (pages[:, None] * self.page + np.arange(self.page)).ravel()
+        return torch.from_numpy(slots[: (len(pages) - 1) * self.page + last[entry]])
+
+    def run(self, layer_id, q, pool, scale, shared=None) -> torch.Tensor:
+        found = []
         for entry in range(len(q)):
-            pages = indices[indptr[entry] : indptr[entry + 1]]
-            slots = (pages[:, None] * self.page + np.arange(self.page)).ravel()
-            slots = torch.from_numpy(slots[: (len(pages) - 1) * self.page + last[entry]])
-            one = slice(entry, entry + 1)
-            answer = attend(q[one], pool.k[0][slots], pool.v[0][slots], scale, causal=False)
-            answers.append(Kernels().merge_state(*answer, before[0][one], before[1][one])[0])
-        return torch.cat(answers)
+            slots = self.listed(entry) if shared is None else torch.cat((shared, self.listed(entry)))
+            one = q[entry : entry + 1]
+            found.append(attend(one, pool.k[0][slots], pool.v[0][slots], scale, causal=False)[0])
+        return torch.cat(found)
+
+
+class WithShared(OwnPages):
+    """What CascadeDecode does: the first row's first tokens, then each entry's listed ones."""
+
+    def __init__(self, own, table, rows, shared) -> None:
+        self.own, self.table, self.rows, self.shared = own, table, rows, shared
+
+    def plan_step(self, *args) -> None:
+        self.own.plan_step(*args)
+
+    def run(self, layer_id, q, pool, scale) -> torch.Tensor:
+        page = self.own.page
+        pages = self.table[int(self.rows[0]), : int(self.shared) // page]
+        return self.own.run(
+            layer_id, q, pool, scale, (pages[:, None] * page + torch.arange(page, dtype=torch.int32)).ravel()
+        )
 
 
 class NoEvent:
@@ -121,9 +139,9 @@ class NoEvent:
 
 
 @pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize("cascade", [True, False])
+@pytest.mark.parametrize("kind", ["cascade", "short", "flashinfer"])
 def test_a_captured_steps_lists_give_everybodys_own_answer(
-    monkeypatch: pytest.MonkeyPatch, page: int, cascade: bool
+    monkeypatch: pytest.MonkeyPatch, page: int, kind: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", NoEvent)
     rng, heads, kv_heads, dim, count, size = np.random.default_rng(page), 4, 2, 8, 11, 16
@@ -142,17 +160,21 @@ def test_a_captured_steps_lists_give_everybodys_own_answer(
     kernels = Kernels()
     kernels.BatchDecodeWithPagedKVCacheWrapper = type("W", (GraphWrapper,), {"recorder": kernels.calls})
     attention = FlashInferAttention(heads, kv_heads, dim, device="cpu", kernels=kernels)
-    monkeypatch.setitem(sys.modules, "minirad.attention.small_decode", SimpleNamespace(SmallDecode=OwnPages))
-    monkeypatch.setattr("minirad.attention.flashinfer.HEAD_DIMS", (dim,))
+    for name, made in (("ShortDecode", OwnPages), ("CascadeDecode", WithShared)):
+        module = "minirad.attention." + name.replace("Decode", "_decode").lower()
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: made}))
+    if kind != "flashinfer":
+        monkeypatch.setattr("minirad.attention.flashinfer.HEAD_DIMS", (dim,))
     ops = SimpleNamespace(kernels=SimpleNamespace(fill_pages=list_pages))
-    graphs = DecodeGraphs(SimpleNamespace(ops=ops), pool, attention, rows, page, cascade)
+    graphs = DecodeGraphs(SimpleNamespace(ops=ops), pool, attention, rows, page, cascade=kind == "cascade")
     numbers = _Numbers.of(size, torch.device("cpu"))
-    made = graphs._new_attention(numbers, "cascade" if cascade else "plain")
+    assert graphs._kind(requests, size, 13 if kind == "cascade" else 0) == kind
+    made = graphs._new_attention(numbers, kind)
     generator = torch.Generator().manual_seed(3)
     for step in range(6):
         graphs._take_over(requests)
         skip = graphs._pages_to_share(requests, size)
-        assert skip == (13 if cascade else 0)
+        assert skip == (13 if kind == "cascade" else 0)
         graphs._prepare(numbers, made, requests, skip, on_device=False)
         q = torch.randn(size, heads, dim, generator=generator)
         found = made.run(0, q, pool, dim**-0.5)
@@ -163,9 +185,6 @@ def test_a_captured_steps_lists_give_everybodys_own_answer(
             request.kv_len += 1
         if step == 3:
             requests.pop(4)  # the lists move up
-    assert len([name for name in kernels.names() if name == "BatchPrefillWithPagedKVCacheWrapper.plan"]) == (
-        1 if cascade else 0
-    )
 
 
 # ---------------------------------------------------------------------- on a GPU

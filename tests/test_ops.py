@@ -204,8 +204,8 @@ def attend_to(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 @on_gpu
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 64), (9, 3, 64), (4, 2, 128), (4, 2, 256)])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_attention_for_a_few(heads: int, kv_heads: int, dim: int, page_size: int) -> None:
-    from minirad.attention.small_decode import Cut, SmallDecode
+def test_attention_of_short_requests(heads: int, kv_heads: int, dim: int, page_size: int) -> None:
+    from minirad.attention.short_decode import Cut, ShortDecode
 
     lengths = [1, 17, 300, 2049]
     longest = -(-max(lengths) // page_size) * page_size
@@ -221,13 +221,16 @@ def test_attention_for_a_few(heads: int, kv_heads: int, dim: int, page_size: int
     lists = (torch.from_numpy(meta.kv_indptr).to(CARD), meta.kv_indices)
     last = torch.from_numpy(meta.last_page_len).to(CARD)
     more = torch.randn((2, 700, kv_heads, dim), generator=generator, device=CARD)
-    met = [attend_to(one, *more) for one in q]
-    others = (torch.stack([a for a, _ in met]).bfloat16(), torch.stack([b for _, b in met]), *more)
+    # as three stretches of tokens answered, the second one empty
+    met = [[attend_to(one, *part) for one in q] for part in (more[:, :200], more[:, 200:])]
+    met.insert(1, [(a * torch.nan, torch.full_like(b, -math.inf)) for a, b in met[0]])
+    answers, lse = (torch.stack([torch.stack([p[at] for p in part]) for part in met]) for at in (0, 1))
+    others = answers, lse, *more
     for cut in (Cut.best(1, dim), Cut.best(100, dim), Cut(4, 64, 2, 4, 1), Cut(4, 64, 16, 4, 3)):
-        small = SmallDecode(heads, kv_heads, dim, dim**-0.5, *lists, last, cut)
-        small.plan_step(last, last, last, page_size, pool)
+        short = ShortDecode(heads, kv_heads, dim, dim**-0.5, *lists, last, cut)
+        short.plan_step(last, last, last, page_size, pool)
         for before in (None, None, others):  # and the counters are as they were
-            out = small.go_on(0, q, pool, dim**-0.5, before and before[:2])
+            out = short.go_on(0, q, pool, dim**-0.5, before and before[:2])
             for i, n in enumerate(lengths):
                 slots = torch.from_numpy(rows[i, :n]).to(CARD)
                 keys, values = (t[slots].float() for t in (pool.k[0], pool.v[0]))
@@ -237,10 +240,10 @@ def test_attention_for_a_few(heads: int, kv_heads: int, dim: int, page_size: int
                 assert (out[i].float() - wanted).norm() < 5e-3 * wanted.norm()
 
 
-def test_the_small_kernel_is_for_short_requests() -> None:
+def test_which_steps_are_short() -> None:
     def takes(heads: int, kv_heads: int, requests: int, longest: int) -> bool:
         made = FlashInferAttention(heads, kv_heads, 64, device="cpu", kernels=Kernels())
-        return made.takes_small_kernel(requests, longest)
+        return made.is_short(requests, longest)
 
     assert takes(32, 8, 1, 300) and takes(9, 3, 16, 2048)
     assert takes(32, 8, 17, 4096) and takes(32, 8, 256, 2049)

@@ -47,7 +47,7 @@ TENSOR_CORES_FROM_GROUP = 4
 # "auto" would take fa3 on Hopper, which takes 84 s to compile instead of 19.
 KERNELS = "fa2"
 # Captured steps whose longest request has at most so many tokens have a kernel of their own
-# (small_decode.py, with figures): for few requests it took as long as FlashInfer's at 2,000 tokens on an
+# (short_decode.py, with figures): for few requests it took as long as FlashInfer's at 2,000 tokens on an
 # H100 and twice as long at 8,000, for many it was still ahead by a hundredth or two at 4,000.
 FEW_REQUESTS = 16
 SHORT_IF_FEW, SHORT_IF_MANY = 2048, 4096
@@ -168,52 +168,31 @@ class FlashInferAttention:
                 f"plan: {pool.num_slots} slots of the pool are not whole pages of {metadata.page_size}"
             )
 
-    def takes_small_kernel(self, requests: int, longest: int) -> bool:
-        """Whether a captured step of so many requests, the longest of so many tokens, is better off with
-        `SmallDecode`."""
-        short = longest <= (SHORT_IF_FEW if requests <= FEW_REQUESTS else SHORT_IF_MANY)
-        return short and self._small_kernel_fits
+    @property
+    def heads(self) -> tuple[int, int, int, float]:
+        """Query heads, kv heads, head_dim, and the factor of q.k before the softmax."""
+        return self._heads, self._kv_heads, self._head_dim, self._scale
 
     @property
-    def _small_kernel_fits(self) -> bool:
-        # What that kernel is made for; asked here too, so that nothing of it is imported in vain.
+    def has_short_kernels(self) -> bool:
+        """Whether such heads are what short_decode.py and cascade_decode.py are made for."""
         return self._heads // self._kv_heads <= 16 and self._head_dim in HEAD_DIMS
 
-    def graph_decode(
-        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, small: bool = False
-    ) -> StepAttention:
-        """Attention of decoding requests for a CUDA graph, which reads their pages from these buffers.
+    def is_short(self, requests: int, longest: int) -> bool:
+        """Whether a captured step of so many requests, the longest of so many tokens, is better off with
+        short_decode.py."""
+        limit = SHORT_IF_FEW if requests <= FEW_REQUESTS else SHORT_IF_MANY
+        return self.has_short_kernels and longest <= limit
 
-        small: with the kernel for few, short requests.
-        """
-        if small:
-            made: StepAttention = import_module("minirad.attention.small_decode").SmallDecode(
-                self._heads, self._kv_heads, self._head_dim, self._scale, indptr, indices, last_page_len
-            )
-            return made
+    def graph_decode(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> GraphDecode:
+        """Attention of decoding requests for a CUDA graph, which reads their pages from these buffers."""
         wrapper = self._kernels.BatchDecodeWithPagedKVCacheWrapper(
             self._work, "NHD", use_cuda_graph=True, use_tensor_cores=self.tensor_cores,
             paged_kv_indptr_buffer=indptr, paged_kv_indices_buffer=indices,
             paged_kv_last_page_len_buffer=last_page_len,
             backend=KERNELS,
         )  # fmt: skip
-        return GraphDecode(wrapper, self._heads, self._kv_heads, self._head_dim, self._scale)
-
-    def graph_shared(self, pages: Tensor) -> Any:
-        """FlashInfer's wrapper with which all queries of a CUDA graph attend to one list of `pages`."""
-
-        def few(count: int) -> Tensor:
-            return torch.zeros(count, dtype=torch.int32, device=pages.device)
-
-        return self._kernels.BatchPrefillWithPagedKVCacheWrapper(
-            self._work, "NHD", use_cuda_graph=True, qo_indptr_buf=few(2), paged_kv_indptr_buf=few(2),
-            paged_kv_indices_buf=pages, paged_kv_last_page_len_buf=few(1), backend=KERNELS,
-        )  # fmt: skip
-
-    def shared_fits(self, queries: int) -> bool:
-        """Whether a cascade of so many queries can be computed, partial results in the workspace."""
-        rows = -(-queries * (self._heads // self._kv_heads) // 128) * 128  # by whole tiles of the kernel
-        return self._small_kernel_fits and rows * self._heads * (self._head_dim + 1) * 4 < len(self._work)
+        return GraphDecode(wrapper, *self.heads)
 
     # ------------------------------------------------------------ once per layer
 
@@ -223,7 +202,7 @@ class FlashInferAttention:
             raise ValueError("write: this batch was not planned")
         to = self._targets
         self._kernels.append_paged_kv_cache(
-            k, v, to.entry, to.position, layer_pages(pool, layer_id, metadata.page_size),
+            k, v, to.entry, to.position, _layer(pool, layer_id, metadata.page_size),
             metadata.kv_indices, to.kv_indptr, to.last_page_len, kv_layout="NHD",
         )  # fmt: skip
         if self.two_part:
@@ -236,7 +215,7 @@ class FlashInferAttention:
             raise ValueError(f"run: {q.shape[0]} queries, but {planned} were planned")
         if scale != self._scale:
             raise ValueError(f"run: the scale is {scale}, but {self._scale} was planned")
-        cache = layer_pages(pool, layer_id, self._batch.page_size)
+        cache = _layer(pool, layer_id, self._batch.page_size)
         out: Tensor
         if self._batch.is_decode_only:
             out = self._decode.run(q, cache)
@@ -324,7 +303,7 @@ class GraphDecode:
         raise ValueError("in a captured step the rotation writes keys and values")
 
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
-        out: Tensor = self.wrapper.run(q, layer_pages(pool, layer_id, self.page_size))
+        out: Tensor = self.wrapper.run(q, _layer(pool, layer_id, self.page_size))
         return out
 
 
@@ -380,7 +359,7 @@ def _host(array: Int32Array) -> Tensor:
     return torch.from_numpy(array)
 
 
-def layer_pages(pool: KVPool, layer_id: int, page_size: int) -> tuple[Tensor, Tensor]:
+def _layer(pool: KVPool, layer_id: int, page_size: int) -> tuple[Tensor, Tensor]:
     """A layer's keys and values as pages: views, nothing is copied."""
     shape = (-1, page_size, pool.num_kv_heads, pool.head_dim)
     return pool.k[layer_id].view(shape), pool.v[layer_id].view(shape)

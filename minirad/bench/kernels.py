@@ -5,7 +5,9 @@
 - steps: all of a model but attention, by batch size: in plain torch, with the fused kernels, and for one
   token with the kernels of model/one_token.py; as milliseconds, and as a share of what reading the
   weights at the speed of a copy takes;
-- attention: one layer of it by requests and tokens, FlashInfer's and attention/small_decode.py's;
+- attention: one layer of it by requests and tokens, FlashInfer's and attention/short_decode.py's;
+- cascade: one layer of attention to 100 tokens of one's own and so many that all share, read by each
+  request and read once for all (attention/cascade_decode.py);
 - with --tiles: the one-token kernels are cut in other ways, one matrix after the other, each tried in the
   whole step; the best stays. The figures in `Tiles` come from such a search.
 
@@ -40,6 +42,11 @@ Row = dict[str, Any]
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CASES = ((1, 300), (1, 2000), (4, 300), (16, 150), (16, 600), (64, 150), (128, 150), (256, 600))
+SHARED_CASES = (
+    (256, 128), (256, 256), (256, 512), (256, 1024), (256, 2000), (128, 256), (128, 512), (128, 1024),
+    (64, 512), (64, 1024), (64, 2000), (16, 2000), (16, 4000), (8, 16000),
+)  # fmt: skip
+OWN = 100  # tokens of each request beside the shared ones
 ROWS, WARPS, TURNS = (1, 2, 4, 8, 16), (2, 4, 8, 16), (1, 2, 4)
 # A thread that holds fewer elements of a matrix asks for too little at a time, one with more runs out of
 # registers.
@@ -122,7 +129,7 @@ def steps(model: LlamaModel, weights_ms: float, measure: Callable[[Callable[[], 
 
 def attention(model: LlamaModel, page_size: int) -> list[Row]:
     """Microseconds of one layer's attention, the mean over all layers' pools."""
-    from minirad.attention.small_decode import SmallDecode
+    from minirad.attention.short_decode import ShortDecode
 
     c, device = model.config, model.device
     shape, scale = (c.heads, c.kv_heads, c.head_dim), c.head_dim**-0.5
@@ -134,14 +141,46 @@ def attention(model: LlamaModel, page_size: int) -> list[Row]:
     for requests, tokens in CASES:
         batch = decode_batch(requests, tokens, page_size, device)
         indptr, last = (torch.from_numpy(a).to(device) for a in (batch.kv_indptr, batch.last_page_len))
-        small = SmallDecode(*shape, scale, indptr, batch.kv_indices, last)
-        small.plan_step(indptr, last, last, page_size, pool)
+        short = ShortDecode(*shape, scale, indptr, batch.kv_indices, last)
+        short.plan_step(indptr, last, last, page_size, pool)
         q = torch.randn((requests, c.heads, c.head_dim), device=device).to(model.dtype)
         row: Row = {"requests": requests, "tokens": tokens, "page_size": page_size, "flashinfer_us": None}
         if flashinfer is not None:
             flashinfer.plan(batch, pool)
             row["flashinfer_us"] = _layer_us(flashinfer, q, pool, scale)
-        row["small_us"] = _layer_us(small, q, pool, scale)
+        row["short_us"] = _layer_us(short, q, pool, scale)
+        rows.append(row)
+    return rows
+
+
+def cascade(model: LlamaModel, page_size: int) -> list[Row]:
+    """Microseconds of one layer's attention to shared tokens: read by each request, and read once."""
+    from minirad.attention.cascade_decode import CascadeDecode
+    from minirad.attention.short_decode import ShortDecode
+
+    c, device, rows = model.config, model.device, []
+    shape, scale = (c.heads, c.kv_heads, c.head_dim), c.head_dim**-0.5
+    longest = max(requests * (OWN + page_size) + shared for requests, shared in SHARED_CASES)
+    pool = model.new_pool((longest // page_size + 2) * page_size)
+    for requests, shared in SHARED_CASES:
+        skip, numbers = shared // page_size, torch.arange(requests, dtype=torch.int32, device=device)
+        own = decode_batch(requests, OWN, page_size, device)
+        first = 1 + int(own.kv_indices.max())
+        pages = own.kv_indices.view(requests, -1)
+        table = torch.cat((torch.arange(first, first + skip, device=device).expand(requests, -1), pages), 1)
+        table, count = table.int(), torch.full((1,), skip * page_size, dtype=torch.int32, device=device)
+        last = torch.from_numpy(own.last_page_len).to(device)
+        each = table.shape[1] * torch.arange(requests + 1, dtype=torch.int32, device=device)
+        alone = ShortDecode(*shape, scale, each, table.flatten(), last)
+        indptr = torch.from_numpy(own.kv_indptr).to(device)
+        together = CascadeDecode(
+            ShortDecode(*shape, scale, indptr, own.kv_indices, last), table, numbers, count
+        )
+        q = torch.randn((requests, c.heads, c.head_dim), device=device).to(model.dtype)
+        row: Row = {"requests": requests, "shared": skip * page_size, "page_size": page_size}
+        for name, backend in (("short_us", alone), ("cascade_us", together)):
+            backend.plan_step(indptr, last, last, page_size, pool)
+            row[name] = _layer_us(backend, q, pool, scale)
         rows.append(row)
     return rows
 
@@ -204,6 +243,7 @@ def main(args: argparse.Namespace) -> int:
         "copy_gb_per_s": bandwidth / 1e9, "weights_ms": weights_ms,
         "steps": steps(model, weights_ms, captured_ms),
         "attention": [row for page in (1, 16) for row in attention(model, page)],
+        "cascade": [row for page in (1, 16) for row in cascade(model, page)],
     }  # fmt: skip
     if args.tiles:
         best, tried = best_tiles(model, captured_ms)
@@ -212,7 +252,7 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(result, indent=1))
         return 0
     print(f"{result['gpu']}, {args.shape}: reading the weights takes {weights_ms:.3f} ms")
-    for name in ("steps", "attention", "tried"):
+    for name in ("steps", "attention", "cascade", "tried"):
         if name in result:
             print(f"\n{name}\n{show(result[name])}")
     if args.tiles:

@@ -19,13 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minirad.attention.flashinfer import FEW_REQUESTS
 from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.overlap import launch_options, let_next_begin, wait_for_previous
 from minirad.kv.kv_pool import KVPool
 
-__all__ = ["Cut", "SmallDecode", "decode_attention"]
+__all__ = ["Cut", "ShortDecode", "decode_attention"]
 
-FEW_REQUESTS = 16  # up to here the pieces are small, so that they suffice for all of the card's processors
 PADDED_GROUP = 16  # query heads per kv head, padded: the matrix units' smallest number of rows
 
 
@@ -48,13 +48,13 @@ class Cut:
         11.7 and 18.4 (16 of 600), 21.6 and 32.9 (128 of 150), 114.5 and 135 (256 of 600), 158 and 172 (256
         of 100 to 1,500).
         """
-        if requests <= FEW_REQUESTS:
+        if requests <= FEW_REQUESTS:  # small pieces, so that they suffice for all of the card's processors
             return cls(16, 32, 1, warps=max(1, head_dim // 64), stages=1)
         block = 8192 // head_dim  # so that what is fetched ahead takes 64 KiB of shared memory
         return cls(4, block, 1024 // block, warps=4, stages=2)
 
 
-class SmallDecode:
+class ShortDecode:
     """An `AttentionBackend` for captured decode steps of B requests; see GraphDecode in flashinfer.py.
 
     Args:
@@ -67,7 +67,7 @@ class SmallDecode:
         ValueError: if `fits` says that it does not.
     """
 
-    name = "small-decode"
+    name = "short-decode"
     reads_pool_only = True
 
     def __init__(
@@ -82,7 +82,7 @@ class SmallDecode:
         cut: Cut | None = None,
     ) -> None:
         if not self.fits(num_heads, num_kv_heads, head_dim):
-            raise ValueError(f"SmallDecode: {num_heads}/{num_kv_heads} heads of {head_dim} do not fit")
+            raise ValueError(f"ShortDecode: {num_heads}/{num_kv_heads} heads of {head_dim} do not fit")
         self.num_heads, self.num_kv_heads, self.head_dim, self.scale = (
             num_heads,
             num_kv_heads,
@@ -97,7 +97,7 @@ class SmallDecode:
         self._parts = torch.zeros(places * head_dim, device=device)
         self._sums = torch.zeros(places * 2, device=device)
         self._arrived = torch.zeros(self._batch * num_kv_heads, dtype=torch.int32, device=device)
-        self._launch = launch_options(device)
+        self.launch = launch_options(device)
 
     @staticmethod
     def fits(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
@@ -127,21 +127,23 @@ class SmallDecode:
     ) -> Tensor:
         """`run` for queries that have met other tokens before.
 
-        before: the answer that those gave, `[B, heads, head_dim]`, contiguous, and the logarithms to the base
-        2 of its sums of exponentials, float32 `[B, heads]`.
+        before: the answers that S sets of those gave, `[S, B, heads, head_dim]`, and the logarithms to the
+        base 2 of their sums of exponentials, float32 `[S, B, heads]`; both contiguous. Where that is minus
+        infinity, the answer is not looked at.
         """
         if len(q) != self._batch or scale != self.scale:
             raise ValueError(
-                f"SmallDecode: {len(q)} queries, scale {scale}; made for {self._batch}, {self.scale}"
+                f"ShortDecode: {len(q)} queries, scale {scale}; made for {self._batch}, {self.scale}"
             )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        cut, (answer, lse) = self.cut, before or (q, self._sums)
+        cut, (answers, lse) = self.cut, before or (q, self._sums)
         decode_attention[(self.num_kv_heads, cut.splits, self._batch)](
-            q.contiguous(), pool.k[layer_id], pool.v[layer_id], *self._lists, answer, lse, out,
+            q.contiguous(), pool.k[layer_id], pool.v[layer_id], *self._lists, answers, lse, out,
             self._parts, self._sums, self._arrived, scale,
             HEADS=self.num_heads, KV_HEADS=self.num_kv_heads, D=self.head_dim, PAGE=self._page,
             BLOCK=cut.block, SPLITS=cut.splits, LEAST=cut.least, GROUP=PADDED_GROUP, REAL=self._group,
-            HAS_BEFORE=before is not None, num_warps=cut.warps, num_stages=cut.stages, **self._launch,
+            BEFORE=0 if before is None else len(answers),
+            num_warps=cut.warps, num_stages=cut.stages, **self.launch,
         )  # fmt: skip
         return out
 
@@ -156,11 +158,11 @@ def decode_attention(
     q, k_pool, v_pool, indptr, indices, last_page_len, before, before_lse, out, parts, sums, arrived, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, REAL: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, EARLY: tl.constexpr,
+    BEFORE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One query token per entry against its pages: a program takes one kv head and one stretch of tokens.
 
-    before, before_lse: with HAS_BEFORE, what the first of an entry's programs starts from; see `go_on`.
+    before, before_lse: BEFORE answers that the first of an entry's programs starts from; see `go_on`.
     parts: float32 `[B, KV_HEADS, SPLITS, REAL, D]`, sums `[B, KV_HEADS, SPLITS, 2, REAL]`; arrived: int32
     `[B, KV_HEADS]`, zero before and after. REAL: query heads per kv head, padded to a power of two; GROUP:
     padded further, to the least that the matrix units take.
@@ -189,11 +191,17 @@ def decode_attention(
     best = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     acc = tl.zeros([GROUP, D], tl.float32)
-    if HAS_BEFORE:
-        first = real & (split == 0)
-        best = tl.load(before_lse + head, mask=first, other=float("-inf"))
-        total = tl.where(first, 1.0, 0.0)
-        acc = tl.load(before + at, mask=first[:, None], other=0.0).to(tl.float32)
+    for part in range(BEFORE):
+        far = part * tl.num_programs(2) * HEADS
+        met = tl.load(before_lse + far + head, mask=real & (split == 0), other=float("-inf"))
+        there = met > float("-inf")
+        higher = tl.maximum(best, met)
+        share = tl.where(there, tl.exp2(met - higher), 0.0)
+        fade = tl.where(best > float("-inf"), tl.exp2(best - higher), 0.0)
+        answer = tl.load(before + far * D + at, mask=there[:, None], other=0.0).to(tl.float32)
+        total = total * fade + share
+        acc = acc * fade[:, None] + answer * share[:, None]
+        best = higher
     for _ in range(split * each, tl.minimum((split + 1) * each, blocks)):
         inside = token < length
         row = ((page * PAGE + token % PAGE) * KV_HEADS + kv_head) * D
