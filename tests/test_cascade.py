@@ -59,8 +59,8 @@ def test_shared_pages_are_found_as_requests_come_and_go(page: int, seed: int) ->
 
 
 def test_it_is_worth_it_for_many_who_share_much() -> None:
-    assert worth_it(256, 2000) and worth_it(128, 2000)
-    assert not worth_it(256, 256) and not worth_it(16, 2000) and not worth_it(1, 1 << 20)
+    assert worth_it(256, 256) and worth_it(16, 4000)
+    assert not worth_it(256, 100) and not worth_it(16, 2000) and not worth_it(1, 1 << 20)
     assert worth_it(LEAST_REQUESTS, LEAST_SAVED) and not worth_it(LEAST_REQUESTS - 1, LEAST_SAVED)
 
 

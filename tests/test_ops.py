@@ -17,6 +17,7 @@ from minirad.__main__ import main
 from minirad.attention import BatchEntry, TorchPagedAttention, build_metadata
 from minirad.attention.flashinfer import FlashInferAttention
 from minirad.bench import kernels
+from minirad.errors import InvariantError
 from minirad.kv import KVPool
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.model.one_token import OneToken, Tile, Tiles
@@ -80,9 +81,10 @@ def test_nan_stays_to_be_seen() -> None:
 
 
 @on_gpu
-@pytest.mark.parametrize("rows", [1, 300])
-def test_on_the_gpu_the_same_tokens(rows: int) -> None:
-    logits = torch.randn(rows, 128256, generator=torch.Generator().manual_seed(rows)) * 3
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 120])
+def test_on_the_gpu_the_same_tokens(rows: int, dtype: torch.dtype) -> None:
+    logits = (torch.randn(rows, 128256, generator=torch.Generator().manual_seed(rows)) * 3).to(dtype)
     logits[0, [77, 100000]] = 50.0  # equals, far apart
     params = [KINDS[row % len(KINDS)] for row in range(rows)]
     uniforms = [position_uniform(1, 0, row) for row in range(rows)]
@@ -90,6 +92,16 @@ def test_on_the_gpu_the_same_tokens(rows: int) -> None:
     wanted, logprobs = sample(logits, params, uniforms)
     assert found[0] == wanted
     assert found[1] == pytest.approx(logprobs, abs=1e-4)
+    assert sample(logits.to(CARD), params, uniforms) == (wanted, found[1])
+
+
+@on_gpu
+def test_on_the_gpu_nan_is_told() -> None:
+    logits = torch.zeros(3, 5000, device=CARD)
+    logits[1] = math.nan
+    assert next_tokens(logits, [Params()] * 3, [0.5] * 3)[1].isnan().tolist() == [False, True, False]
+    with pytest.raises(InvariantError, match="request 1 hold NaN"):
+        sample(logits, [Params(top_k=3, top_p=0.9)] * 3, [0.5] * 3)
 
 
 # ---------------------------------------------------------------------- the model's arithmetic

@@ -154,6 +154,24 @@ def test_ahead_is_step_by_step_is_eager(model: Any, page: int) -> None:
 
 
 @with_marks
+def test_by_chance_the_same_is_drawn_ahead_and_in_streams(model: Any) -> None:
+    params = [
+        SamplingParams(max_new_tokens=12, temperature=n % 3 / 2, top_k=n % 2 * 20, top_p=1 - n % 4 / 10,
+                       seed=n, ignore_eos=True) for n in range(12)
+    ]  # fmt: skip
+    ahead, steps = engine_of(model, 16), engine_of(model, 16, overlap=False)
+    found, wanted = (engine.generate(prompts(12), params) for engine in (ahead, steps))
+    assert [output.token_ids for output in found] == [output.token_ids for output in wanted]
+    assert ahead.ahead.steps > 8 and steps.ahead.steps == 0
+    for engine in (ahead, steps):
+        engine.flush_cache()
+    for n in (0, 5):
+        streamed, whole = ahead.stream(prompts(12)[n], params[n]), steps.generate(prompts(12)[n], params[n])
+        assert [token.token_id for token in streamed] == whole.token_ids
+    ahead.check()
+
+
+@with_marks
 @pytest.mark.parametrize("page", [1, 16])
 def test_the_devices_table_follows_the_hosts(model: Any, page: int) -> None:
     """Admissions, remaps, samples, retraction in a small pool; checked after every step."""

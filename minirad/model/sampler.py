@@ -12,7 +12,10 @@ state and stops no request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -75,8 +78,8 @@ def sample(
             f"sample: {n} rows of logits, {len(params)} params, {len(uniforms)} uniforms"
             + ("" if masks is None else f", {len(masks)} masks")
         )
-    if masks is None and all(param.temperature == 0 for param in params):
-        return _likeliest(logits, greedy)
+    if masks is None and (_drawing(logits.device) or all(param.temperature == 0 for param in params)):
+        return _read(next_tokens(logits, params, uniforms, greedy))
     logits = logits.float()
     allowed = logits if masks is None else _masked(logits, masks)
     tokens = allowed.argmax(-1)  # the first of equal maxima
@@ -91,15 +94,13 @@ def sample(
     return tokens.tolist(), logprobs.tolist()
 
 
-def _likeliest(logits: Tensor, greedy: Tensor | None) -> tuple[list[int], list[float]]:
-    """All rows greedy: one transfer from the device, the only one of a step."""
-    if greedy is None:
-        greedy = _scored(logits.float(), logits.argmax(-1))  # the first of equal maxima
-    chosen, logprob = greedy.tolist()
-    if any(each != each for each in logprob):
-        row = next(row for row, each in enumerate(logprob) if each != each)
+def _read(chosen: Tensor) -> tuple[list[int], list[float]]:
+    """What `next_tokens` gives, on the host: one transfer from the device, the only one of a step."""
+    tokens, logprobs = chosen.tolist()
+    if any(each != each for each in logprobs):
+        row = next(row for row, each in enumerate(logprobs) if each != each)
         raise InvariantError(f"sample: the logits of request {row} hold NaN")
-    return [int(token) for token in chosen], logprob
+    return [int(token) for token in tokens], logprobs
 
 
 def _masked(logits: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
@@ -177,16 +178,26 @@ def next_tokens(
     if not random:
         return greedy
     numbers = [(params[r].temperature, float(params[r].top_k), params[r].top_p, uniforms[r]) for r in random]
-    limited = [params[r].top_k > 0 or params[r].top_p < 1 for r in random]
+    top_k, top_p = any(params[r].top_k > 0 for r in random), any(params[r].top_p < 1 for r in random)
     rows = _to(torch.tensor(random), logits.device)
     four = _to(torch.tensor(numbers, dtype=torch.float64), logits.device)
     result = greedy.clone()
+    drawing = _drawing(logits.device)
+    if drawing is not None:
+        return result.index_copy_(1, rows, drawing.draw(logits, rows, four, greedy, top_k, top_p))
     for begin in range(0, len(random), ROWS_AT_ONCE):
         some = slice(begin, begin + ROWS_AT_ONCE)
         these = logits.index_select(0, rows[some]).float()
-        drawn = _draw_rows(these, four[some], any(limited[some]))
-        result.index_copy_(1, rows[some], _scored(these, drawn))
+        result.index_copy_(1, rows[some], _scored(these, _draw_rows(these, four[some], top_k or top_p)))
     return result
+
+
+@cache
+def _drawing(device: torch.device) -> Any:
+    """The kernels that draw without a sort, None where they cannot run."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    return import_module("minirad.model.sampling_kernels")
 
 
 def _scored(logits: Tensor, tokens: Tensor) -> Tensor:
