@@ -82,7 +82,7 @@ def test_nan_stays_to_be_seen() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 120])
+@pytest.mark.parametrize("rows", [1, 40])
 def test_on_the_gpu_the_same_tokens(rows: int, dtype: torch.dtype) -> None:
     logits = (torch.randn(rows, 128256, generator=torch.Generator().manual_seed(rows)) * 3).to(dtype)
     logits[0, [77, 100000]] = 50.0  # equals, far apart

@@ -21,7 +21,7 @@ from torch import Tensor
 
 __all__ = ["draw"]
 
-CHUNK = 4096  # tokens of a program
+CHUNK, PART = 4096, 256  # tokens of a program, and how many of them are looked at together
 LOWEST = -(1 << 31)  # no logit's key is so low
 
 
@@ -48,13 +48,14 @@ def draw(
     state = torch.full((2, count, 2), LOWEST >> low, dtype=torch.int32, device=device)
     out = torch.empty((2, count), dtype=torch.float64, device=device)
     given = (logits, rows, numbers, greedy, logits.stride(0), greedy.stride(0), vocab, chunks)
-    shape = {"LOW": low, "CHUNK": CHUNK, "CHUNKS": triton.next_power_of_2(chunks), "num_warps": 8}
+    shape = {"LOW": low, "CHUNK": CHUNK, "CHUNKS": triton.next_power_of_2(chunks)}
     grid, passes, turn = (count, chunks), (32 - low) // 4, 0
     for limit, wanted in enumerate((top_k, top_p)):
         for at in range(passes if wanted else 0):
             _narrow[grid](
                 *given, found[turn], found[1 - turn], sums, state[turn], state[1 - turn],
-                28 - low - 4 * at, BY_MASS=limit == 1, FIRST=at == 0, **shape,
+                28 - low - 4 * at, BY_MASS=limit == 1, FIRST=at == 0,
+                PART=PART, **shape, num_warps=4,
             )  # fmt: skip
             turn = 1 - turn
         if wanted:
@@ -62,8 +63,8 @@ def draw(
                 *given, found[turn], sums, goals, state[turn], state[1 - turn], BY_MASS=limit == 1, **shape
             )
             turn = 1 - turn
-    _weigh[grid](*given, sums, state[turn], **shape)
-    _draw[(count,)](*given, sums, goals, state[turn], out, TOP_K=top_k, TOP_P=top_p, **shape)
+    _weigh[grid](*given, sums, state[turn], **shape, num_warps=8)
+    _draw[(count,)](*given, sums, goals, state[turn], out, TOP_K=top_k, TOP_P=top_p, **shape, num_warps=8)
     return out
 
 
@@ -157,7 +158,7 @@ def _narrow(
     logits, rows, numbers, greedy, stride, greedy_stride, vocab, chunks,
     found, next_found, sums, state, next_state, shift,
     LOW: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, BY_MASS: tl.constexpr,
-    FIRST: tl.constexpr,
+    FIRST: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Settles the digit that was looked for in the pass before, and adds up for the next one's thresholds."""
     at, chunk = tl.program_id(0), tl.program_id(1)
@@ -172,20 +173,25 @@ def _narrow(
     if chunk == 0:
         tl.store(next_state + 2 * at, tl.where(BY_MASS, first, known))
         tl.store(next_state + 2 * at + 1, tl.where(BY_MASS, known, tl.load(state + 2 * at + 1)))
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(begin + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    key = tl.where(token < vocab, _key(x, LOW), -(1 << 31))
-    weight = tl.full([CHUNK], 1.0, tl.float64)
-    if BY_MASS:
-        weight = _weight(x, top, temperature)
+    thresholds = known + (tl.arange(0, 16) << shift)
+    found_here = tl.zeros([16, PART], tl.float64)
+    mass, number = tl.zeros([PART], tl.float64), tl.zeros([PART], tl.float64)
+    for part in range(CHUNK // PART):  # added up side by side, and across only once
+        token = chunk * CHUNK + part * PART + tl.arange(0, PART)
+        x = tl.load(begin + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+        key = tl.where(token < vocab, _key(x, LOW), -(1 << 31))
+        weight = tl.full([PART], 1.0, tl.float64)
+        if BY_MASS:
+            weight = _weight(x, top, temperature)
+        found_here += tl.where(key[None, :] >= thresholds[:, None], weight[None, :], 0.0)
+        if BY_MASS and FIRST:
+            mass += tl.where(key > first, weight, 0.0)
+            number += (key > first).to(tl.float64)
     place = at * chunks + chunk
-    for digit in range(16):
-        above = tl.sum(tl.where(key >= known + (digit << shift), weight, 0.0), 0)
-        tl.store(next_found + place * 16 + digit, above)
+    tl.store(next_found + place * 16 + tl.arange(0, 16), tl.sum(found_here, 1))
     if BY_MASS and FIRST:
-        above = key > first
-        tl.store(sums + place * 3, tl.sum(tl.where(above, weight, 0.0), 0))
-        tl.store(sums + place * 3 + 1, tl.sum(above.to(tl.float64), 0))
+        tl.store(sums + place * 3, tl.sum(mass, 0))
+        tl.store(sums + place * 3 + 1, tl.sum(number, 0))
 
 
 @triton.jit
