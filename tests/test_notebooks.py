@@ -19,7 +19,7 @@ nbformat = pytest.importorskip("nbformat", reason="the extra `test` brings nbfor
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LARGEST = 500_000  # bytes
-PICTURES = ("kv.", "tour", "small")  # how the last line of a cell with a picture begins
+PICTURES = ("kv.", "tour", "small", "roofline.")  # how the last line of a cell with a picture begins
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image, ImageColor
 
 from viz import roofline
+from viz.still import still
 
 ROWS = [
     {"batch": 16, "weight_ms": 0.8, "kv_ms": 0.1, "host_ms": 0.2, "step_ms": 1.5, "tokens_per_s": 10000.0},
@@ -72,3 +75,19 @@ def test_what_is_not_whole_is_refused(
     assert roofline.main([str(path), "--out", str(tmp_path / "page.html")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_notebooks_chart_stacks_the_same_parts_and_has_a_still() -> None:
+    weights, kv, rest = roofline.steps({"roofline": ROWS, "machine": {"gpu": "a card"}, "model": "m"}).data
+    for at, row in enumerate(sorted(ROWS, key=lambda row: row["batch"])):
+        assert (weights.base[at], kv.base[at]) == (0.0, row["weight_ms"])
+        assert rest.base[at] == pytest.approx(row["weight_ms"] + row["kv_ms"])
+        assert rest.base[at] + rest.y[at] == pytest.approx(max(row["step_ms"], rest.base[at]))
+    picture = Image.open(io.BytesIO(still(roofline.steps({"roofline": ROWS})))).convert("RGB")
+    quarter = picture.crop((picture.width // 8, 120, picture.width // 2, picture.height - 90))
+    rest_at, weights_at = (
+        next(y for y in range(quarter.height)
+             if any(quarter.getpixel((x, y)) == ImageColor.getrgb(colour) for x in range(quarter.width)))
+        for colour in (roofline.REST, roofline.WEIGHTS)
+    )  # fmt: skip
+    assert rest_at < weights_at  # the rest lies on top of the weights

@@ -26,6 +26,8 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from viz.kv import KvFigure
+
 # Okabe and Ito's colours, told apart by almost everybody; bars differ by pattern, too.
 WEIGHTS, KV, REST, HOST = "#0072b2", "#e69f00", "#dddddd", "#d55e00"
 MEASURED = Path(__file__).parent / "static" / "roofline.json"
@@ -92,6 +94,23 @@ def step_bars(rows: Sequence[Row], names: Sequence[str]) -> list[Any]:
         )
     )  # fmt: skip
     return bars
+
+
+def steps(result: Row) -> KvFigure:
+    """What a step is made of, as one small chart for notebooks."""
+    rows = sorted(result["roofline"], key=lambda row: row["batch"])
+    bars = step_bars(rows, [_name(row) for row in rows])[:-1]
+    base = [0.0] * len(rows)
+    for bar in bars:
+        bar.base = base
+        base = [low + part for low, part in zip(base, bar.y, strict=True)]
+    drawn = KvFigure(bars)
+    gpu = (result.get("machine") or {}).get("gpu") or "unknown card"
+    title = f"One decode step: {result.get('model')}, {gpu}"
+    drawn.update_layout(template="none", barmode="overlay", height=320, title={"text": title, "x": 0.01})
+    drawn.update_xaxes(title_text="requests in the batch", type="category")
+    drawn.update_yaxes(title_text="ms")
+    return drawn
 
 
 def rate_lines(rows: Sequence[Row]) -> list[Any]:

@@ -163,7 +163,10 @@ def _chart(canvas: _Canvas, figure: go.Figure) -> None:
     canvas.x = (min(xs) - 0.5, max(xs) + 0.5)
     stacks = [trace for trace in traces if trace.type == "scatter" and trace.stackgroup]
     tops = [sum(each) for each in zip(*(trace.y for trace in stacks), strict=True)]
-    plain = [value for trace in traces if trace not in stacks for value in trace.y or ()]
+    plain = [
+        value + base for trace in traces if trace not in stacks
+        for value, base in zip(trace.y or (), _bases(trace), strict=True)
+    ]  # fmt: skip
     given = figure.layout.yaxis.range
     canvas.y = (0, given[1] if given else max([*tops, *(v * 1.12 for v in plain)], default=1) or 1)
     _axes(canvas, figure, names={place[x]: x for x in labels if isinstance(x, str)})
@@ -191,15 +194,21 @@ def _area(canvas: _Canvas, trace: Any, base: list[float]) -> list[float]:
     return tops
 
 
+def _bases(trace: Any) -> Sequence[float]:
+    """Where each vertical bar begins."""
+    base = trace.base if trace.type == "bar" else None
+    return [0.0] * len(trace.y or ()) if base is None else list(base)
+
+
 def _bars(canvas: _Canvas, trace: Any, points: list[tuple[float, float]]) -> None:
     fill, shapes = _look(trace)
     patterns = [shapes] * len(points) if isinstance(shapes, str) else list(shapes)
     room = (canvas.width - LEFT - RIGHT) / max(len(points), 1)
     texts = trace.text or [""] * len(points)
-    for (x, y), text, pattern in zip(points, texts, patterns, strict=True):
-        canvas.box(canvas.at(x - 0.35, 0), canvas.at(x + 0.35, y), fill, pattern)
+    for (x, y), base, text, pattern in zip(points, _bases(trace), texts, patterns, strict=True):
+        canvas.box(canvas.at(x - 0.35, base), canvas.at(x + 0.35, base + y), fill, pattern)
         if room > 5 * len(str(text)):
-            across, up = canvas.at(x, y)
+            across, up = canvas.at(x, base + y)
             canvas.text(across, up - 7, text, "mm", size=9)
 
 

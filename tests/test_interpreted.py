@@ -1,0 +1,187 @@
+"""The Triton kernels without a GPU: Triton's interpreter runs them, program by program, on small shapes.
+
+It says nothing of speed, of reading ahead or of programs that run at once; tests/test_ops.py and others do
+on a GPU. Skipped where the package triton is not installed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_ops import KINDS, SHAPES, Params, attend_to, model_of
+from torch import Tensor
+
+from minirad.attention import BatchEntry, TorchPagedAttention, build_metadata
+from minirad.kv import KVPool
+from minirad.model.llama import LlamaModel
+from minirad.model.ops import FusedOps, TorchOps
+from minirad.model.sampler import next_tokens, position_uniform, sample
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
+        reason="needs the package triton, and no GPU",
+    ),
+    # numpy's, where padding is computed that nobody stores
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
+
+
+def kernels_of(name: str) -> Any:
+    return import_module(f"minirad.{name}")
+
+
+# ---------------------------------------------------------------------- a model's arithmetic
+
+
+def answer(model: LlamaModel, spans: list[tuple[int, int]]) -> Tensor:
+    """The logits of the last tokens of a prompt that is computed in pieces."""
+    pool, backend = model.new_pool(64), TorchPagedAttention()
+    rows = np.arange(1, 61).reshape(1, -1)
+    found = []
+    for start, stop in spans:
+        metadata = build_metadata(rows, [BatchEntry(0, start, stop)], 1, torch.device("cpu"))
+        tokens = (torch.arange(start, stop) * 7 + 3) % model.config.vocab_size
+        found.append(model.forward(tokens, metadata, pool, backend, torch.tensor([stop - start - 1])))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("shape", ["plain", "odd sizes", "biases"])
+def test_fused_is_torch(shape: str) -> None:
+    """Pieces of many tokens and of one: the two paths through the fused kernels."""
+    spans = [(0, 5), (5, 6), (6, 9), (9, 10)]
+    assert shape in SHAPES
+    plain = model_of(shape, torch.float32, "cpu", TorchOps())
+    fused = model_of(shape, torch.float32, "cpu", FusedOps())
+    assert fused.one_token is not None and plain.one_token is None
+    wanted, found = answer(plain, spans), answer(fused, spans)
+    assert wanted.abs().max() > 0.1
+    assert torch.allclose(found, wanted, atol=2e-4 * float(wanted.abs().max()))
+
+
+def test_the_greedy_choice() -> None:
+    logits = torch.randn(3, 10000, generator=torch.Generator().manual_seed(0))
+    logits[1, [9000, 77]] = 9.0  # the lower id of equals
+    found = kernels_of("model.kernels").greedy(logits)
+    wanted = next_tokens(logits, [Params(0)] * 3, [0.0] * 3)
+    assert found[0].tolist() == wanted[0].tolist() and int(found[0, 1]) == 77
+    assert torch.allclose(found[1], wanted[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("skip", [0, 2])
+def test_pages_are_listed_and_the_newest_is_entered(skip: int) -> None:
+    table = torch.arange(40, dtype=torch.int32).view(4, 10).clone()
+    rows, slots = torch.tensor([2, 0], dtype=torch.int32), torch.tensor([403, 77], dtype=torch.int32)
+    indptr, out = torch.tensor([0, 5, 7], dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
+    kernels_of("model.kernels").fill_pages(table, rows, indptr, slots, out, 4, 5, skip)
+    assert out.tolist() == [*range(20 + skip, 24 + skip), 100, skip, 19, 0, 0]
+    assert table[2, skip + 4] == 100 and table[0, skip + 1] == 19
+    table[2, skip + 4], table[0, skip + 1] = 24 + skip, skip + 1
+    assert table.flatten().tolist() == list(range(40))
+
+
+# ---------------------------------------------------------------------- attention
+
+
+LENGTHS = (1, 23, 150)
+
+
+class Pages:
+    """Some requests in a random pool, with `shared` first tokens in common."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, page: int, shared: int = 0) -> None:
+        rng = np.random.default_rng(page)
+        longest = -(-max(LENGTHS) // page)
+        pages = 1 + rng.permutation(len(LENGTHS) * longest + shared // page)
+        own = pages[: len(LENGTHS) * longest].reshape(len(LENGTHS), -1)
+        self.common = np.tile(pages[len(LENGTHS) * longest :], (len(LENGTHS), 1))
+        self.table = torch.from_numpy(np.concatenate((self.common, own), 1)).int()
+        counts = [-(-length // page) for length in LENGTHS]
+        self.indptr = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+        self.indices = torch.from_numpy(
+            np.concatenate([o[:c] for o, c in zip(own, counts, strict=True)])
+        ).int()
+        last = [length - (c - 1) * page for length, c in zip(LENGTHS, counts, strict=True)]
+        self.last = torch.tensor(last, dtype=torch.int32)
+        self.pool = KVPool(1, (len(pages) + 1) * page, kv_heads, dim, dtype=torch.float32, device="cpu")
+        generator = torch.Generator().manual_seed(0)
+        for tensor in (*self.pool.k, *self.pool.v):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+        self.q = torch.randn((len(LENGTHS), heads, dim), generator=generator)
+        self.page, self.shared = page, shared
+
+    def wanted(self) -> Tensor:
+        found = []
+        for row, length in enumerate(LENGTHS):
+            slots = self.table[row].long()[:, None] * self.page + torch.arange(self.page)
+            slots = slots.flatten()[: self.shared + length]
+            found.append(attend_to(self.q[row], self.pool.k[0][slots], self.pool.v[0][slots])[0])
+        return torch.stack(found)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
+@pytest.mark.parametrize("page", [1, 4])
+def test_short_decode(heads: int, kv_heads: int, page: int) -> None:
+    short = kernels_of("attention.short_decode")
+    case, scale = Pages(heads, kv_heads, 16, page), 16**-0.5
+    for cut in (short.Cut.best(3, 64), short.Cut(2, 16, 4, 4, 2), short.Cut(4, 16, 2, 4, 1)):
+        made = short.ShortDecode(heads, kv_heads, 16, scale, case.indptr, case.indices, case.last, cut)
+        made.plan_step(case.indptr, case.last, case.last, page, case.pool)
+        for _ in range(2):  # the counters are as they were
+            assert torch.allclose(made.run(0, case.q, case.pool, scale), case.wanted(), atol=1e-5)
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_cascade_decode(page: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, cascade = kernels_of("attention.short_decode"), kernels_of("attention.cascade_decode")
+    monkeypatch.setattr(cascade, "TILE", 16)
+    monkeypatch.setattr(cascade, "BLOCK", 16 * 16)
+    monkeypatch.setattr(cascade, "PROGRAMS", 2 * splits)
+    for shared in (4, 20, 100):  # with three splits some are empty
+        case, scale = Pages(4, 2, 16, page, shared), 16**-0.5
+        own = short.ShortDecode(4, 2, 16, scale, case.indptr, case.indices, case.last)
+        rows, count = torch.arange(3, dtype=torch.int32), torch.tensor([shared], dtype=torch.int32)
+        made = cascade.CascadeDecode(own, case.table, rows, count)
+        assert made.splits == splits
+        made._answer.fill_(math.nan)  # of empty stretches nothing may be read
+        made.plan_step(case.indptr, case.last, case.last, page, case.pool)
+        assert torch.allclose(made.run(0, case.q, case.pool, scale), case.wanted(), atol=1e-5)
+
+
+# ---------------------------------------------------------------------- chance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_without_a_sort(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against sampler.py's sort: every combination of limits, equals, and the ends of the range."""
+    drawing = kernels_of("model.sampling_kernels")
+    monkeypatch.setattr(drawing, "CHUNK", 128)
+    monkeypatch.setattr(drawing, "PART", 64)
+    count = 2 * len(KINDS)
+    logits = torch.randn(count, 300, generator=torch.Generator().manual_seed(1)) * 3
+    logits[len(KINDS) :] = logits[len(KINDS) :].round()
+    logits[5, :200] = -math.inf
+    logits = logits.to(dtype)
+    params = [KINDS[row % len(KINDS)] for row in range(count)]
+    uniforms = [0.0, 1 - 2**-53, *(position_uniform(0, 0, row) for row in range(count - 2))]
+    rows = [row for row in range(count) if params[row].temperature > 0]
+    numbers = [(params[r].temperature, params[r].top_k, params[r].top_p, uniforms[r]) for r in rows]
+    four, greedy = (
+        torch.tensor(numbers, dtype=torch.float64),
+        next_tokens(logits, [Params(0)] * count, uniforms),
+    )
+    tokens, logprobs = sample(logits, params, uniforms)
+    found = drawing.draw(logits, torch.tensor(rows), four, greedy)
+    assert found[0].tolist() == [tokens[row] for row in rows]
+    assert found[1].tolist() == pytest.approx([logprobs[row] for row in rows], abs=1e-5)
+    free = [at for at, row in enumerate(rows) if params[row].top_k == 0 and params[row].top_p == 1]
+    alone = drawing.draw(logits, torch.tensor(rows)[free], four[free], greedy, top_k=False, top_p=False)
+    assert torch.equal(alone, found[:, free])
