@@ -50,12 +50,21 @@ def test_the_table_of_tiers_compares_with_the_run_without_one() -> None:
 
 def test_every_policy_on_a_workload_at_three_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     (report,) = json.loads(run(capsys, "eviction", "--workloads", "chat", "--streams", "", "--json"))
-    assert list(report["rates"]) == list(POLICIES) and len(report["sizes"]) >= 1
+    assert list(report["rates"]) == list(POLICIES)
+    assert len(report["sizes"]) == 3 and report["sizes"] == sorted(set(report["sizes"]))
     for rates in report["rates"].values():
         assert len(rates) == len(report["sizes"])
         assert all(0 <= rate <= report["optimum"] for rate in rates)
     text = eviction.as_table([report])
     assert "*" in text and text.splitlines()[0].split()[:3] == ["workload", "pool", "of"]
+
+
+def test_a_star_marks_all_that_look_best() -> None:
+    rates = {policy: [0.5] for policy in POLICIES} | {"lfu": [0.70001], "mru": [0.7]}
+    report = {"workload": "w", "distinct": 100, "sizes": (10,), "optimum": 0.9, "rates": rates}
+    (line,) = eviction.as_table([report]).splitlines()[2:]
+    starred = [cell.endswith("*") for cell in line.split()[3:-1]]
+    assert starred == [policy in ("lfu", "mru") for policy in POLICIES]
 
 
 def test_policies_differ_on_a_large_stream() -> None:
