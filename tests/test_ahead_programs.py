@@ -140,10 +140,10 @@ class Program:
         self.engine.set_eviction_policy(self.rng.choice(["lru", "lfu", "fifo"]))
 
     def run(self) -> None:
-        often = [self.add, self.step, self.read_stream]
+        often = [self.add, self.step, self.read_stream, self.generate, self.begin_stream]
         everything = [
-            self.generate, self.generate, self.begin_stream, self.begin_stream, self.leave_stream, self.abort, self.new_weights, self.record,
-            self.fail_soon, self.look, self.change_policy, *often, *often, self.read_stream, self.read_stream,
+            self.leave_stream, self.abort, self.new_weights, self.record, self.fail_soon, self.look,
+            self.change_policy, *often, *often, self.read_stream, self.read_stream,
         ]  # fmt: skip
         for _ in range(self.rng.randrange(10, 40)):
             with contextlib.suppress(MemoryError):
@@ -173,7 +173,7 @@ class Program:
         assert engine.allocator.available == engine.allocator.num_tokens
 
 
-@pytest.mark.parametrize("first", range(0, 100, 25))
+@pytest.mark.parametrize("first", range(0, 60, 15))
 def test_everybody_gets_what_he_would_get_alone(make_engine: MakeEngine, first: int) -> None:
     known: dict[tuple[tuple[int, ...], SamplingParams], Said] = {}
 
@@ -185,8 +185,8 @@ def test_everybody_gets_what_he_would_get_alone(make_engine: MakeEngine, first: 
         return known[key]
 
     steps = 0
-    for seed in range(first, first + 25):
+    for seed in range(first, first + 15):
         program = Program(seed, make_engine, alone)
         program.run()
         steps += program.engine.ahead.steps
-    assert steps > 50
+    assert steps > 30

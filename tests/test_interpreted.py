@@ -30,7 +30,7 @@ pytestmark = [
         reason="needs the package triton, and no GPU",
     ),
     # numpy's, where padding is computed that nobody stores
-    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning"),
 ]
 
 
