@@ -642,8 +642,15 @@ class Engine:
     # ------------------------------------------------------------ changes while it runs
 
     def set_eviction_policy(self, name: str) -> None:
-        """Who is evicted from now on; ValueError names the policies that there are."""
-        self.cache.eviction_policy = name  # type: ignore[attr-defined]
+        """Who is evicted from now on.
+
+        ValueError names the policies that there are, or the tree that decides itself (a student's).
+        """
+        if not isinstance(self.cache, RadixCache):
+            raise ValueError(
+                f"{type(self.cache).__name__} decides itself who is evicted: its policy cannot be changed"
+            )
+        self.cache.eviction_policy = name
 
     def update_weights(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape: nothing that the old ones computed is used again.

@@ -538,6 +538,17 @@ def test_a_tree_of_ones_own_is_not_forked(make_engine) -> None:
     assert stepper.engine is engine
 
 
+def test_the_policy_of_a_tree_of_ones_own_is_its_own(make_engine) -> None:
+    stepper = Stepper(make_engine(kv_tokens=40))
+    engine, tree = stepper.engine, stepper.engine.cache
+    engine.cache = type("StudentCache", (), {"__getattr__": lambda self, name: getattr(tree, name)})()
+    assert not stepper.set_policy("fifo")
+    assert "StudentCache decides itself who is evicted" in stepper.message
+    with pytest.raises(ValueError, match="StudentCache decides itself"):
+        engine.set_eviction_policy("fifo")
+    assert "eviction_policy" not in vars(engine.cache) and tree.eviction_policy == "lru"
+
+
 def test_agent_and_raw_do_what_their_names_say(classroom: Engine) -> None:
     classroom.flush_cache()
     stepper = Stepper(classroom)
