@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,6 +88,24 @@ def test_every_workload_runs_with_and_without_the_cache(classroom: LlamaModel) -
         assert row["output_tokens_per_s"] > 0 and row["retracted"] == 0
         assert row["decode_bandwidth_share"] is None or 0 < row["decode_bandwidth_share"] < 10
     assert {row["hit_share"] for row in rows if not row["radix_cache"]} == {0.0}
+
+
+def test_what_was_measured_before_it_was_cut_short_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_short(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "roofline", cut_short)
+    monkeypatch.setattr(gpu, "WORKLOADS", gpu.WORKLOADS[:1])
+    monkeypatch.setattr(gpu, "copy_bandwidth", lambda device: 1e9)
+    file = tmp_path / "out.json"
+    words = ["bench", "gpu", "--device", "cpu", "--model", "classroom", "--quick", "--out", str(file)]
+    with contextlib.suppress(KeyboardInterrupt):  # or it is an exit code
+        main(words)
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    assert all(row["right"] for row in kept["parity"]) and len(kept["workloads"]) == 2
+    assert "roofline" not in kept
 
 
 def test_requests_are_as_long_and_share_as_much_as_said() -> None:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run transformers' generate_batch on the workload with a shared prefix, too (about two minutes)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the JSON into a file, part by part")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -116,27 +118,31 @@ def main(args: argparse.Namespace) -> int:
     else:
         model = load_model(resolve_model(args.model), dtype, device)
     bandwidth = copy_bandwidth(device)
-    errors = parity(model, device, scale)
-    compiled = time.perf_counter()
-    rows = run_all(model, WORKLOADS, pages, bandwidth, scale)
-    result = {
+    result: Row = {
         "machine": machine(device),
         "model": args.model or f"{args.dummy_weights}, random weights",
-        "attention": rows[0]["attention"],
-        "note": rows[0]["note"],
         "quick": args.quick,
         "copy_gb_per_s": round(bandwidth / 1e9, 1),
-        "parity": errors,
-        "parity_seconds": round(compiled - started, 1),  # with weights drawn and kernels compiled
-        "workloads": rows,
-        "roofline": roofline(model, bandwidth, scale),
-        "ttft_ms_by_hit": ttft_by_hit(model, scale),
-        "write_us_per_layer": write_cost(model),
-        "transformers_tokens_per_s": transformers_rate(model, scale) if args.with_transformers else None,
-        "seconds": round(time.perf_counter() - started, 1),
     }
+
+    def keep(**part: Any) -> None:
+        """A part that has been measured is not lost with those to come."""
+        result.update(part)
+        if args.out is not None:
+            args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+    keep(parity=parity(model, device, scale))
+    keep(parity_seconds=round(time.perf_counter() - started, 1))  # with weights drawn and kernels compiled
+    rows = run_all(model, WORKLOADS, pages, bandwidth, scale)
+    keep(attention=rows[0]["attention"], note=rows[0]["note"], workloads=rows)
+    keep(roofline=roofline(model, bandwidth, scale))
+    keep(ttft_ms_by_hit=ttft_by_hit(model, scale))
+    keep(write_us_per_layer=write_cost(model))
+    if args.with_transformers:
+        keep(transformers_tokens_per_s=transformers_rate(model, scale))
+    keep(seconds=round(time.perf_counter() - started, 1))
     print(json.dumps(result, indent=1) if args.json else table(result))
-    return 0 if all(each["right"] for each in errors) else 1
+    return 0 if all(each["right"] for each in result["parity"]) else 1
 
 
 def machine(device: torch.device) -> Row:
