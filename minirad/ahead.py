@@ -88,9 +88,11 @@ class RunAhead:
                 following = None if interrupts.noted else self._launch(self._going_on(flight), flight)
                 self._flight = following
                 finished = self._land(flight, following)
-            if interrupts.noted:
-                self._engine._held = (finished or []) + self._engine._held
-        interrupts.deliver()
+        try:
+            interrupts.deliver()
+        except BaseException:
+            self._engine._held = (finished or []) + self._engine._held
+            raise
         return finished
 
     def settle(self) -> None:
@@ -136,21 +138,29 @@ class RunAhead:
         arriving.copy_(chosen, non_blocking=True)
         return _Flight(list(requests), chosen, arriving, _mark(engine.device))
 
-    def _land(self, flight: _Flight, following: _Flight | None) -> list[GenerationOutput]:
-        """Reads a step's tokens, and finishes who is done."""
-        engine = self._engine
-        engine._steps += 1
-        if isinstance(engine.cache, HiRadixCache):
-            engine.cache.poll()
+    def _read(self, flight: _Flight) -> tuple[list[float], list[float]]:
+        """Tokens and their log-probabilities, waited for."""
+        if isinstance(self._engine.cache, HiRadixCache):
+            self._engine.cache.poll()
         began = time.perf_counter()
         flight.event.synchronize()
         self.waited += time.perf_counter() - began
-        self.steps += 1
         tokens, logprobs = flight.arriving.tolist()
         if any(logprob != logprob for logprob in logprobs):
+            raise InvariantError(f"the logits of some of {[each.id for each in flight.requests]} hold NaN")
+        return tokens, logprobs
+
+    def _land(self, flight: _Flight, following: _Flight | None) -> list[GenerationOutput]:
+        """Reads a step's tokens, and finishes who is done."""
+        engine = self._engine
+        try:
+            tokens, logprobs = self._read(flight)
+        except BaseException:  # nothing of it counts, nor of the step that was to go on from it
             self._flight = None
             engine.scheduler.put_back([each for each in flight.requests if each.status == RUNNING])
-            raise InvariantError(f"the logits of some of {[each.id for each in flight.requests]} hold NaN")
+            raise
+        engine._steps += 1
+        self.steps += 1
         ahead = {id(request) for request in following.requests} if following else set()
         # Mostly nobody wants to be told, and a few hundred requests are asked for it at every step.
         take = engine.take_token if engine.is_watched else Request.append

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -127,11 +127,13 @@ class Engine:
             finally:
                 self._stepping = False
                 failures = self.bus.release_failures()
-            if failures or interrupts.noted:
-                self._held = report.finished + self._held
-        interrupts.deliver()
-        if failures:
-            raise failures[0]
+        try:
+            interrupts.deliver()
+            if failures:
+                raise failures[0]
+        except BaseException:
+            self._held = report.finished + self._held
+            raise
         return report
 
     def _step(self) -> StepReport:
@@ -544,10 +546,11 @@ class Engine:
                 outputs += self._go_on()
         finally:
             # Also when interrupted: nothing of ours is left running, nothing of others' is lost.
-            for rid in order:
-                self.abort(rid)
-            outputs += self._held
-            self._held = [output for output in outputs if output.request_id not in order]
+            try:
+                self._leave(order)
+            finally:
+                outputs += self._held
+                self._held = [output for output in outputs if output.request_id not in order]
         mine = [output for output in outputs if output.request_id in order]
         return sorted(mine, key=lambda output: (order[output.request_id], output.index))
 
@@ -583,10 +586,20 @@ class Engine:
                 text, done = texts[index].add(token, finished.get(index))
                 yield StreamToken(rid, index, token, text, done.finish_reason if done else None)
         finally:
-            self.abort(rid)
-            self._watchers.remove(listen)
-            del self._streams[rid]
-            self._held = [output for output in self._held if output.request_id != rid]
+            try:
+                self._leave([rid])
+            finally:
+                self._watchers.remove(listen)
+                del self._streams[rid]
+                self._held = [output for output in self._held if output.request_id != rid]
+
+    def _leave(self, request_ids: Iterable[str]) -> None:
+        """None of these is left running, even if reading what is in flight fails or is interrupted."""
+        try:
+            self.ahead.settle()
+        finally:
+            for rid in request_ids:
+                self.abort(rid)
 
     def _go_on(self) -> list[GenerationOutput]:
         """One step, for `generate` and `stream`: launched ahead of the last one's end where possible."""

@@ -130,15 +130,19 @@ class DecodeGraphs:
         return fused and isinstance(attention, FlashInferAttention) and attention.reads_pool_only
 
     def fits(self, requests: Sequence[Request]) -> bool:
-        """Whether the pages of all requests can be listed."""
-        return sum(-(-request.kv_len // self._page) for request in requests) + 1 < len(self._indices)
+        """Whether the pages of all requests can be listed, each with one more token; and of the padding."""
+        pages = sum(-(-(request.kv_len + 1) // self._page) for request in requests)
+        return pages + self._size(len(requests)) - len(requests) <= len(self._indices)
+
+    def _size(self, count: int) -> int:
+        return next(size for size in self._sizes if size >= count)
 
     def run(self, requests: Sequence[Request], token_ids: Tensor | None = None) -> StepOutput:
         """Computes the last token of each request (its slot is in its row), all at once.
 
         token_ids: these tokens, `[B]` on the device, where the host does not know them yet.
         """
-        size = next(size for size in self._sizes if size >= len(requests))
+        size = self._size(len(requests))
         self._take_over(requests)
         skip = self._pages_to_share(requests, size)
         kind = self._kind(requests, size, skip)

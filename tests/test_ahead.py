@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from minirad import Recorder
+from minirad import Recorder, runner
 from minirad import events as ev
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.config import SamplingParams
 from minirad.engine import Engine
 from minirad.errors import InvariantError
+from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 
 MakeEngine = Callable[..., Engine]
@@ -249,3 +250,118 @@ def test_what_the_host_decides_is_not_run_ahead(make_ahead: MakeEngine) -> None:
     engine.bus.subscribe(ev.StepEnded, lambda event: None)
     engine.generate([5, 6, 7], LONG)
     assert engine.ahead.steps == 0
+
+
+# ---------------------------------------------------------------------- what may go wrong with a step in flight
+
+
+@pytest.mark.parametrize("runs_ahead", [True, False])
+def test_a_handler_of_ctrl_c_that_returns_gets_nothing_twice(
+    make_engine: MakeEngine, make_ahead: MakeEngine, monkeypatch: pytest.MonkeyPatch, runs_ahead: bool
+) -> None:
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        for at in range(1, 10):
+            engine = make_ahead() if runs_ahead else make_engine()
+            finish, count = engine._finish_reason, [0]
+
+            def press(request: Request, finish: Any = finish, count: list[int] = count, at: int = at) -> Any:
+                count[0] += 1
+                if count[0] == at:
+                    signal.raise_signal(signal.SIGINT)
+                return finish(request)
+
+            monkeypatch.setattr(engine, "_finish_reason", press)
+            other = engine.add_request([30, 31, 32], SamplingParams(max_new_tokens=3, ignore_eos=True))
+            outputs = engine.generate([[5, 6, 7]], SamplingParams(max_new_tokens=6, ignore_eos=True))
+            assert len(outputs) == 1
+            rest = [output.request_id for output in engine.step().finished]
+            assert rest == [other] and not engine.has_work
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(pressed) == 9
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_step_that_cannot_be_read_loses_nothing(make_ahead: MakeEngine, at: int) -> None:
+    engine = make_ahead(host_kv_tokens=64)
+    poll, count = engine.cache.poll, [0]
+
+    def fail(wait: bool = False) -> None:
+        count[0] += 1
+        if count[0] == at:
+            raise RuntimeError("the copy cannot be asked for")
+        poll(wait)
+
+    engine.cache.poll = fail
+    params = dataclasses.replace(LONG, temperature=1.5, seed=3)
+    engine.add_request([5, 6, 7], params)
+    outputs, failures = [], 0
+    while engine.has_work:
+        try:
+            outputs += engine._go_on()
+        except RuntimeError:
+            failures += 1
+        engine.check()
+    assert failures == 1
+    assert said(outputs) == said(make_ahead().generate([[5, 6, 7]], params))
+
+
+def test_what_generate_leaves_behind_when_nan_comes(make_ahead: MakeEngine) -> None:
+    """NaN shows when generate, interrupted, reads what is in flight: all of its requests go all the same."""
+    engine = make_ahead(max_running=8)
+    other = engine.add_request([30, 31, 32], LONG)
+    real = engine.graphs.run
+
+    def spoilt(requests: Any, tokens: Any = None) -> Any:
+        output = real(requests, tokens)
+        if engine.graphs.runs == 3:
+            output.greedy[1, :] = float("nan")
+        if engine.graphs.runs == 4:
+            raise MemoryError("no memory left")
+        return output
+
+    engine.graphs.run = spoilt
+    with pytest.raises(InvariantError, match="NaN"):
+        engine.generate([[5, 6, 7], [8, 9]], LONG)
+    assert [request.id for request in engine.scheduler.everyone()] == [other]
+    engine.check()
+    engine.graphs.run = real
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step().finished
+    assert said(outputs) == said(make_ahead().generate([[30, 31, 32]], LONG))
+
+
+def test_a_stream_that_is_interrupted_while_it_is_left_leaves_nothing(
+    make_ahead: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_ahead()
+    stream = engine.stream([5, 6, 7], LONG)
+    while engine.ahead.steps < 2:
+        next(stream)
+    read = engine.ahead._read
+
+    def press(flight: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return read(flight)
+
+    monkeypatch.setattr(engine.ahead, "_read", press)
+    with pytest.raises(KeyboardInterrupt):
+        stream.close()
+    assert not engine.has_work and not engine._watchers and not engine._streams and not engine._held
+    engine.check()
+
+
+def test_steps_are_captured_only_if_padding_and_growth_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MOST_PAGES", 1000)
+    rows = ReqToTokenPool(32, 128)
+    pool: Any = SimpleNamespace(device=torch.device("cpu"))
+    graphs = runner.DecodeGraphs(SimpleNamespace(), pool, SimpleNamespace(), rows, 2)  # type: ignore[arg-type]
+    for lengths, fits in (([116] * 17, False), ([112] * 17, True), ([115] * 16, True), ([128] * 16, False)):
+        requests: Any = [SimpleNamespace(row=row, kv_len=length) for row, length in enumerate(lengths)]
+        assert graphs.fits(requests) == fits
+        size = next(size for size in runner.batch_sizes(32) if size >= len(lengths))
+        written = sum(length // 2 + 1 for length in lengths) + size - len(lengths)
+        assert fits == (written <= len(graphs._indices))
