@@ -252,7 +252,7 @@ def test_what_the_host_decides_is_not_run_ahead(make_ahead: MakeEngine) -> None:
     assert engine.ahead.steps == 0
 
 
-# ---------------------------------------------------------------------- what may go wrong with a step in flight
+# -------------------------------------------------------------------- what may go wrong with a step in flight
 
 
 @pytest.mark.parametrize("runs_ahead", [True, False])
