@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from minirad.__main__ import main
 from minirad.record import Recorder
@@ -106,6 +107,14 @@ def test_chat_shows_hits_per_turn(
     again = int(hits[2].split("[")[1].split()[0])
     assert again == first - 1  # /new: another conversation, the same cache
     assert "[not sent:" in out
+
+
+def test_bench_hooks_refuses_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "hooks", "--reps", "0"]) == 2
+    assert "--reps must be at least 1, got 0" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main(["bench", "hooks", "--device", "cuda"]) == 2
+        assert "torch sees no NVIDIA GPU here" in capsys.readouterr().err
 
 
 def test_bench_hooks_runs(capsys: pytest.CaptureFixture[str]) -> None:

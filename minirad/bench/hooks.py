@@ -22,6 +22,7 @@ from minirad.bench.engine import make_prompts, processor
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.machine import choose_device
 from minirad.model.dummy import SHAPES, dummy_model
 from minirad.model.load import load_model, resolve_model
 from minirad.record import Recorder
@@ -32,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dummy-weights", choices=tuple(SHAPES), metavar="SHAPE", help="random weights instead"
     )
-    parser.add_argument("--device", default="cpu", help="cuda: with captured steps that run ahead")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: with captured steps that run ahead"
+    )
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--new-tokens", type=int, default=24)
     parser.add_argument("--reps", type=int, default=7)
@@ -49,7 +52,9 @@ class _CountingBus(ev.EventBus):
 
 def main(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
-    device = torch.device(args.device)
+    device = choose_device(args.device, None)
+    if args.reps < 1:
+        raise ValueError(f"--reps must be at least 1, got {args.reps}")
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     if args.dummy_weights:
         model = dummy_model(args.dummy_weights, dtype, device)
@@ -65,15 +70,19 @@ def main(args: argparse.Namespace) -> int:
 
     bus = _CountingBus()
     counted = engine(bus)
-    steps, _ = _run(counted, prompts, params)  # kernels are compiled here, where nothing is timed
-    asked = bus.asked / counted.snapshot()["step"]
+    _warm_up(counted, prompts, params)
+    before = bus.asked
+    steps, _ = _run(counted, prompts, params)
+    asked = (bus.asked - before) / steps
     idle = ev.EventBus()
     nanoseconds = min(timeit.repeat(lambda: idle.wants(ev.NodeSplit), number=100_000, repeat=5)) * 1e4
     off: list[float] = []
     on: list[float] = []
     for _ in tqdm(range(args.reps), desc="bench hooks", unit="pair", delay=2, leave=False):
-        off.append(_run(engine(), prompts, params)[1])
-        recorded = engine()
+        plain, recorded = engine(), engine()
+        for each in (plain, recorded):
+            _warm_up(each, prompts, params)
+        off.append(_run(plain, prompts, params)[1])
         with Recorder(recorded) as recording:
             on.append(_run(recorded, prompts, params)[1])
     result: dict[str, Any] = {
@@ -91,11 +100,15 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> tuple[int, float]:
-    """Steps and seconds, graphs captured before; through `generate`, which runs ahead where it can."""
+def _warm_up(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> None:
+    """On a GPU: kernels are compiled and steps captured, which is not to be timed."""
     if engine.graphs is not None:
         engine.generate(prompts, params)
         engine.flush_cache()
+
+
+def _run(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> tuple[int, float]:
+    """Steps and seconds; through `generate`, which runs ahead where it can."""
     before, started = engine.snapshot()["step"], time.perf_counter()
     engine.generate(prompts, params)
     seconds = time.perf_counter() - started

@@ -201,7 +201,9 @@ def _best_of_chunk_kernel(
 
 
 @triton.jit
-def _best_of_all_kernel(best, where, total, out, count, chunks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _best_of_all_kernel(
+    best, where, total, out, count, chunks, vocab, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     if EARLY:
         let_next_begin()
         wait_for_previous()
@@ -212,6 +214,8 @@ def _best_of_all_kernel(best, where, total, out, count, chunks, BLOCK: tl.conste
     places = tl.load(where + row * chunks + at, mask=inside, other=0)
     sums = tl.load(total + row * chunks + at, mask=inside, other=0.0) * tl.exp(tops - top)
     token = tl.min(tl.where((tops == top) & inside, places, 2147483647), 0)
+    # Where there is NaN, any token: but one that can be looked up, as running ahead does before it is told.
+    token = tl.minimum(token, vocab - 1)
     tl.store(out + row, token.to(tl.float64))
     tl.store(out + count + row, -tl.log(tl.sum(sums, 0)).to(tl.float64))
 
@@ -219,7 +223,7 @@ def _best_of_all_kernel(best, where, total, out, count, chunks, BLOCK: tl.conste
 def greedy(logits: Tensor) -> Tensor:
     """The likeliest token of each row (the lowest of equals), and its log-probability: float64 `[2, B]`.
 
-    logits: `[B, vocab]`. A row with a NaN has a NaN for its log-probability.
+    logits: `[B, vocab]`. A row with a NaN has a NaN for its log-probability, and some token.
     """
     count, vocab = logits.shape
     block = 4096
@@ -231,7 +235,7 @@ def greedy(logits: Tensor) -> Tensor:
         logits, best, where, total, vocab, chunks, BLOCK=block, num_warps=8, **launch_options(out.device)
     )
     _best_of_all_kernel[(count,)](
-        best, where, total, out, count, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1,
+        best, where, total, out, count, chunks, vocab, BLOCK=triton.next_power_of_2(chunks), num_warps=1,
         **launch_options(out.device),
     )  # fmt: skip
     return out
