@@ -19,7 +19,8 @@ that changes the books, it first has what is in flight read (`settle`).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ class RunAhead:
         self._arriving = [torch.empty(2 * most, dtype=torch.float64, pin_memory=on_gpu) for _ in range(2)]
         self._turn = 0
         self._flight: _Flight | None = None
+        self.busy = False  # with launching or reading
         self.steps = 0  # landed so far, and the seconds in which the host had nothing to do meanwhile
         self.waited = 0.0
 
@@ -81,7 +83,7 @@ class RunAhead:
         Ctrl-C and errors come when the books are right again; what finished is in the next report then.
         """
         finished = None
-        with HeldInterrupts() as interrupts:
+        with HeldInterrupts() as interrupts, self._at_work():
             flight = self._flight or self._launch(self._engine.scheduler.running, None)
             if flight is not None:
                 self._flight = flight  # which stays so if the next cannot be launched
@@ -102,10 +104,18 @@ class RunAhead:
         """
         if self._flight is None:
             return
-        with HeldInterrupts() as interrupts:
+        with HeldInterrupts() as interrupts, self._at_work():
             flight, self._flight = self._flight, None
             self._engine._held += self._land(flight, None)
         interrupts.deliver()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
 
     def _going_on(self, flight: _Flight) -> list[Request]:
         """Who will not have reached its length with the tokens in flight."""

@@ -104,6 +104,7 @@ class Engine:
         self._interrupts = HeldInterrupts()  # of the step that is running
         self._held: list[GenerationOutput] = []  # finished while somebody else was driving
         self._streams: dict[str, dict[int, GenerationOutput]] = {}  # what each stream waits for
+        self._left: list[str] = []  # streams that were left while a step was running
         self._watchers: list[Callable[[str, int], None]] = []  # of streams: told each token as it is sampled
 
     # ------------------------------------------------------------ the loop
@@ -119,6 +120,7 @@ class Engine:
         if self._stepping:
             raise ValueError("a step is running: an event handler must not drive the engine")
         self.ahead.settle()
+        self._end_those_left()
         with HeldInterrupts() as interrupts:
             self._stepping, self._interrupts = True, interrupts
             self.bus.hold_failures()
@@ -320,7 +322,7 @@ class Engine:
         request.append(token, logprob)
         if self.bus.wants(ev.TokenSampled):
             self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
-        for watch in self._watchers:
+        for watch in tuple(self._watchers):
             watch(request.id, token)
 
     def _mask(self, request: Request) -> torch.Tensor | None:
@@ -594,15 +596,28 @@ class Engine:
                 self._held = [output for output in self._held if output.request_id != rid]
 
     def _leave(self, request_ids: Iterable[str]) -> None:
-        """None of these is left running, even if reading what is in flight fails or is interrupted."""
+        """None of these is left running, even if reading what is in flight fails or is interrupted.
+
+        A stream may be left in the middle of a step, namely when Python collects it: then at the next one.
+        """
+        if self._stepping or self.ahead.busy:
+            self._left += request_ids
+            return
         try:
             self.ahead.settle()
         finally:
             for rid in request_ids:
                 self.abort(rid)
 
+    def _end_those_left(self) -> None:
+        while self._left:
+            rid = self._left.pop()
+            self.abort(rid)
+            self._held = [output for output in self._held if output.request_id != rid]
+
     def _go_on(self) -> list[GenerationOutput]:
         """One step, for `generate` and `stream`: launched ahead of the last one's end where possible."""
+        self._end_those_left()
         if self.config.overlap and self.ahead.possible():
             finished = self.ahead.advance()
             if finished is not None:

@@ -354,6 +354,38 @@ def test_a_stream_that_is_interrupted_while_it_is_left_leaves_nothing(
     engine.check()
 
 
+@pytest.mark.parametrize("runs_ahead", [True, False])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_stream_that_python_collects_in_the_middle_of_a_step(
+    make_engine: MakeEngine, make_ahead: MakeEngine, runs_ahead: bool, at: int
+) -> None:
+    """Its end comes with the next step: no token of others is lost or comes twice."""
+    engine = make_ahead() if runs_ahead else make_engine()
+    stream = engine.stream([5, 6, 7], LONG)
+    for _ in range(3):
+        next(stream)
+    steps, count = engine.model.forward, [0]
+
+    def collect(*args: Any) -> Any:
+        count[0] += 1
+        if count[0] == at:
+            stream.close()
+        return steps(*args)
+
+    try:
+        engine.model.forward = collect  # type: ignore[method-assign]
+        outputs = engine.generate([[8, 9], [10, 11, 12]], LONG)
+    finally:
+        del engine.model.forward
+    assert said(outputs) == said(make_engine().generate([[8, 9], [10, 11, 12]], LONG))
+    while engine.has_work:
+        assert not engine.step().finished
+    assert not engine._left and not engine._held and not engine._streams
+    engine.check()
+    engine.flush_cache()
+    assert engine.allocator.available == engine.allocator.num_tokens
+
+
 def test_steps_are_captured_only_if_padding_and_growth_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MOST_PAGES", 1000)
     rows = ReqToTokenPool(32, 128)
