@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -17,6 +18,9 @@ from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.model.llama import LlamaConfig, LlamaModel, random_weights
 from minirad.outputs import StepReport
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background like this
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # and some tests press Ctrl-C
 
 torch.set_num_threads(1)  # two threads beside another busy process are slower than one
 
