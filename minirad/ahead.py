@@ -30,7 +30,7 @@ from torch import Tensor
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.errors import InvariantError
 from minirad.interrupts import HeldInterrupts
-from minirad.model.sampler import next_tokens, position_uniform
+from minirad.model.sampler import next_tokens, position_uniform, to_device
 from minirad.outputs import GenerationOutput
 from minirad.schedule.request import RUNNING, Request
 
@@ -203,10 +203,7 @@ def _tokens_for(requests: Sequence[Request], before: _Flight) -> Tensor:
     if len(requests) == len(before.requests):
         return tokens
     places = {id(request): at for at, request in enumerate(before.requests)}
-    index = torch.tensor([places[id(request)] for request in requests])
-    if tokens.is_cuda:  # from ordinary memory the copy would wait for the step in flight
-        index = index.pin_memory().to(tokens.device, non_blocking=True)
-    return tokens[index]
+    return tokens[to_device(torch.tensor([places[id(request)] for request in requests]), tokens.device)]
 
 
 def _mark(device: torch.device) -> Any:

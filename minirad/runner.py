@@ -144,7 +144,7 @@ class DecodeGraphs:
         """
         size = self._size(len(requests))
         self._take_over(requests)
-        skip = self._pages_to_share(requests, size)
+        skip = self._pages_to_share(requests)
         kind = self._kind(requests, size, skip)
         captured = self._captured.get((size, kind))
         if captured is None:
@@ -157,13 +157,14 @@ class DecodeGraphs:
         count = len(requests)
         return StepOutput(captured.logits[:count], captured.greedy[:, :count])
 
-    def _pages_to_share(self, requests: Sequence[Request], size: int) -> int:
+    def _pages_to_share(self, requests: Sequence[Request]) -> int:
         """How many first pages are read once for all; 0 for the usual way."""
-        if self._cascade is False or len(requests) < LEAST_REQUESTS:
+        few = len(requests) < LEAST_REQUESTS
+        if few or self._cascade is False or not self._attention.has_short_kernels:
             return 0
         count = self._shared.count([r.row for r in requests], [r.kv_len for r in requests])
         worth = worth_it(len(requests), count * self._page) or (self._cascade is True and count > 0)
-        return count if worth and self._attention.has_short_kernels else 0
+        return count if worth else 0
 
     def _take_over(self, requests: Sequence[Request]) -> None:
         """Copies rewritten rows to the device, as pages."""

@@ -155,6 +155,17 @@ def test_whoever_begins_to_listen_gets_whole_steps(make_ahead: MakeEngine) -> No
     recording.check()
 
 
+def only_this_is_left(engine: Engine, request_id: str, expected: list[int]) -> None:
+    """Step by step, to the end; nobody else gets anything, and nothing stays behind."""
+    engine.check()
+    found = []
+    while engine.has_work:
+        found += engine.step().finished
+        engine.check()
+    assert [(output.request_id, output.token_ids) for output in found] == [(request_id, expected)]
+    engine.flush_cache()
+
+
 @pytest.mark.parametrize("at", [2, 3, 6])
 def test_ctrl_c_comes_when_the_books_are_right(make_ahead: MakeEngine, at: int) -> None:
     engine = make_ahead()
@@ -168,13 +179,7 @@ def test_ctrl_c_comes_when_the_books_are_right(make_ahead: MakeEngine, at: int) 
     engine.graphs.before = press
     with pytest.raises(KeyboardInterrupt):
         engine.generate([[5, 6, 7], [8, 9]], LONG)
-    engine.check()
-    found = []
-    while engine.has_work:
-        found += engine.step().finished
-        engine.check()
-    assert [(output.request_id, output.token_ids) for output in found] == [(other, expected)]
-    engine.flush_cache()
+    only_this_is_left(engine, other, expected)
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 6])
@@ -190,13 +195,7 @@ def test_a_step_that_cannot_be_launched_loses_nothing(make_ahead: MakeEngine, at
     engine.graphs.before = fail
     with pytest.raises(MemoryError):
         engine.generate([[5, 6, 7], [8, 9]], LONG)
-    engine.check()
-    found = []
-    while engine.has_work:
-        found += engine.step().finished
-        engine.check()
-    assert [(output.request_id, output.token_ids) for output in found] == [(other, expected)]
-    engine.flush_cache()
+    only_this_is_left(engine, other, expected)
 
 
 def test_nan_puts_its_requests_back(make_ahead: MakeEngine) -> None:

@@ -173,7 +173,7 @@ def test_a_captured_steps_lists_give_everybodys_own_answer(
     generator = torch.Generator().manual_seed(3)
     for step in range(6):
         graphs._take_over(requests)
-        skip = graphs._pages_to_share(requests, size)
+        skip = graphs._pages_to_share(requests)
         assert skip == (13 if kind == "cascade" else 0)
         graphs._prepare(numbers, made, requests, skip, on_device=False)
         q = torch.randn(size, heads, dim, generator=generator)

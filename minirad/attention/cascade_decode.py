@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.overlap import let_next_begin, wait_for_previous
-from minirad.attention.short_decode import ShortDecode
+from minirad.attention.short_decode import ShortDecode, meet
 from minirad.kv.kv_pool import KVPool
 
 __all__ = ["CascadeDecode", "shared_attention"]
@@ -123,20 +123,9 @@ def shared_attention(
     best = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     acc = tl.zeros([TILE, D], tl.float32)
-    for _ in range(start, stop):
-        inside = token < length
-        slot = ((page * PAGE + token % PAGE) * KV_HEADS + kv_head) * D
-        keys = tl.load(k_pool + slot[None, :] + d[:, None], mask=inside[None, :], other=0.0)
-        values = tl.load(v_pool + slot[:, None] + d[None, :], mask=inside[:, None], other=0.0)
-        token += BLOCK
-        page = tl.load(pages + token // PAGE, mask=token < length, other=0).to(tl.int64)
-        scores = tl.dot(queries, keys) * (scale * 1.4426950408889634)
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(best - higher)
-        total = total * fade + tl.sum(weights, 1)
-        acc = acc * fade[:, None] + tl.dot(weights.to(values.dtype), values)
-        best = higher
+    best, total, acc = meet(
+        queries, k_pool, v_pool, pages, token, page, stop - start, length,
+        kv_head, scale, best, total, acc, KV_HEADS, D, PAGE, BLOCK,
+    )  # fmt: skip
     tl.store(answer + out[:, None] * D + d[None, :], acc / total[:, None], mask=real[:, None])
     tl.store(lse + out, best + tl.log2(total), mask=real)

@@ -24,7 +24,7 @@ from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.overlap import launch_options, let_next_begin, wait_for_previous
 from minirad.kv.kv_pool import KVPool
 
-__all__ = ["Cut", "ShortDecode", "decode_attention"]
+__all__ = ["Cut", "ShortDecode", "decode_attention", "meet"]
 
 PADDED_GROUP = 16  # query heads per kv head, padded: the matrix units' smallest number of rows
 
@@ -154,6 +154,35 @@ def _padded(size: int) -> int:
 
 
 @triton.jit
+def meet(
+    queries, k_pool, v_pool, pages, token, page, blocks, length, kv_head, scale, best, total, acc,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Attention of `queries` to some blocks of tokens, added to what they have found so far.
+
+    token, page: of the first block's tokens. length: tokens from there on do not exist. best, total, acc:
+    each query's largest score (to the base 2), sum of exponentials and weighted sum of values; returned anew.
+    """
+    d = tl.arange(0, D)
+    for _ in range(blocks):
+        inside = token < length
+        slot = ((page * PAGE + token % PAGE) * KV_HEADS + kv_head) * D
+        keys = tl.load(k_pool + slot[None, :] + d[:, None], mask=inside[None, :], other=0.0)
+        values = tl.load(v_pool + slot[:, None] + d[None, :], mask=inside[:, None], other=0.0)
+        token += BLOCK
+        page = tl.load(pages + token // PAGE, mask=token < length, other=0).to(tl.int64)
+        scores = tl.dot(queries, keys) * (scale * 1.4426950408889634)
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        fade = tl.exp2(best - higher)
+        total = total * fade + tl.sum(weights, 1)
+        acc = acc * fade[:, None] + tl.dot(weights.to(values.dtype), values)
+        best = higher
+    return best, total, acc
+
+
+@triton.jit
 def decode_attention(
     q, k_pool, v_pool, indptr, indices, last_page_len, before, before_lse, out, parts, sums, arrived, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
@@ -202,21 +231,10 @@ def decode_attention(
         total = total * fade + share
         acc = acc * fade[:, None] + answer * share[:, None]
         best = higher
-    for _ in range(split * each, tl.minimum((split + 1) * each, blocks)):
-        inside = token < length
-        row = ((page * PAGE + token % PAGE) * KV_HEADS + kv_head) * D
-        keys = tl.load(k_pool + row[None, :] + d[:, None], mask=inside[None, :], other=0.0)
-        values = tl.load(v_pool + row[:, None] + d[None, :], mask=inside[:, None], other=0.0)
-        token += BLOCK
-        page = tl.load(indices + begin + token // PAGE, mask=token < length, other=0).to(tl.int64)
-        scores = tl.dot(queries, keys) * (scale * 1.4426950408889634)
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(best - higher)
-        total = total * fade + tl.sum(weights, 1)
-        acc = acc * fade[:, None] + tl.dot(weights.to(values.dtype), values)
-        best = higher
+    best, total, acc = meet(
+        queries, k_pool, v_pool, indices + begin, token, page, tl.minimum(each, blocks - split * each),
+        length, kv_head, scale, best, total, acc, KV_HEADS, D, PAGE, BLOCK,
+    )  # fmt: skip
     if used == 1:
         result = acc / total[:, None]
         tl.store(out + at, result.to(out.dtype.element_ty), mask=real[:, None])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from minirad.errors import InvariantError
 
-__all__ = ["SamplingLike", "next_tokens", "position_uniform", "prompt_logprobs", "sample"]
+__all__ = ["SamplingLike", "next_tokens", "position_uniform", "prompt_logprobs", "sample", "to_device"]
 
 ROWS_AT_ONCE = 32  # drawn together: a row of 128,256 tokens takes about ten megabytes on the way
 
@@ -179,8 +179,8 @@ def next_tokens(
         return greedy
     numbers = [(params[r].temperature, float(params[r].top_k), params[r].top_p, uniforms[r]) for r in random]
     top_k, top_p = any(params[r].top_k > 0 for r in random), any(params[r].top_p < 1 for r in random)
-    rows = _to(torch.tensor(random), logits.device)
-    four = _to(torch.tensor(numbers, dtype=torch.float64), logits.device)
+    rows = to_device(torch.tensor(random), logits.device)
+    four = to_device(torch.tensor(numbers, dtype=torch.float64), logits.device)
     result = greedy.clone()
     drawing = _drawing(logits.device)
     if drawing is not None:
@@ -234,7 +234,7 @@ def _limited(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return torch.zeros_like(probs).scatter_(1, ranked.indices, likely * kept)
 
 
-def _to(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """To the device without waiting: from memory that the card can read by itself."""
     if device.type != "cuda":
         return tensor.to(device)
