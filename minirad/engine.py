@@ -1,18 +1,17 @@
 """The engine: requests in, one visible step at a time, tokens out.
 
-    step() = schedule -> forward -> commit
+    step() = schedule -> launch -> read -> commit
 
 Everything that happens in a step is done, checkable and told (events) when `step` returns. Sizes come
 from EngineConfig; which tokens run from schedule/; where KV lies from cache/ and kv/; what is computed
-from model/ and attention/. This file joins them and holds no policy of its own.
+from a runner (runner.py, launch.py). This file joins them and holds no policy of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -20,27 +19,26 @@ import numpy as np
 import torch
 
 from minirad import events as ev
-from minirad.ahead import RunAhead
-from minirad.attention.flashinfer import FlashInferAttention
-from minirad.attention.metadata import BatchEntry, build_metadata
+from minirad import serve
+from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.cache.radix_cache import MAX_TOKEN, IntSequence, RadixCache, RadixKey, Slots, as_int64
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
-from minirad.interrupts import HeldInterrupts
+from minirad.errors import InvariantError
+from minirad.fast.overlap import Overlap
 from minirad.kv.host_tier import HostTier
-from minirad.machine import choose_attention, choose_device, choose_dtype, filled_in
-from minirad.model.dummy import dummy_model
+from minirad.kv.kv_pool import KVPool
+from minirad.launch import Result
+from minirad.machine import assemble
 from minirad.model.llama import LlamaModel
-from minirad.model.load import load_model, load_tokenizer, resolve_model
-from minirad.model.sampler import position_uniform, prompt_logprobs, sample
-from minirad.outputs import GenerationOutput, Pin, StepReport, StreamText, StreamToken
-from minirad.runner import DecodeGraphs
+from minirad.model.load import load_tokenizer
+from minirad.outputs import GenerationOutput, Pin, StepReport, StreamToken
 from minirad.schedule.admission import Books
 from minirad.schedule.ownership import PrefixCache, SlotOwnership
-from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
+from minirad.transaction import Transaction
 
 Prompt = str | IntSequence
 
@@ -51,6 +49,10 @@ class Engine:
     cache: any object with RadixCache's methods (a student's tree, say); None makes a RadixCache.
     model, tokenizer: ready-made ones instead of those that `config.model` names.
     attention_note: one sentence if "auto" could not have the GPU or its fast attention, else "".
+
+    Every public call that changes something is one transaction: what comes from outside meanwhile (Ctrl-C,
+    the error of an event handler) is raised when the books are right. A call that raises and would have
+    returned a handle (`add_request`, `pin`) did nothing; `generate` and `stream` leave no request behind.
     """
 
     def __init__(
@@ -61,51 +63,33 @@ class Engine:
         model: LlamaModel | None = None,
         tokenizer: Any = None,
     ) -> None:
-        config = config or EngineConfig()
-        ready = model is not None or config.dummy_weights is not None
-        self.model_path = None if ready else resolve_model(config.model)
-        self.device = choose_device(config.device, model)
-        if model is None:
-            dtype = choose_dtype(config.dtype, self.device)
-            if config.dummy_weights is not None:
-                model = dummy_model(config.dummy_weights, dtype, self.device)
-            else:
-                assert self.model_path is not None
-                model = load_model(self.model_path, dtype, self.device)
-        self.model = model
+        machine = assemble(config or EngineConfig(), model)
+        self.config = config = machine.config
+        self.runner, self.model_path, self.attention_note = machine.runner, machine.model_path, machine.note
+        assert config.kv_tokens is not None
         self._tokenizer = tokenizer
-        self.attention, self.attention_note = choose_attention(config, model, self.device)
-        self.config = config = filled_in(config, model, self.device, self.attention.name)
-        assert config.kv_tokens is not None and config.max_context is not None
-
-        self.pool = model.new_pool(config.kv_tokens + config.page_size)
         self.host_tier = HostTier(self.pool, config) if config.host_kv_tokens else None
         self.cache: PrefixCache = _checked_cache(cache, config, self.host_tier)
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
-        self.rows = ReqToTokenPool(config.max_running, config.max_context)
+        self.rows = self.runner.rows
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
         self.ownership = SlotOwnership(
             self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache,
-            on_free=self._poison if config.poison_freed else None,
+            on_free=self.runner.poison if config.poison_freed else None,
             load_back_threshold=config.load_back_threshold,
         )  # fmt: skip
         self.scheduler = Scheduler(
             self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
         )
-        self.graphs = self._new_graphs()
-        self._greedy: torch.Tensor | None = None  # of a captured step: likeliest tokens, log-probabilities
-        self.ahead = RunAhead(self)
-        self._steps = 0
+        self.overlap = Overlap(self)
+        self.transaction = Transaction(self.bus)
+        self.outbox = serve.Outbox()
+        self.steps = 0
         self._arrivals = 0
         self._pins: dict[int, Any] = {}
         self._next_pin = 1
         self._namespaces: dict[Hashable, int] = {(None, False): 0, (None, True): 0}
-        self._stepping = False
-        self._interrupts = HeldInterrupts()  # of the step that is running
-        self._held: list[GenerationOutput] = []  # finished while somebody else was driving
-        self._streams: dict[str, dict[int, GenerationOutput]] = {}  # what each stream waits for
-        self._left: list[str] = []  # streams that were left while a step was running
-        self._watchers: list[Callable[[str, int], None]] = []  # of streams: told each token as it is sampled
+        self._left: list[str] = []  # requests of streams that were left while a step was running
 
     # ------------------------------------------------------------ the loop
 
@@ -113,49 +97,54 @@ class Engine:
         """Schedules, computes and commits one batch; "idle" when there is nothing to do.
 
         What goes wrong in the forward pass (Ctrl-C, no memory left) is raised after the batch's requests
-        have been put back into the queue. What an event handler raises is raised when the step is
-        committed, and so is Ctrl-C pressed outside the forward pass; the step's outputs are then in the
-        next report. Handlers watch: one that drives the engine gets a ValueError.
+        have been put back into the queue. What comes from outside at another moment is raised when the
+        step is committed; its outputs are then in the next report.
         """
-        if self._stepping:
-            raise ValueError("a step is running: an event handler must not drive the engine")
-        self.ahead.settle()
-        self._end_those_left()
-        with HeldInterrupts() as interrupts:
-            self._stepping, self._interrupts = True, interrupts
-            self.bus.hold_failures()
-            try:
-                report = self._step()
-            finally:
-                self._stepping = False
-                failures = self.bus.release_failures()
+        finished: list[GenerationOutput] = []
         try:
-            interrupts.deliver()
-            if failures:
-                raise failures[0]
+            with self.transaction:
+                self._settle()
+                report = self._step()
+                finished = self.outbox.take()
+                report.finished.extend(finished)
+            return report
         except BaseException:
-            self._held = report.finished + self._held
+            self.outbox.put_back(finished)
             raise
-        return report
+
+    def advance(self) -> None:
+        """A step for `generate` and `stream`, launched before the last one was read where possible.
+
+        What finishes waits in the outbox.
+        """
+        with self.transaction:
+            if self._left or not (self.config.overlap and self.overlap.advance()):
+                self._settle()
+                self._step()
+
+    def _settle(self) -> None:
+        """Reads what is in flight and ends what was left, so that the books are those of whole steps."""
+        try:
+            self.overlap.settle()
+        finally:
+            self._end_those_left()
 
     def _step(self) -> StepReport:
         started = time.perf_counter()
-        self._steps += 1
-        evicted = self.ownership.evicted_tokens
-        again = dataclasses.replace(self.books.again)
-        batch = self._next_batch()
+        evicted, again = self.ownership.evicted_tokens, dataclasses.replace(self.books.again)
+        batch = self._schedule()
         if batch is None:
-            finished = self._give_up(self.scheduler.stuck)
+            self.steps += 1
+            self._give_up(self.scheduler.stuck)
         else:
-            finished = self._commit(batch, self._computed(batch))
-        finished, self._held = self._held + finished, []
+            self.commit(batch, self._compute(batch))
         first = [r for r in batch.admitted if r.attempts == 1] if batch else []
         report = StepReport(
-            index=self._steps,
+            index=self.steps,
             kind=batch.kind if batch else "idle",
             admitted=[r.id for r in batch.admitted] if batch else [],
             batch=[r.id for r in batch.requests] if batch else [],
-            finished=finished,
+            finished=[],
             retracted=[r.id for r in self.scheduler.retracted],
             evicted_tokens=self.ownership.evicted_tokens - evicted,
             hit_tokens=sum(r.cached_tokens for r in first),
@@ -169,7 +158,7 @@ class Engine:
             self.bus.emit(self._step_ended(report))
         return report
 
-    def _next_batch(self) -> Batch | None:
+    def _schedule(self) -> Batch | None:
         """The scheduler's next batch, once it is known which copies between the tiers have ended."""
         if not isinstance(self.cache, HiRadixCache):
             return self.scheduler.next_batch()
@@ -182,170 +171,102 @@ class Engine:
             self.host_tier.fence()
         return batch
 
-    def _computed(self, batch: Batch) -> torch.Tensor:
+    def _compute(self, batch: Batch) -> list[Result]:
+        """Launches a batch and reads it. Most of a step's time is spent here: Ctrl-C comes through."""
         try:
-            with self._interrupts.let_through():
-                return self._forward(batch)
-        except BaseException:  # Ctrl-C above all: most of a step's time is spent here
+            with self.transaction.let_through():
+                return self.runner.launch(batch).read()
+        except BaseException:
             self.scheduler.put_back(batch.requests)
-            self._steps -= 1  # it was none: no report and no event tells of it
             raise
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        """Logits [N, vocab] of the positions that `_wanted_logits` lists, request by request."""
-        self._greedy = None
-        if self.graphs is not None:
-            if batch.kind == "decode" and self.graphs.fits(batch.requests):
-                output = self.graphs.run(batch.requests)
-                self._greedy = output.greedy
-                return output.logits
-            self.rows.rewritten.update(request.row for request in batch.requests)
-        entries, tokens, wanted, offset = [], [], [], 0
-        for request, start in zip(batch.requests, batch.starts, strict=True):
-            stop = request.kv_len
-            entries.append(BatchEntry(request.row, start, stop))
-            tokens.append(request.tokens[start:stop])
-            wanted += [offset + position - start for position in self._wanted_logits(request, start)]
-            offset += stop - start
-        metadata = build_metadata(self.rows.rows, entries, self.config.page_size, self.device)
-        return self.model.forward(
-            torch.from_numpy(np.concatenate(tokens)).to(self.device), metadata, self.pool,
-            self.attention, torch.tensor(wanted, dtype=torch.int64, device=self.device),
-        )  # fmt: skip
+    def commit(self, batch: Batch, results: Sequence[Result]) -> None:
+        """Gives computed KV to the tree, takes the new tokens on, branches n > 1, finishes who is done.
 
-    def _wanted_logits(self, request: Request, start: int) -> list[int]:
-        """Positions of the request whose logits are needed: for prompt log-probabilities, and the
-        last one when the next token can be sampled."""
-        positions: list[int] = []
-        if _wants_prompt_logprobs(request):
-            first = max(request.next_logprob - 1, 0)  # what predicts that token; never before `start`
-            positions += range(first, min(request.kv_len, len(request.prompt) - 1))
-        if request.computed and request.params.max_new_tokens > 0:
-            positions.append(request.kv_len - 1)
-        return positions
+        What fails for one request ends that request.
+        """
+        self.steps += 1
+        pairs = list(zip(batch.requests, results, strict=True))
+        if batch.kind != "decode":  # whose KV stays private until the end
+            nested = [self._prefilled(*pair, at < batch.prefills) for at, pair in enumerate(pairs)]
+            pairs = [pair for some in nested for pair in some]
+        now = time.perf_counter()
+        for request, result in pairs:
+            if result.tokens:
+                request.first_token_at = request.first_token_at or now
+                self._take(request, result)
+        for request, result in pairs:
+            reason = self._finish_reason(request, result.error)
+            if reason:
+                self._finish(request, reason)
 
-    def _commit(self, batch: Batch, logits: torch.Tensor) -> list[GenerationOutput]:
-        """Gives computed KV to the tree, samples, branches n > 1, and finishes who is done."""
-        if batch.kind == "decode":  # one row of logits each, and nothing for the tree until the end
-            self._sample(batch.requests, list(range(len(batch.requests))), logits)
-            return [self._finish(r, reason) for r in batch.requests if (reason := self._finish_reason(r))]
-        ready: list[Request] = []
-        rows: list[int] = []
-        offset = 0
-        for at, (request, start) in enumerate(zip(batch.requests, batch.starts, strict=True)):
-            offset += self._take_prompt_logprobs(request, start, logits, offset)
-            prefill = at < batch.prefills
+    def _prefilled(self, request: Request, result: Result, prefill: bool) -> list[tuple[Request, Result]]:
+        """Commits a chunk. Returns who samples now or has failed: nobody, or the request and its branches."""
+        if result.error:
+            return [(request, result)]
+        try:
+            if request.params.logprob_start == 0 and not request.prompt_logprobs:
+                request.prompt_logprobs.append(None)  # nothing comes before the first token
+            request.prompt_logprobs += result.prompt_logprobs
             if prefill:
                 self.ownership.commit(request, finished=False)
             if not request.computed:
-                continue
+                return []
             if prefill:
                 self.scheduler.prefilled(request)
-            samples = [request, *self._branches(request)]
-            wanted = request.params.max_new_tokens > 0
-            ready += samples
-            rows += [offset if wanted else -1] * len(samples)
-            offset += wanted
-        self._sample(ready, rows, logits)
-        return [self._finish(r, reason) for r in ready if (reason := self._finish_reason(r))]
+        except InvariantError:
+            raise
+        except Exception as error:
+            return [(request, Result(error=f"it could not be committed: {error!r}"))]
+        branches = [self._branch(request, i, each) for i, each in enumerate(result.branches, start=1)]
+        request.branched = True
+        return [(request, result), *branches]
 
-    def _take_prompt_logprobs(self, request: Request, start: int, logits: torch.Tensor, offset: int) -> int:
-        """Reads a chunk's prompt log-probabilities; returns how many rows of logits they took."""
-        if not _wants_prompt_logprobs(request):
-            return 0
-        positions = self._wanted_logits(request, start)
-        if request.computed and request.params.max_new_tokens > 0:
-            positions = positions[:-1]
-        if request.params.logprob_start == 0 and not request.prompt_logprobs:
-            request.prompt_logprobs.append(None)  # nothing comes before the first token
-        if positions:
-            following = torch.from_numpy(request.prompt[np.array(positions) + 1]).to(self.device)
-            rows = logits[offset : offset + len(positions)]
-            request.prompt_logprobs += prompt_logprobs(rows, following)
-        return len(positions)
-
-    def _branches(self, leader: Request) -> list[Request]:
-        """The further samples of an n > 1 request, when its prompt has just been computed."""
-        samples = []
-        for index in range(1, leader.unbranched + 1):
-            each = Request(
-                f"{leader.group}.{index}", leader.prompt, leader.params, leader.seed,
-                leader.arrival, leader.extra_key, leader.priority, index, leader.group,
-                leader.token_mask, leader.is_bigram,
-            )  # fmt: skip
-            each.added_at, each.attempts = leader.added_at, leader.attempts
-            each.cached_tokens, each.prompt_logprobs = leader.cached_tokens, list(leader.prompt_logprobs)
-            tail = self.ownership.fork(leader, each)
-            if tail is None:
-                self.scheduler.requeue(each)
-                if self.bus.wants(ev.RequestForked):
-                    self.bus.emit(ev.RequestForked(each.id, leader.id, -1, 0))
-            else:
-                self._copy_tail(tail, each)
-                self.scheduler.prefilled(each)
-            samples.append(each)
-        return samples
-
-    def _copy_tail(self, source: Slots, sample_: Request) -> None:
-        if len(source):
-            own = self.rows.rows[sample_.row, sample_.protected_len : sample_.kv_len]
-            device = self.device
-            self.pool.copy(torch.from_numpy(source).to(device), torch.from_numpy(own).to(device))
-
-    def _sample(self, ready: list[Request], rows: list[int], logits: torch.Tensor) -> None:
-        masked = [(r, row, self._mask(r)) for r, row in zip(ready, rows, strict=True) if row >= 0]
-        who = [(request, row) for request, row, _ in masked if not request.error]
-        masks = [mask for request, _, mask in masked if not request.error]
-        if not who:
-            return
-        wanted = [row for _, row in who]
-        whole = wanted == list(range(len(logits)))  # as in every decode step: nothing to pick out
-        chosen, logprobs = sample(
-            logits if whole else logits[torch.tensor(wanted, device=self.device)],
-            [r.params for r, _ in who],
-            [position_uniform(r.seed, r.index, r.length) if r.params.temperature else 0.0 for r, _ in who],
-            masks if any(mask is not None for mask in masks) else None,
-            self._greedy if whole else None,
-        )
-        now = time.perf_counter()
-        for (request, _), token, logprob in zip(who, chosen, logprobs, strict=True):
-            request.first_token_at = request.first_token_at or now
-            self.take_token(request, token, logprob)
-
-    @property
-    def is_watched(self) -> bool:
-        """Somebody wants to be told of sampled tokens."""
-        return bool(self._watchers) or self.bus.wants(ev.TokenSampled)
-
-    def take_token(self, request: Request, token: int, logprob: float) -> None:
-        """A sampled token joins its request, and whoever wants to know is told."""
-        request.append(token, logprob)
-        if self.bus.wants(ev.TokenSampled):
-            self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
-        for watch in tuple(self._watchers):
-            watch(request.id, token)
-
-    def _mask(self, request: Request) -> torch.Tensor | None:
-        """Which tokens may come next, None for all. A mask that fails ends its own request, no other."""
-        if request.token_mask is None:
-            return None
+    def _branch(self, leader: Request, index: int, result: Result) -> tuple[Request, Result]:
+        """A further sample of an n > 1 request, whose prompt has just been computed."""
+        sample = leader.branch(index)
         try:
-            allowed = request.token_mask(list(request.output))
-            return None if allowed is None else _checked_mask(allowed, self.model.config.vocab_size)
-        except Exception as error:  # the caller's code: anything may come out of it
-            request.error = f"{request.id}: its token mask failed: {error!r}"
-            return None
+            tail = self.ownership.fork(leader, sample)
+            if tail is None:
+                self.scheduler.requeue(sample)
+                if self.bus.wants(ev.RequestForked):
+                    self.bus.emit(ev.RequestForked(sample.id, leader.id, -1, 0))
+            else:
+                if len(tail):
+                    own = self.rows.rows[sample.row, sample.protected_len : sample.kv_len]
+                    self.runner.copy_slots(tail, own)
+                self.scheduler.prefilled(sample)
+        except InvariantError:
+            raise
+        except Exception as error:
+            result = Result(error=f"it could not branch off: {error!r}")
+        return sample, result
+
+    def _take(self, request: Request, result: Result) -> None:
+        """New tokens join their request, and whoever wants to know is told."""
+        for token, logprob in result.tokens:
+            request.append(token, logprob)
+            if self.bus.wants(ev.TokenSampled):
+                self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
+            if request.listener is not None:
+                request.listener.token(request, token)
 
     # ------------------------------------------------------------ ending a request
 
-    def _finish_reason(self, request: Request) -> str:
+    def _finish_reason(self, request: Request, error: str) -> str:
+        """Why it ends now; "" if it goes on."""
         params, output = request.params, request.output
-        if request.error:
+        if error:
+            request.error = f"{request.id}: {error}"
             return "error"
-        if output and not params.ignore_eos and output[-1] in self.model.config.eos_ids:
+        if output and not params.ignore_eos and output[-1] in self.runner.eos_ids:
             return "stop"
-        if params.stop and self._stop_position(request) is not None:
-            return "stop"
+        try:
+            if params.stop and self._stop_position(request) is not None:
+                return "stop"
+        except Exception as problem:
+            request.error = f"{request.id}: its text could not be made: {problem!r}"
+            return "error"
         return "length" if len(output) >= params.max_new_tokens else ""
 
     def _stop_position(self, request: Request) -> int | None:
@@ -362,15 +283,19 @@ class Engine:
         found = [whole.find(text) for text in request.params.stop if text in whole]
         return min(found) if found else None
 
-    def _finish(self, request: Request, reason: str) -> GenerationOutput:
-        """Commits (or, on an abort, drops) what a request holds and takes it off the books."""
+    def _finish(self, request: Request, reason: str) -> None:
+        """Commits (or, on an abort or error, drops) what a request holds and takes it off the books."""
         freed = 0
         if request.row >= 0:
+            for _ in range(request.ahead):
+                self.ownership.take_back_one(request)
+            request.ahead = 0
             if reason in ("abort", "error"):
                 freed = self.ownership.release(request, "released")
             else:
                 self.ownership.commit(request, finished=True)
         self.scheduler.finish(request)
+        text, reason = self._final_text(request, reason)
         request.finish_reason = reason
         if reason == "abort":
             if self.bus.wants(ev.RequestAborted):
@@ -382,44 +307,46 @@ class Engine:
                     len(request.output),
                 )
             )  # fmt: skip
+        for index in range(request.index, request.index + 1 + request.unbranched):  # its samples end with it
+            output = self._output(request, index, text)
+            self.outbox.put(output)
+            if request.listener is not None:
+                request.listener.ended(output)
+
+    def _final_text(self, request: Request, reason: str) -> tuple[str, str]:
+        """The reply's text, and how it ended: an error, if there is no text of these tokens."""
+        try:
+            stop = self._stop_position(request) if request.params.stop and request.output else None
+            return self.reply_text(request.output)[:stop], reason
+        except Exception as problem:
+            request.error = request.error or f"{request.id}: its text could not be made: {problem!r}"
+            return "", reason if reason == "abort" else "error"
+
+    def _output(self, request: Request, index: int, text: str) -> GenerationOutput:
         now = time.perf_counter()
-        output = GenerationOutput(
+        return GenerationOutput(
             request_id=request.group,
-            index=request.index,
-            text=self._final_text(request),
+            index=index,
+            text=text,
             token_ids=list(request.output),
             prompt_tokens=len(request.prompt),
             cached_tokens=request.cached_tokens,
-            finish_reason=reason,
+            finish_reason=request.finish_reason,
             ttft=(request.first_token_at or now) - request.added_at,
             seconds=now - request.added_at,
             logprobs=request.output_logprobs,
             prompt_logprobs=request.prompt_logprobs,
             error=request.error,
         )
-        if request.group in self._streams:
-            self._streams[request.group][request.index] = output
-        return output
 
-    def _final_text(self, request: Request) -> str:
-        stop = self._stop_position(request) if request.params.stop and request.output else None
-        return self.reply_text(request.output)[:stop]
-
-    def _give_up(self, request: Request | None) -> list[GenerationOutput]:
+    def _give_up(self, request: Request | None) -> None:
         """Nothing can run and nothing will change by itself: pins hold what this request needs."""
-        if request is None:
-            return []
-        request.error = (
-            f"{request.id} needs {request.length} slots, but of {self.allocator.num_tokens} only "
-            f"{self.ownership.room} are free or evictable: the rest is pinned"
-        )
-        return [self._finish(request, "error")]
-
-    def _poison(self, slots: Slots) -> None:
-        page = self.config.page_size
-        pages = np.unique(slots // page)
-        whole = (pages[:, None] * page + np.arange(page)).reshape(-1)
-        self.pool.poison(torch.from_numpy(whole).to(self.device))
+        if request is not None:
+            request.error = (
+                f"{request.id} needs {request.length} slots, but of {self.allocator.num_tokens} only "
+                f"{self.ownership.room} are free or evictable: the rest is pinned"
+            )
+            self._finish(request, "error")
 
     def _step_ended(self, report: StepReport) -> ev.StepEnded:
         free, tree = self.allocator.available, self.cache
@@ -449,27 +376,20 @@ class Engine:
         """
         request = self._new_request(prompt, params or SamplingParams(), extra_key, priority)
         request.token_mask = token_mask
-        return self._enqueue(request)
+        try:
+            self.enqueue([request])
+            return request.id
+        except BaseException:
+            self.leave([request.id])
+            raise
 
-    def check_prompt(self, prompt: Prompt, params: SamplingParams | None = None) -> None:
-        """Raises the ValueError that `add_request` would raise; changes nothing."""
-        self._checked_prompt(self.encode(prompt), params or SamplingParams())
+    def enqueue(self, requests: Sequence[Request]) -> None:
+        """Queues new requests and gives them their ids."""
+        with self.transaction:
+            for request in requests:
+                self._enqueue(request)
 
-    def _new_request(
-        self, prompt: Prompt, params: SamplingParams, extra_key: Hashable, priority: int
-    ) -> Request:
-        tokens = self._checked_prompt(self.encode(prompt), params)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise ValueError(f"priority must be a whole number, got {priority!r}")
-        self._key((), extra_key)  # refuses what cannot be hashed
-        seed = params.seed if params.seed is not None else self.config.seed * 1_000_003
-        bigram = self.config.bigram_keys
-        return Request("", tokens, params, seed, 0, extra_key, priority, is_bigram=bigram)
-
-    def _key(self, tokens: IntSequence, extra_key: Hashable) -> RadixKey:
-        return RadixKey(tokens, extra_key, self.config.bigram_keys)
-
-    def _enqueue(self, request: Request) -> str:
+    def _enqueue(self, request: Request) -> None:
         self._arrivals += 1
         request.arrival = self._arrivals
         request.id = request.group = f"R{self._arrivals}"
@@ -488,13 +408,30 @@ class Engine:
                     tuple(params.stop), params.ignore_eos, params.seed, params.logprob_start,
                 )
             )  # fmt: skip
-        return request.id
 
     def _namespace_number(self, namespace: Hashable) -> int:
         return self._namespaces.setdefault(namespace, len(self._namespaces) - 1)
 
+    def _new_request(
+        self, prompt: Prompt, params: SamplingParams, extra_key: Hashable, priority: int
+    ) -> Request:
+        tokens = self._checked_prompt(self.encode(prompt), params)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ValueError(f"priority must be a whole number, got {priority!r}")
+        self._key((), extra_key)  # refuses what cannot be hashed
+        seed = params.seed if params.seed is not None else self.config.seed * 1_000_003
+        bigram = self.config.bigram_keys
+        return Request("", tokens, params, seed, 0, extra_key, priority, is_bigram=bigram)
+
+    def _key(self, tokens: IntSequence, extra_key: Hashable) -> RadixKey:
+        return RadixKey(tokens, extra_key, self.config.bigram_keys)
+
+    def check_prompt(self, prompt: Prompt, params: SamplingParams | None = None) -> None:
+        """Raises the ValueError that `add_request` would raise; changes nothing."""
+        self._checked_prompt(self.encode(prompt), params or SamplingParams())
+
     def _checked_prompt(self, tokens: Slots, params: SamplingParams) -> Slots:
-        config, vocab = self.config, self.model.config.vocab_size
+        config, vocab = self.config, self.runner.vocab_size
         assert config.max_context is not None
         if len(tokens) == 0:
             raise ValueError("the prompt is empty: at least one token is needed")
@@ -538,101 +475,46 @@ class Engine:
             params = [params or SamplingParams()] * len(many)
         if len(params) != len(many):
             raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
-        requests = [
-            self._new_request(prompt, param, extra_key, 0) for prompt, param in zip(many, params, strict=True)
-        ]
-        order = {self._enqueue(request): at for at, request in enumerate(requests)}
-        outputs: list[GenerationOutput] = []
-        try:
-            while any(request.group in order for request in self.scheduler.everyone()):
-                outputs += self._go_on()
-        finally:
-            # Also when interrupted: nothing of ours is left running, nothing of others' is lost.
-            try:
-                self._leave(order)
-            finally:
-                outputs += self._held
-                self._held = [output for output in outputs if output.request_id not in order]
-        mine = [output for output in outputs if output.request_id in order]
-        return sorted(mine, key=lambda output: (order[output.request_id], output.index))
+        pairs = zip(many, params, strict=True)
+        return serve.generate(self, [self._new_request(each, param, extra_key, 0) for each, param in pairs])
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None
     ) -> Iterator[StreamToken]:
         """Yields each token of one prompt as soon as it is sampled. Leaving the loop aborts it."""
-        request = self._new_request(prompt, params or SamplingParams(), extra_key, 0)
-        return self._stream(request)
-
-    def _stream(self, request: Request) -> Iterator[StreamToken]:
-        fresh: deque[tuple[str, int]] = deque()
-
-        def listen(name: str, token: int) -> None:
-            if name.split(".")[0] == rid:
-                fresh.append((name, token))
-
-        # No subscription: while somebody listens on the bus, nothing runs ahead.
-        self._watchers.append(listen)
-        rid = self._enqueue(request)
-        # Somebody else may drive the engine between two of our tokens and get our outputs in his
-        # reports; so they are noted here as well.
-        finished = self._streams[rid] = {}
-        texts = [StreamText(self.reply_text, request.params.stop) for _ in range(request.params.n)]
-        try:
-            while fresh or any(each.group == rid for each in self.scheduler.everyone()):
-                if not fresh:
-                    outputs = self._go_on()
-                    self._held += [output for output in outputs if output.request_id != rid]
-                    continue
-                name, token = fresh.popleft()
-                index = int(name.partition(".")[2] or 0)
-                text, done = texts[index].add(token, finished.get(index))
-                yield StreamToken(rid, index, token, text, done.finish_reason if done else None)
-        finally:
-            try:
-                self._leave([rid])
-            finally:
-                self._watchers.remove(listen)
-                del self._streams[rid]
-                self._held = [output for output in self._held if output.request_id != rid]
-
-    def _leave(self, request_ids: Iterable[str]) -> None:
-        """None of these is left running, even if reading what is in flight fails or is interrupted.
-
-        A stream may be left in the middle of a step, namely when Python collects it: then at the next one.
-        """
-        if self._stepping or self.ahead.busy:
-            self._left += request_ids
-            return
-        try:
-            self.ahead.settle()
-        finally:
-            for rid in request_ids:
-                self.abort(rid)
-
-    def _end_those_left(self) -> None:
-        while self._left:
-            rid = self._left.pop()
-            self.abort(rid)
-            self._held = [output for output in self._held if output.request_id != rid]
-
-    def _go_on(self) -> list[GenerationOutput]:
-        """One step, for `generate` and `stream`: launched ahead of the last one's end where possible."""
-        self._end_those_left()
-        if self.config.overlap and self.ahead.possible():
-            finished = self.ahead.advance()
-            if finished is not None:
-                return finished
-        return self.step().finished
+        return serve.stream(self, self._new_request(prompt, params or SamplingParams(), extra_key, 0))
 
     def abort(self, request_id: str) -> bool:
         """Cancels a request with all its samples; False if it is not here (any more).
 
         Its outputs, finish_reason "abort", are in the next step's report.
         """
-        self.ahead.settle()
-        mine = [r for r in self.scheduler.everyone() if r.group == request_id]
-        self._held += [self._finish(request, "abort") for request in mine]
+        with self.transaction:
+            self._settle()
+            return self._abort(request_id)
+
+    def _abort(self, request_id: str) -> bool:
+        mine = [request for request in self.scheduler.everyone() if request.group == request_id]
+        for request in mine:
+            self._finish(request, "abort")
         return bool(mine)
+
+    def leave(self, request_ids: Iterable[str]) -> None:
+        """None of these is left running, and nobody is told of them.
+
+        In the middle of a step (Python collects a stream when it wants) that is done by the next one.
+        """
+        self._left += request_ids
+        if not self.transaction.running:
+            with self.transaction:
+                self._settle()
+
+    def _end_those_left(self) -> None:
+        if self._left:
+            for request_id in self._left:
+                self._abort(request_id)
+            self.outbox.take_of(self._left)
+            self._left = []
 
     # ------------------------------------------------------------ prefixes
 
@@ -647,25 +529,37 @@ class Engine:
         """Holds what of a prefix is in the tree, so that it is not evicted, until `unpin`."""
         key = self._key(self.encode(prefix), extra_key)
         uncounted = {"count_hit": False} if isinstance(self.cache, RadixCache) else {}
-        match = self.cache.match_prefix(key, **uncounted)
-        self.cache.inc_lock_ref(match.last_node)
-        pin = Pin(self._next_pin, int(match.length))
-        self._pins[pin.id] = match.last_node
-        self._next_pin += 1
-        return pin
+        number = self._next_pin
+        try:
+            with self.transaction:
+                match = self.cache.match_prefix(key, **uncounted)
+                self.cache.inc_lock_ref(match.last_node)
+                self._pins[number] = match.last_node
+                self._next_pin += 1
+            return Pin(number, int(match.length))
+        except BaseException:
+            if number in self._pins:
+                with self.transaction:
+                    self._unpin(number)
+            raise
 
     def unpin(self, pin: Pin) -> None:
         """Lets a pinned prefix go; ValueError if that was done before."""
         if pin.id not in self._pins:
             raise ValueError(f"pin {pin.id} is not held")
-        self.cache.dec_lock_ref(self._pins.pop(pin.id))
+        with self.transaction:
+            self._unpin(pin.id)
+
+    def _unpin(self, number: int) -> None:
+        self.cache.dec_lock_ref(self._pins.pop(number))
 
     def flush_cache(self) -> None:
         """Empties the tree; ValueError while requests live or pins hold."""
         if self.scheduler.has_work or self._pins:
             live = [request.id for request in self.scheduler.everyone()]
             raise ValueError(f"cannot flush: live requests {live}, pins {sorted(self._pins)}")
-        self.ownership.flush()
+        with self.transaction:
+            self.ownership.flush()
 
     # ------------------------------------------------------------ changes while it runs
 
@@ -678,7 +572,8 @@ class Engine:
             raise ValueError(
                 f"{type(self.cache).__name__} decides itself who is evicted: its policy cannot be changed"
             )
-        self.cache.eviction_policy = name
+        with self.transaction:
+            self.cache.eviction_policy = name
 
     def update_weights(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape: nothing that the old ones computed is used again.
@@ -688,38 +583,38 @@ class Engine:
 
         Raises ValueError, and changes nothing, for a model of another shape, type or place.
         """
-        new, old = (
-            (model.config, model.dtype, model.device),
-            (self.model.config, self.model.dtype, self.device),
-        )
-        if self._stepping:
-            raise ValueError("a step is running: an event handler must not change the weights")
+        new, old = ((each.config, each.dtype, each.device) for each in (model, self.model))
         if new != old:
             raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
-        self.ahead.settle()
         bump = getattr(self.cache, "bump_version", None)
         if bump is None and self._pins:
             raise ValueError(f"pins {sorted(self._pins)} hold KV of the old weights: unpin them first")
-        if bump is not None:
-            bump()  # first, so that nothing of the old ones is copied to the host any more
-        self.scheduler.put_back(self.scheduler.live)
-        if bump is None:
-            self.ownership.flush()
-        self.model = model
-        self.graphs = self._new_graphs()
-
-    def _new_graphs(self) -> DecodeGraphs | None:
-        """Captured decode steps, where they are possible and not switched off."""
-        possible = DecodeGraphs.possible(self.model, self.attention)
-        if self.config.cuda_graphs and not possible:
-            raise ValueError("cuda_graphs=True: FlashInfer and fused kernels (Triton) are needed, on a GPU")
-        if not possible or self.config.cuda_graphs is False:
-            return None
-        attention = cast(FlashInferAttention, self.attention)
-        config = self.config
-        return DecodeGraphs(self.model, self.pool, attention, self.rows, config.page_size, config.cascade)
+        with self.transaction:
+            self._settle()
+            if bump is not None:
+                bump()  # first, so that nothing of the old ones is copied to the host any more
+            self.scheduler.put_back(self.scheduler.live)
+            if bump is None:
+                self.ownership.flush()
+            self.runner.use(model)
 
     # ------------------------------------------------------------ looking at it
+
+    @property
+    def model(self) -> LlamaModel:
+        return self.runner.model
+
+    @property
+    def pool(self) -> KVPool:
+        return self.runner.pool
+
+    @property
+    def attention(self) -> AttentionBackend:
+        return self.runner.attention
+
+    @property
+    def device(self) -> torch.device:
+        return self.runner.device
 
     @property
     def books(self) -> Books:
@@ -729,7 +624,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Requests are waiting or running, or an output has not been in a step's report yet."""
-        return self.scheduler.has_work or bool(self._held)
+        return self.scheduler.has_work or bool(self.outbox)
 
     def check(self) -> None:
         """All invariants, recomputed; InvariantError names the node or request and both numbers."""
@@ -742,10 +637,12 @@ class Engine:
         """Tree, pool, queue and rows as plain data; what a recording's keyframes hold."""
         from minirad.record import tree_snapshot
 
-        self.ahead.settle()
+        if not self.transaction.running:  # a recorder asks in the middle of a step
+            with self.transaction:
+                self._settle()
         requests = sorted(self.scheduler.everyone(), key=lambda r: (r.arrival, r.index))
         return {
-            "step": self._steps,
+            "step": self.steps,
             "kv_tokens": self.allocator.num_tokens,
             "free": self.allocator.available,
             "tree": tree_snapshot(self.cache),
@@ -801,10 +698,6 @@ class Engine:
         return "" if self._tokenizer is None and self.model_path is None else self.decode(token_ids)
 
 
-def _wants_prompt_logprobs(request: Request) -> bool:
-    return request.next_logprob < len(request.prompt)
-
-
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several: a text is one, and so is a row of ids."""
     if isinstance(prompts, str) or (
@@ -812,15 +705,6 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     ):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
-
-
-def _checked_mask(allowed: Any, vocab: int) -> torch.Tensor:
-    mask = torch.as_tensor(allowed)
-    if mask.dtype != torch.bool or mask.shape != (vocab,):
-        raise ValueError(f"a mask is bool [{vocab}], got {mask.dtype} {list(mask.shape)}")
-    if not bool(mask.any()):
-        raise ValueError("the mask allows no token")
-    return mask
 
 
 def _checked_cache(cache: PrefixCache | None, config: EngineConfig, tier: HostTier | None) -> PrefixCache:

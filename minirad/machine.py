@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -10,7 +12,41 @@ from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.attention.torch_paged import TorchPagedAttention
 from minirad.config import DEFAULT_KV_TOKENS, MOST_KV_TOKENS, EngineConfig
+from minirad.fast.graphs import GraphRunner
+from minirad.model.dummy import dummy_model
 from minirad.model.llama import LlamaModel
+from minirad.model.load import load_model, resolve_model
+from minirad.schedule.req_to_token import ReqToTokenPool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What an engine computes with; config: filled in; note: what is missing if "auto" fell back."""
+
+    config: EngineConfig
+    runner: GraphRunner
+    model_path: Path | None
+    note: str
+
+
+def assemble(config: EngineConfig, model: LlamaModel | None) -> Machine:
+    """Model, pool and attention for a configuration; model: a ready one instead of the configured."""
+    ready = model is not None or config.dummy_weights is not None
+    path = None if ready else resolve_model(config.model)
+    device = choose_device(config.device, model)
+    if model is None:
+        dtype = choose_dtype(config.dtype, device)
+        if config.dummy_weights is not None:
+            model = dummy_model(config.dummy_weights, dtype, device)
+        else:
+            assert path is not None
+            model = load_model(path, dtype, device)
+    attention, note = choose_attention(config, model, device)
+    config = filled_in(config, model, device, attention.name)
+    assert config.kv_tokens is not None and config.max_context is not None
+    pool = model.new_pool(config.kv_tokens + config.page_size)
+    rows = ReqToTokenPool(config.max_running, config.max_context)
+    return Machine(config, GraphRunner(model, pool, attention, rows, config), path, note)
 
 
 def choose_device(name: str, model: LlamaModel | None) -> torch.device:

@@ -1,288 +1,212 @@
-"""Decoding as a CUDA graph: one launch for a whole step instead of some two hundred.
+"""Computes a batch at once, in the plain way: one forward pass, then the next tokens.
 
-A decode step does the same kernels in the same order each time; only numbers change. So it is captured
-once for each of a few batch sizes, and then replayed: the step's numbers go into buffers that the graph
-reads (one copy), the batch is padded to the next captured size with entries that read and write the
-dummy page, and what comes out is cut to the real size.
-
-Beside the graphs lies a copy of the req_to_token table on the device, in pages. The host's stays the
-authority: a row that was given out or rewritten is taken over whole at its next decode step, and the one
-page that a step may add is entered by the kernel that lists the pages for attention.
-
-There is a graph of its own for each kind of attention: FlashInfer's for long requests, one without a plan for
-all others (attention/short_decode.py), and one that reads what all requests of a batch share once for all
-(attention/cascade.py).
-
-Only for FlashInfer on an NVIDIA GPU with fused ops. Prompts, and batches with prompts in them, are not
-captured: they come in any shape, and their kernels are long.
+Of each request the last token's logits are looked at, also between chunks: attention is causal, so a NaN
+anywhere in what it computed or read shows there, and is found before its KV is given to the tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minirad.attention.cascade import LEAST_REQUESTS, SharedPages, worth_it
-from minirad.attention.flashinfer import FlashInferAttention, StepAttention
+from minirad.attention.metadata import BatchEntry, build_metadata
+from minirad.attention.radix_attention import AttentionBackend
+from minirad.cache.radix_cache import Slots
+from minirad.config import SamplingParams
 from minirad.kv.kv_pool import KVPool
+from minirad.launch import NOT_A_NUMBER, Result
 from minirad.model.llama import LlamaModel
-from minirad.model.ops import FusedOps
+from minirad.model.sampler import position_uniform, prompt_logprobs, sample
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
+from minirad.schedule.scheduler import Batch
 
-__all__ = ["DecodeGraphs", "StepOutput", "batch_sizes"]
-
-MOST_PAGES = 1 << 25  # listed for one batch (128 MiB of int32): beyond that a step is not captured
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepOutput:
-    """Of B requests: logits `[B, vocab]` in the weights' type or float32, and float64 `[2, B]` of each the
-    likeliest token and its log-probability. Views of buffers: good until the next step.
-    """
-
-    logits: Tensor
-    greedy: Tensor
+GREEDY = SamplingParams()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Numbers:
-    """What a captured step reads: int32 views of one buffer, B entries each (indptr B + 1, shared 1)."""
-
-    packed: Tensor
-    token_ids: Tensor
-    positions: Tensor
-    out_slots: Tensor
-    rows: Tensor
-    last_page_len: Tensor
-    indptr: Tensor
-    shared: Tensor  # first tokens that are the same in all rows, if attention is a cascade
-
-    @classmethod
-    def of(cls, size: int, device: torch.device) -> _Numbers:
-        packed = torch.zeros(6 * size + 2, dtype=torch.int32, device=device)
-        return cls(packed, *torch.split(packed, [size] * 5 + [size + 1, 1]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Captured:
-    """A graph for batches of up to `size` requests."""
-
-    size: int
-    numbers: _Numbers
-    attention: StepAttention
-    graph: Any
-    logits: Tensor
-    greedy: Tensor
-
-
-def batch_sizes(most: int) -> list[int]:
-    """The sizes that are captured: 1, 2, 4, 8, 16, 24, 32, then every 32; the last one is `most`."""
-    sizes = [1, 2, 4, 8, 16, 24, *range(32, most + 1, 32)]
-    return sorted({size for size in sizes if size < most} | {most})
-
-
-class DecodeGraphs:
-    """Captures decode steps when they are first needed, and runs them.
-
-    Args:
-        rows: the host's req_to_token table. page_size: slots of its pages.
-        cascade: read what all requests share once for all; None: where that was measured faster.
-    """
+class TorchRunner:
+    """The model, its KV pool and attention; the host's table says where each row's KV lies."""
 
     def __init__(
         self,
         model: LlamaModel,
         pool: KVPool,
-        attention: FlashInferAttention,
+        attention: AttentionBackend,
         rows: ReqToTokenPool,
         page_size: int,
-        cascade: bool | None = None,
     ) -> None:
-        self._model, self._pool, self._attention = model, pool, attention
-        self._rows, self._page = rows, page_size
-        most, context = rows.rows.shape
-        self._sizes = batch_sizes(most)
-        device = pool.device
-        # One more row, for padding: its only page is the dummy.
-        self._table = torch.zeros((most + 1, -(-context // page_size)), dtype=torch.int32, device=device)
-        self._indices = torch.zeros(min(self._table.numel(), MOST_PAGES), dtype=torch.int32, device=device)
-        self._captured: dict[tuple[int, str], _Captured] = {}  # by size, and kind of attention
-        self._cascade, self._shared = cascade, SharedPages(rows, page_size)
-        on_gpu = device.type == "cuda"
-        pinned = [torch.zeros(6 * most + 2, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
-        self._pinned = [buffer.numpy() for buffer in pinned]
-        self._keep, self._turn = pinned, 0
-        self._planned: Any = None  # reached when the last plan has arrived on the device
-        self._memory: Any = None  # one pool of memory for all graphs: they never run together
-        rows.rewritten.update(range(most))
+        self.model, self.pool, self.attention = model, pool, attention
+        self.rows, self.page_size = rows, page_size
+        self.device = pool.device
 
-    @staticmethod
-    def possible(model: LlamaModel, attention: Any) -> bool:
-        """Whether decode steps of this model can be captured."""
-        fused = isinstance(model.ops, FusedOps)
-        return fused and isinstance(attention, FlashInferAttention) and attention.reads_pool_only
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
 
-    def fits(self, requests: Sequence[Request]) -> bool:
-        """Whether the pages of all requests can be listed, each with one more token; and of the padding."""
-        pages = sum(-(-(request.kv_len + 1) // self._page) for request in requests)
-        return pages + self._size(len(requests)) - len(requests) <= len(self._indices)
+    @property
+    def eos_ids(self) -> Sequence[int]:
+        return self.model.config.eos_ids
 
-    def _size(self, count: int) -> int:
-        return next(size for size in self._sizes if size >= count)
-
-    def run(self, requests: Sequence[Request], token_ids: Tensor | None = None) -> StepOutput:
-        """Computes the last token of each request (its slot is in its row), all at once.
-
-        token_ids: these tokens, `[B]` on the device, where the host does not know them yet.
-        """
-        size = self._size(len(requests))
-        self._take_over(requests)
-        skip = self._pages_to_share(requests)
-        kind = self._kind(requests, size, skip)
-        captured = self._captured.get((size, kind))
-        if captured is None:
-            captured = self._captured[size, kind] = self._capture(size, kind, requests, skip)
-        else:
-            self._prepare(captured.numbers, captured.attention, requests, skip, token_ids is not None)
-        if token_ids is not None:
-            captured.numbers.token_ids[: len(requests)].copy_(token_ids)
-        captured.graph.replay()
-        count = len(requests)
-        return StepOutput(captured.logits[:count], captured.greedy[:, :count])
-
-    def _pages_to_share(self, requests: Sequence[Request]) -> int:
-        """How many first pages are read once for all; 0 for the usual way."""
-        few = len(requests) < LEAST_REQUESTS
-        if few or self._cascade is False or not self._attention.has_short_kernels:
-            return 0
-        count = self._shared.count([r.row for r in requests], [r.kv_len for r in requests])
-        worth = worth_it(len(requests), count * self._page) or (self._cascade is True and count > 0)
-        return count if worth else 0
-
-    def _take_over(self, requests: Sequence[Request]) -> None:
-        """Copies rewritten rows to the device, as pages."""
-        changed = [request for request in requests if request.row in self._rows.rewritten]
-        if not changed:
-            return
-        numbers = np.array([request.row for request in changed])
-        self._shared.forget(numbers.tolist())
-        longest = max(request.kv_len for request in changed)
-        pages = (self._rows.rows[numbers, : longest : self._page] // self._page).astype(np.int32)
-        index = torch.from_numpy(numbers).to(self._table.device)
-        self._table[index, : pages.shape[1]] = torch.from_numpy(pages).to(self._table.device)
-        self._rows.rewritten.difference_update(numbers.tolist())
-
-    def _prepare(
-        self,
-        numbers: _Numbers,
-        attention: StepAttention,
-        requests: Sequence[Request],
-        skip: int,
-        on_device: bool,
-    ) -> None:
-        """This step's numbers into the buffers, and attention's plan.
-
-        skip: so many first pages are the shared ones. on_device: the tokens are there.
-        """
-        size, count = len(numbers.rows), len(requests)
-        rows = np.array([request.row for request in requests])
-        lengths = np.array([request.kv_len for request in requests])
-        sent = self._host_buffer(size)
-        host, indptr, sent[-1] = sent[: 5 * size].reshape(5, size), sent[5 * size : -1], skip * self._page
-        host[:] = 0
-        if not on_device:
-            host[0, :count] = [request.last_token for request in requests]
-        host[1, :count] = lengths - 1
-        host[2, :count] = self._rows.rows[rows, lengths - 1]
-        host[3, :count] = rows
-        host[3, count:] = len(self._table) - 1
-        counts = np.ones(size, dtype=np.int32)
-        counts[:count] = -(-lengths // self._page) - skip
-        indptr[0] = 0
-        np.cumsum(counts, out=indptr[1:])
-        host[4] = 1
-        host[4, :count] = lengths - (counts[:count] + skip - 1) * self._page
-        kv_lens = np.ones(size, dtype=np.int32)
-        kv_lens[:count] = lengths - skip * self._page
-        numbers.packed.copy_(torch.from_numpy(sent), non_blocking=True)
-        self._model.ops.kernels.fill_pages(  # type: ignore[attr-defined]
-            self._table, numbers.rows, numbers.indptr, numbers.out_slots, self._indices, self._page,
-            int(counts.max()), skip,
+    def launch(self, batch: Batch) -> Computed:
+        """Runs the batch's tokens through the model."""
+        entries, tokens, wanted = [], [], []
+        last, offset = [], 0
+        for request, start in zip(batch.requests, batch.starts, strict=True):
+            stop = request.kv_len
+            entries.append(BatchEntry(request.row, start, stop))
+            tokens.append(request.tokens[start:stop])
+            wanted += [offset + at - start for at in logprob_positions(request, start)]
+            wanted.append(offset + stop - 1 - start)
+            last.append(len(wanted) - 1)
+            offset += stop - start
+        metadata = build_metadata(self.rows.rows, entries, self.page_size, self.device)
+        logits = self.model.forward(
+            torch.from_numpy(np.concatenate(tokens)).to(self.device), metadata, self.pool,
+            self.attention, torch.tensor(wanted, dtype=torch.int64, device=self.device),
         )  # fmt: skip
-        # The plan goes over from a buffer of its own: not to be written to before the last one has gone.
-        if self._planned is not None:
-            self._planned.synchronize()
-        ends, last = torch.from_numpy(indptr), torch.from_numpy(host[4])
-        attention.plan_step(ends, last, torch.from_numpy(kv_lens), self._page, self._pool)
-        self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._planned.record()
+        return Computed(batch, logits, last)
 
-    def _host_buffer(self, size: int) -> Any:
-        """int32 for a step's numbers, in pinned memory: from any other a copy waits for the whole stream.
+    def use(self, model: LlamaModel) -> None:
+        """Goes on with other weights of the same shape."""
+        self.model = model
 
-        Two take turns: when one's turn comes again, the step that it was filled for has been read.
-        """
-        self._turn = 1 - self._turn
-        return self._pinned[self._turn][: 6 * size + 2]
+    def copy_slots(self, source: Slots, target: Slots) -> None:
+        """Copies KV, all layers: a sample that branches off within a page gets its own copy of the tail."""
+        self.pool.copy(torch.from_numpy(source).to(self.device), torch.from_numpy(target).to(self.device))
 
-    def _kind(self, requests: Sequence[Request], size: int, skip: int) -> str:
-        """Which attention is fastest: "cascade", "short" or "flashinfer"."""
-        if skip:
-            return "cascade"
-        short = self._attention.is_short(size, max(request.kv_len for request in requests))
-        return "short" if short else "flashinfer"
+    def poison(self, slots: Slots) -> None:
+        """Fills the pages of freed slots with NaN: a debugging aid."""
+        pages = np.unique(slots // self.page_size)
+        whole = (pages[:, None] * self.page_size + np.arange(self.page_size)).reshape(-1)
+        self.pool.poison(torch.from_numpy(whole).to(self.device))
 
-    def _new_attention(self, numbers: _Numbers, kind: str) -> StepAttention:
-        lists = numbers.indptr, self._indices, numbers.last_page_len
-        if kind == "flashinfer":
-            return self._attention.graph_decode(*lists)
-        # Imported here because they need Triton, as FlashInfer's do not.
-        short: Any = import_module("minirad.attention.short_decode")
-        made: StepAttention = short.ShortDecode(*self._attention.heads, *lists)
-        if kind == "cascade":
-            cascade: Any = import_module("minirad.attention.cascade_decode")
-            made = cascade.CascadeDecode(made, self._table, numbers.rows, numbers.shared)
-        return made
 
-    def _capture(self, size: int, kind: str, requests: Sequence[Request], skip: int) -> _Captured:
-        """Records a step for `size` requests; the first of it is these requests' own."""
-        device = self._pool.device
-        numbers = _Numbers.of(size, device)
-        attention = self._new_attention(numbers, kind)
-        self._prepare(numbers, attention, requests, skip, on_device=False)
-        model: Any = self._model
+def logprob_positions(request: Request, start: int) -> range:
+    """Which positions, from `start` on, predict a prompt token whose log-probability is wanted."""
+    if request.next_logprob >= len(request.prompt):
+        return range(0)
+    first = max(request.next_logprob - 1, 0)  # what predicts that token; never before `start`
+    return range(first, min(request.kv_len, len(request.prompt) - 1))
 
-        def step() -> tuple[Tensor, Tensor]:
-            logits = model.compute(numbers.token_ids, numbers, self._pool, attention, None, as_float=False)
-            return logits, model.ops.kernels.greedy(logits)
 
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side), torch.inference_mode():
-            for _ in range(2):  # compiles kernels, chooses algorithms; writes the same K and V again
-                step()
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=self._memory):
-            logits, greedy = step()
-        if self._memory is None:
-            self._memory = graph.pool()
-        return _Captured(size, numbers, attention, graph, logits, greedy)
+@dataclass(slots=True)
+class _Draw:
+    """One token to be drawn: for sample `index` of a request, from logits row `row`.
 
-    def check(self) -> None:
-        """The device's table is the host's, for all rows that are not to be taken over anyway.
+    wanted: False where only NaN is looked for.
+    """
 
-        For tests: it waits for the device. AssertionError names the row.
-        """
-        table = self._table.cpu().numpy()
-        for row in set(range(len(self._rows.rows))) - self._rows.rewritten:
-            host = self._rows.rows[row, :: self._page] // self._page
-            used = np.flatnonzero(host)
-            assert np.array_equal(table[row, used], host[used]), f"row {row} differs on the device"
+    request: Request
+    index: int
+    row: int
+    result: Result
+    wanted: bool
+    mask: Tensor | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params if self.wanted else GREEDY
+
+    @property
+    def uniform(self) -> float:
+        request = self.request
+        if not (self.wanted and request.params.temperature):
+            return 0.0
+        return position_uniform(request.seed, request.index + self.index, request.length)
+
+
+class Computed:
+    """A batch's logits `[N, vocab]`: of each request those of `logprob_positions`, then of its last token.
+
+    last: where in N each request's last token is. greedy: the likeliest tokens and their log-probabilities,
+    `[2, N]`, if they are known already.
+    """
+
+    def __init__(self, batch: Batch, logits: Tensor, last: list[int], greedy: Tensor | None = None) -> None:
+        self.batch, self.logits, self.last, self.greedy = batch, logits, last, greedy
+
+    def read(self) -> list[Result]:
+        """Draws what comes next, and reads log-probabilities. What fails for one fails for no other."""
+        results = [Result() for _ in self.last]
+        draws: list[_Draw] = []
+        first = 0
+        for request, start, row, result in zip(
+            self.batch.requests, self.batch.starts, self.last, results, strict=True
+        ):
+            if first < row:
+                result.prompt_logprobs = self._prompt_logprobs(request, start, first, row)
+            draws += self._draws(request, row, result)
+            first = row + 1
+        self._draw([draw for draw in draws if not draw.result.error])
+        return results
+
+    def _prompt_logprobs(self, request: Request, start: int, first: int, stop: int) -> list[float]:
+        following = np.array(logprob_positions(request, start)) + 1
+        tokens = torch.from_numpy(request.prompt[following]).to(self.logits.device)
+        return prompt_logprobs(self.logits[first:stop], tokens)
+
+    def _draws(self, request: Request, row: int, result: Result) -> list[_Draw]:
+        """For the request and the samples that branch off it; between chunks one only to look for NaN."""
+        wanted = request.computed and request.params.max_new_tokens > 0
+        draws = [_Draw(request, 0, row, result, wanted)]
+        if request.computed and request.unbranched:
+            result.branches = [Result() for _ in range(request.unbranched)]
+            if wanted:
+                numbered = enumerate(result.branches, start=1)
+                draws += [_Draw(request, index, row, each, True) for index, each in numbered]
+        if wanted and request.token_mask is not None:
+            for draw in draws:
+                self._mask(draw)
+        return draws
+
+    def _mask(self, draw: _Draw) -> None:
+        """Which tokens may come next, None for all."""
+        assert draw.request.token_mask is not None
+        try:
+            allowed = draw.request.token_mask(list(draw.request.output))
+            draw.mask = None if allowed is None else checked_mask(allowed, self.logits.shape[1])
+        except Exception as error:  # the caller's code: anything may come out of it
+            draw.result.error = f"its token mask failed: {error!r}"
+
+    def _draw(self, draws: Sequence[_Draw]) -> None:
+        try:
+            drawn = self._sample(draws)
+        except Exception as error:
+            if len(draws) == 1:
+                draws[0].result.error = f"sampling failed: {error!r}"
+                return
+            for draw in draws:  # one of them is at fault: the others are drawn without it
+                self._draw([draw])
+            return
+        for draw, token, logprob in zip(draws, *drawn, strict=True):
+            if logprob != logprob:
+                draw.result.error = NOT_A_NUMBER
+            elif draw.wanted:
+                draw.result.tokens = ((token, logprob),)
+
+    def _sample(self, draws: Sequence[_Draw]) -> tuple[list[int], list[float]]:
+        rows = [draw.row for draw in draws]
+        whole = rows == list(range(len(self.logits)))  # as in every decode step: nothing to pick out
+        masks = [draw.mask for draw in draws]
+        return sample(
+            self.logits if whole else self.logits[torch.tensor(rows, device=self.logits.device)],
+            [draw.params for draw in draws],
+            [draw.uniform for draw in draws],
+            masks if any(mask is not None for mask in masks) else None,
+            self.greedy if whole else None,
+        )
+
+
+def checked_mask(allowed: Any, vocab: int) -> Tensor:
+    """A caller's mask as a tensor; ValueError unless it is bool `[vocab]` and allows something."""
+    mask = torch.as_tensor(allowed)
+    if mask.dtype != torch.bool or mask.shape != (vocab,):
+        raise ValueError(f"a mask is bool [{vocab}], got {mask.dtype} {list(mask.shape)}")
+    if not bool(mask.any()):
+        raise ValueError("the mask allows no token")
+    return mask

@@ -52,6 +52,11 @@ class CheckedEngine(Engine):
         self.check()
         return report
 
+    def advance(self) -> None:
+        super().advance()
+        if self.overlap.in_flight is None:
+            self.check()
+
 
 @pytest.fixture
 def make_engine(tiny_model: LlamaModel):

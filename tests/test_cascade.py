@@ -16,8 +16,8 @@ from test_runner import close, engine_of, prompts, with_marks
 from minirad.attention.cascade import LEAST_REQUESTS, LEAST_SAVED, SharedPages, worth_it
 from minirad.attention.flashinfer import FlashInferAttention
 from minirad.config import EngineConfig, SamplingParams
+from minirad.fast.graphs import DecodeGraphs, _Numbers
 from minirad.kv import KVPool
-from minirad.runner import DecodeGraphs, _Numbers
 from minirad.schedule.req_to_token import ReqToTokenPool
 
 # ---------------------------------------------------------------------- what is shared
@@ -203,7 +203,7 @@ def test_a_cascade_says_what_ordinary_decoding_says(page: int) -> None:
         engine = engine_of(model, page, cascade=cascade, max_running=16, kv_tokens=8192)
         found[cascade] = engine.generate(many, params)
         engine.check()
-        assert engine.graphs is not None
-        engine.graphs.check()
-        assert any(kind == "cascade" for _, kind in engine.graphs._captured) == cascade
+        assert engine.runner.graphs is not None
+        engine.runner.graphs.check()
+        assert any(kind == "cascade" for _, kind in engine.runner.graphs._captured) == cascade
     assert all(map(close, found[True], found[False]))

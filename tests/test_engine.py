@@ -299,7 +299,7 @@ def test_the_last_abort_is_still_reported(make_engine: MakeEngine) -> None:
     assert engine.allocator.available == engine.config.kv_tokens
 
 
-@pytest.mark.parametrize(("steps", "outputs"), [(0, [0]), (1, [0]), (3, [0, 1, 2])])
+@pytest.mark.parametrize(("steps", "outputs"), [(0, [0, 1, 2]), (1, [0, 1, 2]), (3, [0, 1, 2])])
 def test_abort_of_several_samples_before_and_after_branching(
     make_engine: MakeEngine, steps: int, outputs: list[int]
 ) -> None:
@@ -473,7 +473,7 @@ def test_generate_returns_errors_and_never_hangs(make_engine: MakeEngine) -> Non
     many = SamplingParams(max_new_tokens=2, n=3)
     outputs = engine.generate([[20] * 12, [21] * 2, [22] * 10], many)
     reasons = [(out.request_id, out.index, out.finish_reason) for out in outputs]
-    assert [r for r in reasons if r[0] != "R3"] == [("R2", 0, "error"), ("R4", 0, "error")]
+    assert [r for r in reasons if r[0] != "R3"] == [(r, i, "error") for r in ("R2", "R4") for i in range(3)]
     assert [(index, reason) for rid, index, reason in reasons if rid == "R3"] == [
         (index, "length") for index in range(3)
     ]

@@ -15,8 +15,8 @@ from minirad import Recorder
 from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.fast.graphs import batch_sizes
 from minirad.model.ops import FusedOps, TorchOps, best_ops
-from minirad.runner import batch_sizes
 
 MakeEngine = Callable[..., CheckedEngine]
 gpu = [
@@ -44,7 +44,7 @@ def test_the_captured_sizes_reach_every_batch(most: int) -> None:
 
 def test_on_a_cpu_there_are_no_graphs_and_plain_ops(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    assert engine.graphs is None and not engine.ahead.possible()
+    assert engine.runner.graphs is None and not engine.overlap.possible()
     assert isinstance(engine.model.ops, TorchOps)
     assert isinstance(best_ops(torch.device("cpu"), torch.bfloat16, 64), TorchOps)
 
@@ -141,9 +141,9 @@ def test_ahead_is_step_by_step_is_eager(model: Any, page: int) -> None:
             found[name] = engine.generate(prompts(), params)
             engine.check()
             assert engine.cache.protected_size == 0
-            if engine.graphs is not None:
-                engine.graphs.check()
-            assert (engine.ahead.steps > 0) == (name == "ahead")
+            if engine.runner.graphs is not None:
+                engine.runner.graphs.check()
+            assert (engine.overlap.steps > 0) == (name == "ahead")
     finally:
         model.config = before
     assert {output.finish_reason for output in found["ahead"]} == {"stop", "length"}
@@ -162,7 +162,7 @@ def test_by_chance_the_same_is_drawn_ahead_and_in_streams(model: Any) -> None:
     ahead, steps = engine_of(model, 16), engine_of(model, 16, overlap=False)
     found, wanted = (engine.generate(prompts(12), params) for engine in (ahead, steps))
     assert [output.token_ids for output in found] == [output.token_ids for output in wanted]
-    assert ahead.ahead.steps > 8 and steps.ahead.steps == 0
+    assert ahead.overlap.steps > 8 and steps.ahead.steps == 0
     for engine in (ahead, steps):
         engine.flush_cache()
     for n in (0, 5):
@@ -181,8 +181,8 @@ def test_the_devices_table_follows_the_hosts(model: Any, page: int) -> None:
     while engine.has_work:
         engine.step()
         engine.check()
-        assert engine.graphs is not None
-        engine.graphs.check()
+        assert engine.runner.graphs is not None
+        engine.runner.graphs.check()
 
 
 @with_marks
@@ -190,7 +190,7 @@ def test_whoever_listens_sees_whole_steps(model: Any) -> None:
     engine = engine_of(model, 1)
     with Recorder(engine) as recording:
         engine.generate(prompts(4), SamplingParams(max_new_tokens=8, ignore_eos=True))
-    assert engine.ahead.steps == 0
+    assert engine.overlap.steps == 0
     assert all(isinstance(frame.events[-1], ev.StepEnded) for frame in recording.frames)
     recording.check()
 

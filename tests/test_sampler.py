@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from minirad.errors import InvariantError
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
 
 torch.set_num_threads(1)
@@ -117,11 +116,24 @@ def test_an_empty_mask_names_the_request() -> None:
         sample(torch.zeros(2, 4), [Params()] * 2, [0.1, 0.2], masks)
 
 
-def test_nan_logits_name_the_request() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("masked", [False, True])
+def test_nan_logits_show_in_the_log_probability_of_their_row_alone(temperature: float, masked: bool) -> None:
     logits = torch.zeros(3, 4)
     logits[2, 1] = math.nan
-    with pytest.raises(InvariantError, match="request 2"):
-        sample(logits, [Params(temperature=0)] * 3, [0.0] * 3)
+    masks = [None, torch.ones(4, dtype=torch.bool), None] if masked else None
+    _, logprobs = sample(logits, [Params(temperature=temperature)] * 3, [0.3] * 3, masks)
+    assert [math.isnan(each) for each in logprobs] == [False, False, True]
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_k": 5, "top_p": 0.9}])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-308, 1e-300, 1e-30, 1e-9])
+def test_a_tiny_temperature_is_the_limit_that_it_means(temperature: float, limits: dict) -> None:
+    logits = torch.randn((4, 50), generator=torch.Generator().manual_seed(0)) * 40
+    allow = torch.arange(50) % 3 > 0
+    for masks in (None, [None, allow, None, allow]):
+        tiny = sample(logits, [Params(temperature=temperature, **limits)] * 4, [0.0, 0.3, 0.7, 0.99], masks)
+        assert tiny == sample(logits, [Params(temperature=0)] * 4, [0.0] * 4, masks)
 
 
 def test_mismatched_lengths_are_refused() -> None:

@@ -433,7 +433,7 @@ def roofline(model: LlamaModel, bandwidth: float, scale: float) -> list[Row]:
         engine = make_engine(model, [32 + new] * batch, 16, cache=True)
         for _ in range(2):  # the first time graphs are captured
             engine.flush_cache()
-            engine.ahead.steps, engine.ahead.waited = 0, 0.0
+            engine.overlap.steps, engine.overlap.waited = 0, 0.0
             prompts_only = generate_all(engine, [(prompt, 1) for prompt, _ in requests])
             engine.flush_cache()
             seconds = generate_all(engine, requests) - prompts_only
@@ -444,7 +444,7 @@ def roofline(model: LlamaModel, bandwidth: float, scale: float) -> list[Row]:
                 "batch": batch,
                 "weight_ms": weight_bytes(model) / bandwidth * 1e3,
                 "kv_ms": kv / bandwidth * 1e3,
-                "host_ms": max(seconds - engine.ahead.waited, 0.0) / steps * 1e3,
+                "host_ms": max(seconds - engine.overlap.waited, 0.0) / steps * 1e3,
                 "step_ms": seconds / steps * 1e3,
                 "tokens_per_s": batch * steps / seconds,
             }

@@ -102,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _warm_up(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> None:
     """On a GPU: kernels are compiled and steps captured, which is not to be timed."""
-    if engine.graphs is not None:
+    if engine.runner.graphs is not None:
         engine.generate(prompts, params)
         engine.flush_cache()
 

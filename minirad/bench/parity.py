@@ -26,9 +26,10 @@ from tqdm import tqdm
 
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.launch import Result
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
-from minirad.schedule.request import Request
+from minirad.schedule.scheduler import Batch
 
 CLASSROOM_TOLERANCE = 2e-4
 OTHER_TOLERANCE = 1e-3
@@ -177,12 +178,13 @@ class ProbedEngine(Engine):
 
     judge: Judge
 
-    def _sample(self, ready: list[Request], rows: list[int], logits: Tensor) -> None:
-        before = [(request, row, len(request.output)) for request, row in zip(ready, rows, strict=True)]
-        super()._sample(ready, rows, logits)
-        for request, row, position in before:
-            if row >= 0:
-                self.judge.look(request.id, position, request.output[position], logits[row])
+    def _compute(self, batch: Batch) -> list[Result]:
+        pending = self.runner.launch(batch)
+        results = pending.read()
+        for request, result, row in zip(batch.requests, results, pending.last, strict=True):
+            for token, _ in result.tokens:
+                self.judge.look(request.id, len(request.output), token, pending.logits[row])
+        return results
 
 
 class Judge:

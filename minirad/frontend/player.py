@@ -354,8 +354,8 @@ def run_many(engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any,
                     others.append(output)
     finally:
         player.close()
-        others += [output for output in engine._held if output.request_id not in player.labels]
-        engine._held = others
+        engine.outbox.take_of(player.labels)
+        engine.outbox.put_back(others)
     return player.outcomes
 
 

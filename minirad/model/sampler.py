@@ -20,10 +20,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from minirad.errors import InvariantError
+__all__ = [
+    "SamplingLike",
+    "is_greedy",
+    "next_tokens",
+    "position_uniform",
+    "prompt_logprobs",
+    "sample",
+    "to_device",
+]
 
-__all__ = ["SamplingLike", "next_tokens", "position_uniform", "prompt_logprobs", "sample", "to_device"]
-
+GREEDY_BELOW = 1e-8  # a temperature at which float32 logits that differ at all differ by e^95 and more
 ROWS_AT_ONCE = 32  # drawn together: a row of 128,256 tokens takes about ten megabytes on the way
 
 
@@ -46,6 +53,11 @@ class SamplingLike(Protocol):
         ...
 
 
+def is_greedy(param: SamplingLike) -> bool:
+    """Temperature 0, or so small that only the likeliest token can be drawn (dividing would overflow)."""
+    return param.temperature < GREEDY_BELOW
+
+
 @torch.inference_mode()
 def sample(
     logits: Tensor,
@@ -66,11 +78,10 @@ def sample(
 
     Returns:
         token ids, and the log-probability of each under the model's own distribution (temperature
-        1, nothing filtered).
+        1, nothing filtered); NaN for rows whose logits hold NaN: some KV slot was read that nobody wrote.
 
     Raises:
         ValueError: if the numbers of rows differ or a mask allows nothing.
-        InvariantError: if logits hold NaN: some KV slot was read that nobody wrote.
     """
     n = logits.shape[0]
     if not (len(params) == len(uniforms) == n and (masks is None or len(masks) == n)):
@@ -78,29 +89,21 @@ def sample(
             f"sample: {n} rows of logits, {len(params)} params, {len(uniforms)} uniforms"
             + ("" if masks is None else f", {len(masks)} masks")
         )
-    if masks is None and (_drawing(logits.device) or all(param.temperature == 0 for param in params)):
-        return _read(next_tokens(logits, params, uniforms, greedy))
+    if masks is None and (_drawing(logits.device) or all(map(is_greedy, params))):
+        tokens, logprobs = next_tokens(
+            logits, params, uniforms, greedy
+        ).tolist()  # the only transfer of a step
+        return [int(token) for token in tokens], logprobs
     logits = logits.float()
     allowed = logits if masks is None else _masked(logits, masks)
     tokens = allowed.argmax(-1)  # the first of equal maxima
     normalizer = logits.logsumexp(-1)
-    if bool(normalizer.isnan().any()):
-        row = int(normalizer.isnan().int().argmax())
-        raise InvariantError(f"sample: the logits of request {row} hold NaN")
+    lost = normalizer.isnan().tolist()
     for row, (param, uniform) in enumerate(zip(params, uniforms, strict=True)):
-        if param.temperature > 0:
+        if not (is_greedy(param) or lost[row]):
             tokens[row] = _draw(allowed[row], param, uniform)
     logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - normalizer
     return tokens.tolist(), logprobs.tolist()
-
-
-def _read(chosen: Tensor) -> tuple[list[int], list[float]]:
-    """What `next_tokens` gives, on the host: one transfer from the device, the only one of a step."""
-    tokens, logprobs = chosen.tolist()
-    if any(each != each for each in logprobs):
-        row = next(row for row, each in enumerate(logprobs) if each != each)
-        raise InvariantError(f"sample: the logits of request {row} hold NaN")
-    return [int(token) for token in tokens], logprobs
 
 
 def _masked(logits: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
@@ -172,7 +175,7 @@ def next_tokens(
     n = logits.shape[0]
     if not len(params) == len(uniforms) == n:
         raise ValueError(f"next_tokens: {n} rows of logits, {len(params)} params, {len(uniforms)} uniforms")
-    random = [row for row, param in enumerate(params) if param.temperature > 0]
+    random = [row for row, param in enumerate(params) if not is_greedy(param)]
     if greedy is None:
         greedy = _scored(logits.float(), logits.argmax(-1))  # the first of equal maxima
     if not random:

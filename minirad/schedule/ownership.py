@@ -276,7 +276,7 @@ class SlotOwnership:
         self.rows.free(request.row)
         request.row = -1
         request.node = request.leaf = None
-        request.kv_len = request.protected_len = 0
+        request.kv_len = request.protected_len = request.ahead = 0
         return len(private)
 
     def settle(self) -> None:

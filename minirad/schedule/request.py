@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,13 @@ from minirad.errors import require
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 
 TokenMask = Callable[[list[int]], Any]  # generated ids -> bool row of allowed ids, or None
+
+
+class Listener(Protocol):
+    """Whoever streams a request: told of each token, and of each sample's end."""
+
+    def token(self, request: Request, token: int) -> None: ...
+    def ended(self, output: Any) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +45,7 @@ class Request:
     group: str = ""  # the id that add_request gave out
     token_mask: TokenMask | None = None
     is_bigram: bool = False  # tree keys are pairs of tokens
+    listener: Listener | None = None
 
     status: str = WAITING
     row: int = -1
@@ -45,8 +53,10 @@ class Request:
     leaf: Any = None  # the leaf that this request inserted and may grow
     protected_len: int = 0
     kv_len: int = 0
+    ahead: int = 0  # slots at the end of kv_len for tokens that were launched and not read yet
     cached_tokens: int = 0  # prompt tokens that came from the cache, at the first admission
     attempts: int = 0
+    branched: bool = False  # its further samples (n > 1) go their own ways
     passes: int = 0  # steps in which it was left waiting and somebody behind it admitted
     has_waited: bool = False  # for another request's prefix, since it was queued
     peeked: int = 0  # the match found for ordering, when the tree was in state `peeked_at`
@@ -74,6 +84,16 @@ class Request:
     def tokens(self) -> Slots:
         """Prompt and generated tokens; a view, not to be kept."""
         return self._buffer[: self.length]
+
+    def branch(self, index: int) -> Request:
+        """A further sample of an n > 1 request, whose prompt has just been computed; holds nothing yet."""
+        sample = Request(
+            f"{self.group}.{index}", self.prompt, self.params, self.seed, self.arrival, self.extra_key,
+            self.priority, index, self.group, self.token_mask, self.is_bigram, self.listener,
+        )  # fmt: skip
+        sample.added_at, sample.attempts = self.added_at, self.attempts
+        sample.cached_tokens, sample.prompt_logprobs = self.cached_tokens, list(self.prompt_logprobs)
+        return sample
 
     def key(self, length: int | None = None) -> RadixKey:
         """The first `length` tokens (None: all) as a tree key.
@@ -109,7 +129,7 @@ class Request:
     @property
     def unbranched(self) -> int:
         """Samples that will branch off this request when its prompt is computed."""
-        return self.params.n - 1 if self.index == 0 and not self.output else 0
+        return 0 if self.index or self.branched else self.params.n - 1
 
     @property
     def usable_prefix(self) -> int:

@@ -1,0 +1,1 @@
+"""What makes it fast: each file replaces a launch, or a part of the model."""

@@ -1,0 +1,96 @@
+"""`generate` and `stream`: run an engine until some requests are done, and lose nothing of the others.
+
+Whatever finishes lies in the engine's outbox until somebody takes it: `step` takes all of it for its report,
+`generate` and `stream` only what is theirs. So one that is interrupted leaves none of its requests behind,
+and the others' outputs are in the next report.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from minirad.outputs import GenerationOutput, StreamText, StreamToken
+from minirad.schedule.request import Request
+
+if TYPE_CHECKING:
+    from minirad.engine import Engine
+
+
+class Outbox:
+    """Outputs that nobody has been given yet, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._outputs: list[GenerationOutput] = []
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def put(self, output: GenerationOutput) -> None:
+        self._outputs.append(output)
+
+    def take(self) -> list[GenerationOutput]:
+        """All of them."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def take_of(self, request_ids: Collection[str]) -> list[GenerationOutput]:
+        """Those of some requests; the others stay."""
+        mine = [output for output in self._outputs if output.request_id in request_ids]
+        self._outputs = [output for output in self._outputs if output.request_id not in request_ids]
+        return mine
+
+    def put_back(self, outputs: Sequence[GenerationOutput]) -> None:
+        """Taken, but not delivered: they come first again."""
+        self._outputs = [*outputs, *self._outputs]
+
+
+def generate(engine: Engine, requests: Sequence[Request]) -> list[GenerationOutput]:
+    """Runs new requests to their end; outputs in their order, samples by index."""
+    try:
+        engine.enqueue(requests)
+        order = {request.group: at for at, request in enumerate(requests)}
+        while any(request.group in order for request in engine.scheduler.everyone()):
+            engine.advance()
+        mine = engine.outbox.take_of(order)
+        return sorted(mine, key=lambda output: (order[output.request_id], output.index))
+    except BaseException:
+        engine.leave([request.group for request in requests])
+        raise
+
+
+class _Listener:
+    """What a stream is told of its request: tokens as they are sampled, outputs as they come."""
+
+    def __init__(self) -> None:
+        self.fresh: deque[tuple[int, int]] = deque()  # index, token
+        self.finished: dict[int, GenerationOutput] = {}
+
+    def token(self, request: Request, token: int) -> None:
+        self.fresh.append((request.index, token))
+
+    def ended(self, output: GenerationOutput) -> None:
+        self.finished[output.index] = output
+
+
+def stream(engine: Engine, request: Request) -> Iterator[StreamToken]:
+    """Yields a new request's tokens as they are sampled. Others may drive the engine between two of them."""
+    heard = request.listener = _Listener()
+    texts = [StreamText(engine.reply_text, request.params.stop) for _ in range(request.params.n)]
+    try:
+        try:
+            engine.enqueue([request])
+            rid = request.group
+            while heard.fresh or len(heard.finished) < request.params.n:
+                if not heard.fresh:
+                    engine.advance()
+                    continue
+                index, token = heard.fresh.popleft()
+                text, done = texts[index].add(token, heard.finished.get(index))
+                yield StreamToken(rid, index, token, text, done.finish_reason if done else None)
+        finally:
+            engine.leave([request.group])
+    except BaseException:  # Ctrl-C while it was being left
+        engine.leave([request.group])
+        raise
