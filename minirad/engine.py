@@ -175,7 +175,8 @@ class Engine:
         """Launches a batch and reads it. Most of a step's time is spent here: Ctrl-C comes through."""
         try:
             with self.transaction.let_through():
-                return self.runner.launch(batch).read()
+                pending = self.runner.launch(batch)
+            return pending.read()
         except BaseException:
             self.scheduler.put_back(batch.requests)
             raise
@@ -290,10 +291,10 @@ class Engine:
             for _ in range(request.ahead):
                 self.ownership.take_back_one(request)
             request.ahead = 0
-            if reason in ("abort", "error"):
+            if reason not in ("abort", "error"):
+                reason = self._give_to_tree(request, reason)
+            if request.row >= 0:
                 freed = self.ownership.release(request, "released")
-            else:
-                self.ownership.commit(request, finished=True)
         self.scheduler.finish(request)
         text, reason = self._final_text(request, reason)
         request.finish_reason = reason
@@ -312,6 +313,17 @@ class Engine:
             self.outbox.put(output)
             if request.listener is not None:
                 request.listener.ended(output)
+
+    def _give_to_tree(self, request: Request, reason: str) -> str:
+        """The last commit, which gives its row back; an error if the tree does not take it."""
+        try:
+            self.ownership.commit(request, finished=True)
+            return reason
+        except InvariantError:
+            raise
+        except Exception as problem:
+            request.error = f"{request.id}: its KV could not be kept: {problem!r}"
+            return "error"
 
     def _final_text(self, request: Request, reason: str) -> tuple[str, str]:
         """The reply's text, and how it ended: an error, if there is no text of these tokens."""

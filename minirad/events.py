@@ -537,7 +537,7 @@ class EventBus:
         self._by_type: dict[type[Event], list[Handler]] = {}
         # What `wants` asks: one set look-up, so that an idle emit site costs tens of nanoseconds.
         self._wanted: set[type[Event]] = set()
-        self._failures: list[Exception] | None = None  # None: a handler's error is raised at once
+        self._failures: list[BaseException] | None = None  # None: a handler's error is raised at once
 
     def wants(self, kind: type[Event]) -> bool:
         """True when somebody listens to events of this type."""
@@ -553,7 +553,7 @@ class EventBus:
         for handler in (*self._by_type.get(type(event), ()), *self._all):
             try:
                 handler(event)
-            except Exception as error:
+            except BaseException as error:
                 if self._failures is None:
                     raise
                 self._failures.append(error)
@@ -562,7 +562,7 @@ class EventBus:
         """From now on a handler's error is kept: whoever emits is in the middle of something."""
         self._failures = []
 
-    def release_failures(self) -> list[Exception]:
+    def release_failures(self) -> list[BaseException]:
         """Ends `hold_failures`; returns what handlers raised meanwhile."""
         failures, self._failures = self._failures or [], None
         return failures

@@ -86,4 +86,7 @@ class Window:
     def __exit__(self, *exc: object) -> None:
         transaction = self._transaction
         if transaction._usual is not None:
-            signal.signal(signal.SIGINT, transaction._note)
+            now: Any = signal.signal(signal.SIGINT, transaction._note)
+            transaction._usual = now if callable(now) else None  # a handler may have put another in its place
+            if transaction._usual is None:
+                signal.signal(signal.SIGINT, now)
