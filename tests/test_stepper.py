@@ -812,6 +812,20 @@ def test_a_fork_in_one_output_is_its_own(stepper: Stepper) -> None:
     assert one.stepper.engine is original and controls(one)["count"] == stepper.count
 
 
+def test_a_tree_that_fails_to_look_up_a_prompt_stops_no_other_output(stepper: Stepper, monkeypatch) -> None:
+    stepper.submit("3 4 5")
+    typed, other = stepper.display(), stepper.display()
+    press(typed, "type", "3 4")
+
+    def broken(tokens) -> int:
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr(stepper.engine, "peek", broken)
+    press(other, "run")
+    assert other.stepper.message == "" and controls(typed)["count"] == other.stepper.count
+    assert driving(typed)["refused"] and driving(typed)["hits"] == "IndexError: tuple index out of range"
+
+
 def test_a_title_given_later_leaves_no_output_beyond_the_end(stepper: Stepper) -> None:
     for text in ("3 4 5", "6 7 8", "9 10"):
         stepper.submit(text)

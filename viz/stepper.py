@@ -622,6 +622,8 @@ class Output:
             hits, total = self.stepper.what_if(self._typed)
         except ValueError as error:
             return str(error), True
+        except Exception as error:  # of a student's tree: this output says it, the others go on
+            return f"{type(error).__name__}: {error}", True
         return f"{hits} of {total} tokens would hit", False
 
     def _draw_ahead(self, drawn: int, index: int, moved: int) -> None:
