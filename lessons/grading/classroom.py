@@ -189,7 +189,7 @@ def _is_known(path: PurePosixPath) -> bool:
 
 
 def _kind(path: PurePosixPath) -> str:
-    """Where a file lies: in a "lesson", "beside" lessons, "machinery", "notebook", "unknown", "" for others."""
+    """Where a file lies: "lesson", "beside" it, "machinery", "notebook", "unknown", or "" for elsewhere."""
     top, *rest = path.parts
     if top == "notebooks":
         return "notebook" if len(rest) == 1 else "unknown"

@@ -27,7 +27,7 @@ apt-get install -y --no-install-recommends python3 python3-venv
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' \\
   || {{ echo "Python 3.10 is needed: choose Ubuntu 22.04 or newer"; exit 1; }}
 python3 -m venv /opt/minirad
-{torch}/opt/minirad/bin/pip install ./course
+{torch}/opt/minirad/bin/pip install -e course
 id {user} || useradd --system --no-create-home --shell /usr/sbin/nologin {user}
 bash protect
 """
