@@ -372,6 +372,12 @@ def find_user(name: str) -> tuple[int, int]:
         ) from None
     if 0 in found:
         raise ValueError(f"--user {name}: that is root; name a user who owns nothing")
+    needed = f"sys.path.insert(0, {str(ROOT.parent)!r}); import subprocess, numpy, lessons.grading.run"
+    command = [sys.executable, "-B", "-c", _BECOME + needed, *map(str, found)]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        told = done.stderr.strip().split("\n")[-1]
+        raise ValueError(f"--user {name}: that user cannot run {sys.executable}: {told}")
     return found
 
 

@@ -43,4 +43,5 @@ def shown(value: object) -> str:
     try:
         return one_line(repr(value))
     except Exception as error:
-        return f"a {plain(type(value).__name__, 200)} whose repr raises {plain(type(error).__name__, 200)}"
+        kinds = [plain(type(each).__name__, 200) for each in (value, error)]
+        return f"something of type {kinds[0]} whose repr raises {kinds[1]}"
