@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +20,9 @@ import torch
 from lessons.__main__ import main
 from lessons.grading.classroom import GIVEN, MACHINERY, WITHHELD, write_classroom
 from lessons.grading.gradescope import write_autograder
-from lessons.grading.spec import ROOT, find_folder, lesson_folders
-from lessons.grading.submission import find_lesson
+from lessons.grading.run import Result, verdict
+from lessons.grading.spec import ROOT, Lesson, find_folder, lesson_folders
+from lessons.grading.submission import Refused, find_lesson, read_source
 
 TREE, LOCKS = "02_radix_tree", "03_locks_and_eviction"
 
@@ -354,6 +357,43 @@ def test_what_is_no_student_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert "bob.zip (no folder)" in said and "MACOSX" not in said
     assert os.name != "posix" or "eve (a link)" in said
+
+
+def test_what_cannot_be_read_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the refusal is put into the system's mouth."""
+
+    def lstat(file: Path) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("lessons.grading.submission.os.lstat", lstat)
+    with pytest.raises(Refused, match=r"exercise.py cannot be read: Permission denied"):
+        read_source(tmp_path, tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(Refused, match=r"there is no exercise.py in "):
+        read_source(tmp_path, tmp_path)
+
+
+def test_where_the_grader_itself_fails_the_row_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def grade(lesson: Lesson, folder: Path, *args: Any, root: Path) -> Iterator[Result]:
+        if root.name == "bob":
+            raise OSError(28, "No space left on device")
+        yield from (verdict(lesson, exercise, "passed") for exercise in lesson.exercises)
+
+    for name in ("ada", "bob", "zoe"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    monkeypatch.setattr("lessons.grading.collect.grade", grade)
+    table = tmp_path / "grades.csv"
+    assert main(["collect", str(tmp_path / "in"), "--csv", str(table), "--lessons", "01"]) == 0
+    rows = {row["student"]: row for row in csv.DictReader(table.open(encoding="utf-8"))}
+    assert {name: row["points"] for name, row in rows.items()} == {"ada": "8", "bob": "0", "zoe": "8"}
+    assert "NOT GRADED" in rows["bob"]["remarks"] and "No space left" in rows["bob"]["remarks"]
+    monkeypatch.undo()
+    monkeypatch.setattr("lessons.grading.isolate.START", "raise ImportError('numpy is not installed')")
+    hand_in(tmp_path / "two", "ada")
+    assert main(["collect", str(tmp_path / "two"), "--csv", str(table), "--lessons", "02"]) == 2
+    assert "own process did not start" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- merging

@@ -92,8 +92,12 @@ def read_source(folder: Path, root: Path) -> bytes:
 def _read(file: Path, folder: Path, root: Path, most: int = MOST_BYTES) -> bytes:
     """root: what the submission is; a link that leads out of it is not followed."""
     name = file_name(str(file.relative_to(folder)))
-    if not _is_there(file):
-        raise Refused(f"there is no {name} in {file_name(folder.name)}")
+    try:
+        os.lstat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Refused(f"there is no {name} in {file_name(folder.name)}") from None
+    except OSError as error:
+        raise Refused(f"{name} cannot be read: {error.strerror}") from None
     if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
         raise Refused(f"{name} is a link out of the submission: hand in the file itself")
     try:
