@@ -186,7 +186,8 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _classroom(options: argparse.Namespace) -> int:
     written = write_classroom(Path(options.out), _due(options.due), options.torch_index)
-    print("\n".join(written.notes))
+    for note in written.notes:
+        print(note)
     print(f"{options.out}: {written.count} files. Next: git init there, and give it to your students.")
     return 0
 
