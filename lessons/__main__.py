@@ -1,24 +1,35 @@
-"""`python -m lessons`: the lessons and what is solved; `grade`, `classroom` and `collect` do the rest."""
+"""`python -m lessons`: the lessons and what is solved; `--help` lists the commands."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from lessons.grading.classroom import collect, write_classroom
-from lessons.grading.isolate import Limits, grade
+from lessons.grading.classroom import due_lessons, write_classroom
+from lessons.grading.collect import collect, merge, students_of
+from lessons.grading.gradescope import write_autograder
+from lessons.grading.isolate import GraderError, Limits, check_unreadable, find_user, grade
 from lessons.grading.progress import progress, remember
 from lessons.grading.report import tell_github, text, total, write_gradescope
 from lessons.grading.run import WORDS, Result
 from lessons.grading.show import show
-from lessons.grading.spec import find_folder, lesson_folders, load_lesson
+from lessons.grading.spec import Lesson, find_folder, lesson_folders, load_lesson
+from lessons.grading.submission import find_lesson
+from lessons.grading.words import one_line
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {one_line(message)} (--help says more)\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lessons", description="The course: lessons and grades.")
+    parser = _Parser(prog="python -m lessons", description="The course: lessons and grades.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("list", help="the lessons and what is solved (what you get without a command)")
 
@@ -26,85 +37,164 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("lessons", nargs="*", metavar="NN", help="numbers, names or folders; none: all")
     one.add_argument("--json", metavar="FILE", help="write results.json as Gradescope reads it")
     one.add_argument("--show", action="store_true", help="draw what failed and open it in the browser")
-    one.add_argument("--submission", metavar="DIR", help="grade DIR/NN_name/exercise.py instead of lessons/")
+    one.add_argument("--submission", metavar="DIR", help="grade what was handed in there, not lessons/")
+    one.add_argument("--user", metavar="NAME", help="run the submission as this user (root only)")
+    one.add_argument("--due", metavar="NN,NN", help="the exit code is about these lessons only")
     _common(one)
-
-    room = commands.add_parser(
-        "classroom", help="write a repository for students: no solutions, no hidden cases"
-    )
-    room.add_argument("out", metavar="OUT", help="a folder that does not exist yet")
 
     many = commands.add_parser("collect", help="grade a folder of submissions, one folder per student")
     many.add_argument("folder", metavar="DIR")
     many.add_argument("--csv", metavar="FILE", default="grades.csv")
     many.add_argument("--lessons", nargs="*", default=[], metavar="NN", help="none: all")
+    many.add_argument("--user", metavar="NAME", help="run the submissions as this user (root only)")
     _common(many)
+
+    tables = commands.add_parser("merge", help="one table of many that `collect` has written")
+    tables.add_argument("tables", nargs="+", metavar="FILE.csv")
+    tables.add_argument("--csv", metavar="FILE", default="grades.csv")
+
+    about = "write a repository for students: no solutions, no hidden cases"
+    room = commands.add_parser("classroom", help=about)
+    room.add_argument("out", metavar="OUT", help="a folder that does not exist yet")
+    room.add_argument("--due", metavar="NN,NN", help="the workflow is green when these lessons are done")
+    scope = commands.add_parser("gradescope", help="write the autograder for Gradescope")
+    scope.add_argument("out", metavar="OUT.zip", help="a file that does not exist yet")
+    scope.add_argument("--due", metavar="NN,NN", help="grade these lessons (default: all)")
+    for command in (room, scope):
+        command.add_argument(
+            "--torch-index", metavar="URL", default="", help="install torch from this index (a smaller one)"
+        )
     return parser
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
     text = "seeds the random cases (default: MINIRAD_STUDENT; collect: the folder's name)"
     parser.add_argument("--student", default=os.environ.get("MINIRAD_STUDENT", ""), metavar="ID", help=text)
-    parser.add_argument("--patience", type=float, default=1.0, help="factor on the time limits")
+    parser.add_argument("--patience", type=_factor, default=1.0, help="factor on the time limits")
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1000:
+        raise argparse.ArgumentTypeError(f"takes a number above 0, up to 1000, not {text!r}")
+    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 0 passed, 1 not, 2 asked wrongly."""
+    for stream in (sys.stdout, sys.stderr):  # names and messages may hold what a terminal cannot show
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
+    commands = {
+        "grade": _grade, "collect": _collect, "merge": _merge, "classroom": _classroom,
+        "gradescope": _gradescope,
+    }  # fmt: skip
     try:
-        if options.command == "grade":
-            return _grade(options)
-        if options.command == "classroom":
-            count = write_classroom(Path(options.out))
-            print(f"{options.out}: {count} files. Next: git init there, and give it to your students.")
-            return 0
-        if options.command == "collect":
-            return _collect(options)
-    except (ValueError, OSError) as error:
+        return commands.get(options.command, _list)(options)
+    except GraderError as error:
         print(f"python -m lessons: {error}", file=sys.stderr)
         return 2
+    except (ValueError, OSError) as error:
+        print(f"python -m lessons: {one_line(str(error), 1000)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("python -m lessons: stopped", file=sys.stderr)
+        return 130
+
+
+def _list(options: argparse.Namespace) -> int:
     print(progress())
     print("\nGrade one with `python -m lessons grade 02` or `pytest lessons/02_radix_tree`.")
     return 0
 
 
-def _folders(names: Sequence[str]) -> list[Path]:
-    return [find_folder(name) for name in names] if names else lesson_folders()
+def _lessons(names: Sequence[str]) -> list[Lesson]:
+    folders = [find_folder(name) for name in names] if names else lesson_folders()
+    return [load_lesson(folder) for folder in dict.fromkeys(folders)]
+
+
+def _due(text: str | None) -> list[str]:
+    """Names of lessons out of "01,02"; none where nothing is said."""
+    if text is None:
+        return []
+    return list(dict.fromkeys(find_folder(part.strip()).name for part in text.split(",")))
+
+
+def _limits(options: argparse.Namespace, lessons: Sequence[Lesson]) -> Limits:
+    user = None
+    if options.user is not None:
+        user = find_user(options.user)
+        for lesson in lessons:
+            check_unreadable(lesson)
+    return Limits(seconds=options.patience, user=user)
 
 
 def _grade(options: argparse.Namespace) -> int:
+    lessons = _lessons(options.lessons)
+    due = due_lessons(lessons, _due(options.due))
+    limits, root = _limits(options, lessons), None
+    if options.submission is not None:
+        root = Path(options.submission)
+        if not root.is_dir():
+            raise ValueError(f"{root} is no folder")
+    if options.json and not Path(options.json).resolve().parent.is_dir():
+        raise ValueError(f"--json: there is no folder {Path(options.json).parent}")
     results: list[Result] = []
-    limits = Limits(seconds=options.patience)
-    own = options.submission is None
-    for folder in _folders(options.lessons):
-        lesson = load_lesson(folder)
-        work = folder if own else Path(options.submission) / folder.name
+    for lesson in lessons:
+        work = lesson.folder if root is None else find_lesson(root, lesson.name, alone=len(lessons) == 1)
         found = []
-        for result in grade(lesson, work, options.student, limits):
+        for result in grade(lesson, work, options.student, limits, root=root):
             print(f"{lesson.name}  {result.exercise}: {WORDS[result.status]}", file=sys.stderr)
             found.append(result)
         results += found
         tell_github(found, work)
     print(text(results))
-    if own:
+    if root is None:
         remember(results)
     if options.json:
         write_gradescope(results, Path(options.json))
     if options.show and any(r.status not in ("passed", "todo") for r in results):
         print(f"\ndrawn: {show(results)}")
-    earned, possible = total(results)
-    return 0 if earned == possible else 1
+    asked = [r for r in results if not due or r.lesson in due]
+    if due:
+        print(f"\ndue: {', '.join(due)}: {'done' if all(r.passed for r in asked) else 'not done yet'}")
+    return 0 if all(r.passed for r in asked) else 1
 
 
 def _collect(options: argparse.Namespace) -> int:
-    lessons = [load_lesson(folder) for folder in _folders(options.lessons)]
-    limits = Limits(seconds=options.patience)
-    for student, results in collect(
-        Path(options.folder), Path(options.csv), lessons, limits, options.student
-    ):
+    lessons = _lessons(options.lessons)
+    limits = _limits(options, lessons)
+    students, others = students_of(Path(options.folder))
+    if others:
+        print(f"left out: {', '.join(others)}", file=sys.stderr)
+    for student, results in collect(students, Path(options.csv), lessons, limits, options.student):
         earned, possible = total(results)
         print(f"{student:24} {earned:g} of {possible:g}")
     print(f"written: {options.csv}")
+    return 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    count = merge([Path(table) for table in options.tables], Path(options.csv))
+    print(f"written: {options.csv}, {count} students")
+    return 0
+
+
+def _classroom(options: argparse.Namespace) -> int:
+    written = write_classroom(Path(options.out), _due(options.due), options.torch_index)
+    for note in written.notes:
+        print(note)
+    print(f"{options.out}: {written.count} files. Next: git init there, and give it to your students.")
+    return 0
+
+
+def _gradescope(options: argparse.Namespace) -> int:
+    count = write_autograder(Path(options.out), _due(options.due), options.torch_index)
+    print(f"{options.out}: {count} files. Upload it as the autograder, on Ubuntu 22.04 or newer.")
     return 0
 
 

@@ -137,7 +137,7 @@ def _recording(engine: Engine, path: Path | None) -> Iterator[None]:
 def _generate(args: argparse.Namespace) -> int:
     prompts = list(args.prompts)
     if args.file is not None:
-        prompts += [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts += [line for line in args.file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     if not prompts:
         raise ValueError("no prompt given: say one, or --file with one per line")
     params = sampling_params(args)

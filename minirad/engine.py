@@ -164,9 +164,6 @@ class Engine:
             return self.scheduler.next_batch()
         self.cache.poll()
         batch = self.scheduler.next_batch()
-        if batch is None and self.scheduler.stuck and self.cache.copy_locks:
-            self.cache.poll(wait=True)  # what copies lock may be all that was missing
-            batch = self.scheduler.next_batch()
         if self.host_tier is not None:
             self.host_tier.fence()
         return batch
@@ -354,8 +351,10 @@ class Engine:
     def _give_up(self, request: Request | None) -> None:
         """Nothing can run and nothing will change by itself: pins hold what this request needs."""
         if request is not None:
+            need, shared = self.scheduler.shortage(request)
+            beside = f" beside the {shared} pinned ones that it shares" if shared else ""
             request.error = (
-                f"{request.id} needs {request.length} slots, but of {self.allocator.num_tokens} only "
+                f"{request.id} needs {need} slots{beside}, but of {self.allocator.num_tokens} only "
                 f"{self.ownership.room} are free or evictable: the rest is pinned"
             )
             self._finish(request, "error")

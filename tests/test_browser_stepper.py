@@ -69,6 +69,34 @@ KERNEL_IDLE = """() => {
   const shown = window.jupyterapp.shell.currentWidget;
   return shown?.sessionContext?.session?.kernel?.status === 'idle';
 }"""
+ALL_RUN = """() => {
+  const cells = [...(window.jupyterapp.shell.currentWidget?.content?.model?.cells ?? [])];
+  return cells.length && cells.every((cell) => cell.type !== 'code' || cell.executionCount);
+}"""
+# Of each cell with a stepper: its number, and what Python says of the position that the cell asked for.
+STEPPER_CELLS = """() => [...window.jupyterapp.shell.currentWidget.content.model.cells].flatMap((cell, i) =>
+  (cell.type === 'code' ? cell.outputs.toJSON() : [])
+    .filter((output) => output.data?.['application/vnd.jupyter.widget-view+json'])
+    .map((output) => [i, [output.data['text/plain']].flat().join('')]))"""
+SCROLL_TO = "i => window.jupyterapp.shell.currentWidget.content.scrollToItem(i, 'start')"
+DRAWN_IN = """i => {
+  const cell = window.jupyterapp.shell.currentWidget.content.widgets[i].node;
+  return cell.querySelector('.mr-stepper svg.tree') && cell.querySelector('.where').textContent;
+}"""
+CELL = "i => window.jupyterapp.shell.currentWidget.content.widgets[i].node"
+RUN_AGAIN = """async (i) => {
+  const { content } = window.jupyterapp.shell.currentWidget;
+  content.activeCellIndex = i;
+  await window.jupyterapp.commands.execute('notebook:run-cell');
+}"""
+ASK_KERNEL = """async (code) => {
+  const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
+  const asked = kernel.requestExecute({ code, silent: false, store_history: false });
+  let text = '';
+  asked.onIOPub = (message) => { if (message.header.msg_type === 'stream') text += message.content.text; };
+  await asked.done;
+  return text.trim();
+}"""
 CLICK_AND_WAIT = """text => new Promise((done) => {
   const stepper = document.querySelector('.mr-stepper');
   const button = [...document.querySelectorAll('button')].find((b) => b.textContent.trim() === text);
@@ -153,11 +181,10 @@ def browser() -> Iterator[Any]:
 
 
 class Notebook:
-    """A page with a notebook whose cells have been run."""
+    """A page with a notebook of the lab's folder whose cells have all been run."""
 
-    def __init__(self, browser: Any, lab: tuple[str, Path], name: str, cells: list[str]) -> None:
-        address, root = lab
-        write_notebook(root / name, cells)
+    def __init__(self, browser: Any, lab: tuple[str, Path], name: str) -> None:
+        address, _ = lab
         self.outside: list[str] = []
         self.errors: list[str] = []
         self.page = browser.new_page(viewport={"width": 1280, "height": 800})
@@ -169,7 +196,8 @@ class Notebook:
         self.page.wait_for_function("window.jupyterapp", timeout=60_000)
         self.page.wait_for_function(KERNEL_IDLE, timeout=60_000)
         self.command("notebook:run-all-cells")
-        self.page.wait_for_selector(".mr-tree svg.tree", timeout=90_000)
+        self.page.wait_for_function(ALL_RUN, timeout=400_000)
+        self.page.wait_for_function(KERNEL_IDLE, timeout=60_000)
 
     def _requested(self, request: Any) -> None:
         local = ("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:", "about:")
@@ -216,7 +244,8 @@ class Notebook:
 
 @pytest.fixture(scope="module")
 def notebook(browser: Any, lab: tuple[str, Path]) -> Iterator[Notebook]:
-    opened = Notebook(browser, lab, "stepper.ipynb", [RECORDING, ENGINE])
+    write_notebook(lab[1] / "stepper.ipynb", [RECORDING, ENGINE])
+    opened = Notebook(browser, lab, "stepper.ipynb")
     opened.page.wait_for_function("document.querySelectorAll('.mr-tree svg.tree').length == 2")
     yield opened
     opened.close()
@@ -327,7 +356,9 @@ def test_driving_an_engine(notebook: Notebook) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [30, 100])
 def test_click_to_new_tree(browser: Any, lab: tuple[str, Path], nodes: int) -> None:
-    opened = Notebook(browser, lab, f"many{nodes}.ipynb", [MANY.replace("NODES", str(nodes))])
+    write_notebook(lab[1] / f"many{nodes}.ipynb", [MANY.replace("NODES", str(nodes))])
+    opened = Notebook(browser, lab, f"many{nodes}.ipynb")
+    opened.page.wait_for_selector(".mr-tree svg.tree")
     index, taken = opened.index(), []
     for _ in range(30):
         taken.append(opened.page.evaluate(CLICK_AND_WAIT, "◀"))
@@ -336,3 +367,97 @@ def test_click_to_new_tree(browser: Any, lab: tuple[str, Path], nodes: int) -> N
     median, worst = statistics.median(taken), max(taken)
     print(f"\n{nodes} nodes: click to new tree {median:.0f} ms median, {worst:.0f} ms at most")
     opened.close()  # wanted: 50 and 100 ms on a quiet machine
+
+
+class Shown:
+    """What one output shows: its cell is scrolled to, for JupyterLab draws only what is near."""
+
+    def __init__(self, opened: Notebook, cell: int) -> None:
+        opened.page.evaluate(SCROLL_TO, cell)
+        opened.page.wait_for_function(DRAWN_IN, arg=cell, timeout=30_000)
+        self.node = opened.page.evaluate_handle(CELL, cell).as_element()
+        self.page = opened.page
+
+    def said(self) -> str:
+        """The title and the sentence, as Python's text begins."""
+        title, sentence = (
+            part.inner_text() for part in self.node.query_selector_all(".mr-say p:first-child > *")
+        )
+        return f"{title}: {sentence}."
+
+    def position(self) -> tuple[int, int]:
+        """(position, the last that there is)"""
+        index, last = self.node.query_selector(".where").inner_text().split(" of ")
+        assert self.node.query_selector(".mr-stepper").get_attribute("data-index") == index
+        return int(index), int(last)
+
+    def press(self, text: str) -> None:
+        """Presses a button and waits for the picture that follows."""
+        before = self.position()[0]
+        next(b for b in self.node.query_selector_all("button") if b.inner_text() == text).click()
+        script = "([cell, index]) => cell.querySelector('.mr-stepper').dataset.index != index"
+        self.page.wait_for_function(script, arg=[self.node, before], timeout=20_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["00_tour", "02_radix_tree", "03_locks_and_eviction", "05_paged_attention",
+                                  "06_request_life", "08_nine_steps"])  # fmt: skip
+def test_run_all_leaves_every_picture_where_its_cell_put_it(
+    browser: Any, lab: tuple[str, Path], name: str
+) -> None:
+    """In these a stepper moves on after it was shown, or is shown several times."""
+    import nbformat
+
+    source = REPOSITORY / "notebooks" / f"{name}.ipynb"
+    shutil.copy(source, lab[1] / source.name)
+    opened = Notebook(browser, lab, source.name)
+    cells = opened.page.evaluate(STEPPER_CELLS)
+    saved = nbformat.read(source, as_version=4).cells
+    seen = {}
+    for cell, text in cells:
+        output = Shown(opened, cell)
+        assert text.startswith(output.said()), cell
+        (as_saved,) = [o.data["text/plain"] for o in saved[cell].outputs if "image/png" in o.get("data", {})]
+        assert as_saved == text  # the picture for GitHub, made in another kernel
+        seen[cell] = (output.position(), output.said())
+    assert len(seen) == len(cells) > 0
+    first = cells[0][0]
+    assert len({said for _, said in seen.values()}) == len(seen)
+    moved = Shown(opened, first)
+    moved.press("◀")
+    assert moved.position()[0] == seen[first][0][0] - 1
+    for cell, _ in cells[1:]:
+        assert (Shown(opened, cell).position(), Shown(opened, cell).said()) == seen[cell]
+    assert Shown(opened, first).position()[0] == seen[first][0][0] - 1
+    opened.close()
+
+
+SHOWN_TWICE = ["drive.submit('Hello')\ndrive.run(1)\ndrive", "drive.run()\ndrive"]
+HOW_MANY = "from viz.stepper import Output; print(len(Output._alive))"
+
+
+@pytest.mark.slow
+def test_outputs_share_the_engine_and_a_cell_run_again_leaves_no_model(
+    browser: Any, lab: tuple[str, Path]
+) -> None:
+    setup = RECORDING.replace("\nlook\n", "\n") + ENGINE.replace("\ndrive\n", "\n")
+    write_notebook(lab[1] / "twice.ipynb", [setup, *SHOWN_TWICE])
+    opened = Notebook(browser, lab, "twice.ipynb")
+    early, late = Shown(opened, 1), Shown(opened, 2)
+    (at, last), (end, same) = early.position(), late.position()
+    assert (at, last, same) == (2, end, end) and end > at
+    late.node.query_selector("input[type=text]").fill("Hi")
+    late.press("submit")
+    assert late.position() == (end + 1, end + 1)
+    opened.page.wait_for_function("([cell, text]) => cell.querySelector('.where').textContent === text",
+                                  arg=[early.node, f"{at} of {end + 1}"])  # fmt: skip
+    early.press("▶|")
+    assert early.said() == late.said() and early.position() == late.position()
+    assert opened.page.evaluate(ASK_KERNEL, HOW_MANY) == "2"
+    for _ in range(3):
+        opened.page.evaluate(RUN_AGAIN, 2)
+    assert opened.page.evaluate(ASK_KERNEL, HOW_MANY) == "2"
+    early.press("|◀")
+    assert Shown(opened, 2).position()[0] > early.position()[0] == 0
+    opened.close()

@@ -30,7 +30,7 @@ def test_generate_shows_text_and_hits(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_generate_json_from_a_file_and_recorded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Hello\n\nWhat can you do?\n", encoding="utf-8")
+    prompts.write_text("Hello\n\nWhat can you do?\n", encoding="utf-8-sig")  # as editors on Windows save it
     record = tmp_path / "run.jsonl"
     code, out, _ = run(
         capsys, "generate", "--file", str(prompts), "--json", "--record", str(record), "--n", "2",

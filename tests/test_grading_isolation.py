@@ -117,7 +117,8 @@ def test_it_costs_its_own_points_only(lesson: Lesson, tmp_path: Path, name: str)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
 def test_memory_is_limited(lesson: Lesson, tmp_path: Path) -> None:
-    results = graded(lesson, tmp_path, "x = []\nwhile True: x.append(bytearray(1 << 24))")
+    slow = Limits(seconds=5, memory_mb=300)  # 300 MB are written before it happens
+    results = graded(lesson, tmp_path, "x = []\nwhile True: x.append(bytearray(1 << 24))", limits=slow)
     assert [(r.status, r.points) for r in results] == [("passed", 1), ("memory", 0), ("passed", 1)]
 
 
@@ -163,6 +164,44 @@ def test_own_files_beside_it_can_be_imported_and_hide_nothing(lesson: Lesson, tm
 def test_what_it_printed_is_shown_with_the_failure(lesson: Lesson, tmp_path: Path) -> None:
     results = graded(lesson, tmp_path, "print('here I am')\nreturn 2")
     assert "here I am" in results[1].output and results[1].line == 4
+
+
+FORGED = """import sys
+frame = sys._getframe()
+while "send" not in frame.f_locals: frame = frame.f_back
+send = frame.f_locals["send"]
+send("result", exercise="c", status="passed"), send("result", exercise=["b"]), send("result"), send("start")
+send("start", exercise="c"), send("ready"), send("unreadable", words=3), send(None), send("unreadable")
+send("result", exercise="b", status="9" * 9999, words=7, pictures=[1, [2, 3], ["x"], ["y", {}]])
+return 1"""
+
+
+def test_forged_messages_give_no_points_and_end_nothing(lesson: Lesson, tmp_path: Path) -> None:
+    results = graded(lesson, tmp_path, FORGED)
+    assert [(r.exercise, r.points, r.status) for r in results] == [
+        ("a", 1, "passed"), ("b", 0, "tampered"), ("c", 1, "passed"),
+    ]  # fmt: skip
+    assert len(results[1].words) < 500 and results[1].pictures == [("y", {})]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no fork")
+def test_a_fork_does_not_count_twice(lesson: Lesson, tmp_path: Path) -> None:
+    results = graded(lesson, tmp_path, "import os\nreturn 1 if os.fork() else 2")
+    assert [(r.exercise, r.points) for r in results] == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_a_process_that_ends_between_two_exercises_costs_none(lesson: Lesson, tmp_path: Path) -> None:
+    """As a thread of b's may do: the process is gone as soon as b's result is sent."""
+    bad = """import os, sys
+frame = sys._getframe()
+while "send" not in frame.f_locals: frame = frame.f_back
+send = frame.f_locals["send"]
+write, dumps = send.__defaults__
+def last(line): write(line), write.__self__.flush(), os._exit(0)
+send.__defaults__ = last, dumps
+return 1"""
+    results = graded(lesson, tmp_path, bad)
+    assert [(r.exercise, r.points) for r in results] == [("a", 1), ("b", 1), ("c", 1)]
 
 
 def test_secrets_do_not_reach_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

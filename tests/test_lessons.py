@@ -5,18 +5,22 @@ Solutions and mutants run in this process; tests/test_grading_isolation.py has t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lessons.grading import Exercise, Failure, student_cache
+from lessons.grading.isolate import about_the_file
 from lessons.grading.mutants import Mutant, load_mutants
 from lessons.grading.progress import progress, remember
 from lessons.grading.report import annotations, gradescope, summary, table
-from lessons.grading.run import Result, grade_module, run_exercise
+from lessons.grading.report import text as report_text
+from lessons.grading.run import Result, grade_module, run_exercise, verdict
 from lessons.grading.show import page
 from lessons.grading.spec import (
     Lesson,
@@ -216,6 +220,62 @@ def test_progress_is_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert progress().points(name) == (0, 10)
 
 
+def test_what_is_wrong_with_the_file_is_said_once() -> None:
+    lesson = load_lesson(find_folder("02"))
+    results = list(about_the_file(lesson, lesson.exercises, "failed", "exercise.py, line 3 is no Python", 3))
+    told = [report_text(results), json.dumps(gradescope(results)), summary(results), page(results)]
+    assert [words.count("line 3 is no Python") for words in told] == [1, 1, 1, 1]
+    assert not any("Hint" in words for words in told)
+    (line,) = annotations(results)
+    assert "exercise.py,line=3,title=02_radix_tree%3A failed::exercise.py, line 3" in line
+
+
+def test_words_are_bounded_and_can_be_written() -> None:
+    lesson = load_lesson(find_folder("02"))
+    found = verdict(lesson, lesson.exercises[0], "failed", "\ud800\x1b[2J\u202e" + "x" * 20_000_000)
+    assert found.words.startswith(r"\ud800\x1b[2J\u202ex") and len(found.words) < 5000
+    report = json.dumps(gradescope([found]), ensure_ascii=False) + page([found]) + summary([found])
+    assert report.encode("utf-8") and "\x1b" not in report
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "returned", "words"),
+    [
+        ("02", "split_node", "half", "after split_node returned 'half': AttributeError"),
+        ("02", "match_prefix", 7, "match_prefix([1, 2]) returned 7; it should be (slots, node)"),
+        ("03", "lru_key", None, "after lru_key returned None: TypeError"),
+        ("04", "alloc_extend", 3.5, "it returned 3.5, which is no list of numbers"),
+        ("04", "page_table", None, "returned None, which is no table"),
+        ("06", "plan_chunks", [None], "after plan_chunks returned [None]: TypeError"),
+        ("07", "lpm_order", "abc", "after lpm_order returned 'abc': AttributeError"),
+    ],
+)
+def test_a_wrong_type_is_shown(number: str, name: str, returned: object, words: str) -> None:
+    lesson = load_lesson(find_folder(number))
+    impl = load_file(lesson.folder / "solution.py")
+    exercise = next(each for each in lesson.exercises if name in (*each.asks_for, each.name))
+    setattr(impl, name, lambda *args, **more: returned)
+    exercise = dataclasses.replace(exercise, cases=exercise.cases[:1]) if number == "03" else exercise
+    assert words in run_exercise(lesson, exercise, impl).words
+
+
+def test_sizes_that_were_not_kept_are_said_in_full() -> None:
+    lesson = load_lesson(find_folder("03"))
+    impl = load_file(lesson.folder / "solution.py")
+    right = impl.evict
+
+    def forgets(tree: Any, count: int) -> int:
+        freed = right(tree, count)
+        tree.evictable_size += freed
+        return int(freed)
+
+    impl.evict = forgets
+    assert run_exercise(lesson, lesson.exercise("evict"), impl).words == (
+        "after A, B and C came in this order, evict(1) left evictable_size at 3; "
+        "it should be 2 (3 before, 1 token went)"
+    )
+
+
 # ---------------------------------------------------------------------- the engine on a student's tree
 
 
@@ -324,8 +384,9 @@ def test_the_live_page_takes_it_and_shows_where_it_broke(tmp_path: Path, capsys)
     names = ("common_prefix", "split_node", "match_prefix", "insert")
     path, page_file = write_part(tmp_path, "02", *names), tmp_path / "run.html"
     asked = ["--cache", str(path), "--export", str(page_file), "--steps", "40", "--workload", "chat"]
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as editors on Windows save it
     assert main(asked) == 0
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     path.write_text(text.replace("    node.slots = node.slots[at:]\n", ""), encoding="utf-8")
     assert main(asked) == 1 and page_file.exists()
     assert "your tree broke: after your match_prefix: n1 has" in capsys.readouterr().err

@@ -126,7 +126,7 @@ MUTANTS = [
     Mutant("an abort inserts", Engine, "_finish", 'reason in ("abort", "error")', "False"),
     # admission, samples, retraction
     Mutant("all cached slots are used", Request, "usable_prefix", "self.length - 1", "self.length"),
-    Mutant("the match is not locked", Scheduler, "_admit", "cache.inc_lock_ref(match.last_node)", "pass"),
+    Mutant("the match is not locked", Scheduler, "_admit_by", "cache.inc_lock_ref(match.last_node)", "pass"),
     Mutant("a retracted request is forgotten", Scheduler, "requeue", "self.waiting.append(request)", "pass"),
     Mutant(
         "a further sample takes no lock",

@@ -1,10 +1,15 @@
-"""viz/stepper.py without a browser: real buttons are pressed, the engine's own state is the judge."""
+"""viz/stepper.py without a browser: what its buttons send is sent, the engine's own state is the judge."""
 
 from __future__ import annotations
 
+import gc
 import io
 import json
+import time
+import weakref
+from types import SimpleNamespace
 
+import ipywidgets
 import pytest
 from PIL import Image
 
@@ -18,10 +23,25 @@ from viz.dot import find_dot
 from viz.fork import evict_by_hand
 from viz.panels import TAGS, Ledger, event_lines, payload, pool_cells, ranges
 from viz.quiz import question_for, state_before, unlocked_leaves, why
-from viz.stepper import Stepper, _esm, fork
+from viz.stepper import Output, Stepper, _esm, fork
 from viz.trace import Trace, ids_as_text
 
 WORDS = SamplingParams(max_new_tokens=6, ignore_eos=True)
+
+
+def press(output: Output, name: str, value: object = None) -> None:
+    """What static/stepper.js sends when a button is pressed."""
+    output.received({"do": name, "value": value})
+
+
+def controls(output: Output) -> dict:
+    """What the browser has of the controls."""
+    return json.loads(output.model.controls)
+
+
+def driving(output: Output) -> dict:
+    """What the browser has of the engine's controls."""
+    return controls(output)["engine"]
 
 
 def tiny_run(make_engine, **config) -> tuple[Engine, Recorder]:
@@ -57,62 +77,83 @@ def classroom() -> Engine:
 @pytest.mark.parametrize("granularity", ["event", "step", "scene"])
 def test_forward_and_back_show_the_recorded_states(make_engine, granularity: str) -> None:
     _, recording = tiny_run(make_engine)
-    stepper = Stepper(recording, granularity=granularity, decode=ids_as_text)
-    trace = Trace(recording, ids_as_text)
-    controls = stepper.controls
-    controls.first.click()
+    output = Stepper(recording, granularity=granularity, decode=ids_as_text).display()
+    stepper, trace = output.stepper, Trace(recording, ids_as_text)
+    press(output, "first")
     there = []
-    while not controls.forward.disabled:
+    while controls(output)["forward"]:
         there.append((stepper.state, stepper.shown["svg"]))
-        controls.forward.click()
+        press(output, "forward")
     assert stepper.index == trace.count(granularity) - 1
     assert stepper.state == recording.state(len(recording) - 1)
     for index in range(stepper.index - 1, -1, -1):
-        controls.back.click()
-        assert stepper.index == index
+        assert controls(output)["back"]
+        press(output, "back")
+        assert stepper.index == index == controls(output)["index"]
         assert (stepper.state, stepper.shown["svg"]) == there[index]
         assert stepper.state == trace.state(granularity, index)
-    assert controls.back.disabled and controls.first.disabled
+    assert not controls(output)["back"]
 
 
 def test_slider_granularity_and_keys_are_the_same_as_the_buttons(make_engine) -> None:
     _, recording = tiny_run(make_engine)
-    stepper = Stepper(recording, decode=ids_as_text)
-    controls = stepper.controls
-    controls.slider.value = 4
-    assert stepper.index == 4 and controls.play.value == 4
+    output = Stepper(recording, decode=ids_as_text).display()
+    stepper = output.stepper
+    press(output, "go", 4)
+    assert stepper.index == 4
     moment = stepper.state
-    controls.granularity.value = "event"
+    press(output, "granularity", "event")
     assert stepper.state == moment and stepper.view.granularity == "event"
-    assert controls.slider.max == stepper.count - 1
+    assert controls(output)["count"] == stepper.count
     at = stepper.index
-    stepper._from_browser(None, {"kind": "forward"}, [])
+    press(output, "forward")
     assert stepper.index == at + 1
-    stepper._from_browser(None, {"kind": "back"}, [])
+    press(output, "back")
     assert stepper.index == at
-    stepper._from_browser(None, {"kind": "play"}, [])
-    assert controls.play.playing
-    stepper._from_browser(None, {"kind": "play"}, [])
-    assert not controls.play.playing
-    for nonsense in ("forward", None, {}, {"kind": "open", "node": "x"}, {"kind": "rm"}):
-        stepper._from_browser(None, nonsense, [])
-    assert stepper.index == at
+
+
+def test_nonsense_from_the_browser_changes_nothing(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    output = Stepper(recording, decode=ids_as_text).display()
+    before = output.stepper.index, output.model.payload
+    for nonsense in ("forward", None, {}, {"do": "rm"}, {"do": ["go"]}, {"do": "_session"}, {"do": "engine"}):
+        output.received(nonsense)
+    wrong = {
+        "go": (None, "1", 1.5, True),
+        "open": ("x",),
+        "quiz": (1,),
+        "jump": (3,),
+        "fork": ("",),
+        "back": (1,),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            press(output, name, value)
+    assert (output.stepper.index, output.model.payload) == before
+    press(output, "go", 9999)
+    press(output, "jump", "foo")
+    press(output, "granularity", "day")
+    assert output.stepper.index == before[0] and "day" in output.stepper.message
 
 
 def test_jumps_go_to_the_marks(make_engine) -> None:
     _, recording = tiny_run(make_engine)
-    stepper = Stepper(recording, decode=ids_as_text)
+    output = Stepper(recording, decode=ids_as_text).display()
+    stepper = output.stepper
     kinds = {"split": ev.NodeSplit, "evict": ev.NodeEvicted}
     for kind, event in kinds.items():
         stepper.first()
-        stepper.controls.jumps[kind].click()
+        press(output, "jump", kind)
         assert any(isinstance(e, event) for e in stepper.view.events)
         frame = stepper.view.frame
         assert not any(isinstance(e, event) for f in recording.frames[:frame] for e in f.events)
     stepper.last()
     assert not stepper.jump("evict")
     assert "no further eviction" in stepper.message
-    assert stepper.controls.jumps["retract"].disabled == (not Trace(recording).marks()["retract"])
+    marks = Trace(recording).marks()
+    assert {kind: there for kind, _, there in controls(output)["jumps"]} == {
+        k: bool(v) for k, v in marks.items()
+    }
 
 
 def test_positions_that_are_not_there(make_engine) -> None:
@@ -132,15 +173,15 @@ def test_positions_that_are_not_there(make_engine) -> None:
 
 def test_the_picture_is_of_the_engines_own_state(make_engine) -> None:
     engine, recording = tiny_run(make_engine)
-    stepper = Stepper(recording, decode=ids_as_text)
-    shown = stepper.shown
+    output = Stepper(recording, decode=ids_as_text).display()
+    shown = output.stepper.shown
     state = engine.snapshot()
     cells = shown["pool"]["cells"]
     for node in state["tree"]["nodes"]:
         assert f'id="n{node["id"]}"' in shown["svg"]
         assert all(cells[slot - 1] == node["id"] for slot in node["slots"])
     assert sum(owner == 0 for owner in cells) == state["free"]
-    assert json.loads(stepper.view_widget.payload) == shown
+    assert json.loads(output.model.payload) == {**shown, "drawn": 1}
 
 
 # ---------------------------------------------------------------------- panels
@@ -236,17 +277,18 @@ def test_a_payload_is_small(make_engine) -> None:
 
 def test_why_names_the_policy_and_the_runner_up(make_engine) -> None:
     _, recording = tiny_run(make_engine)
-    stepper = Stepper(recording, decode=ids_as_text)
-    stepper.controls.why.click()
+    output = Stepper(recording, decode=ids_as_text).display()
+    stepper = output.stepper
+    press(output, "why")
     assert "Nothing was evicted here" in stepper.message
     stepper.first()
     stepper.jump("evict")
-    stepper.controls.why.click()
+    press(output, "why")
     (event, *_) = [e for e in stepper.view.events if isinstance(e, ev.NodeEvicted)]
     assert f"n{event.node} went by the policy lru" in stepper.message
     if event.runner_up:
         assert f"n{event.runner_up}" in stepper.message
-    assert stepper.message == stepper.shown["message"]
+    assert stepper.message == json.loads(output.model.payload)["message"]
 
 
 def test_victims_are_among_the_unlocked_leaves_of_the_state_before(make_engine) -> None:
@@ -268,28 +310,25 @@ def test_victims_are_among_the_unlocked_leaves_of_the_state_before(make_engine) 
 
 def test_the_quiz_asks_before_it_shows(make_engine) -> None:
     _, recording = tiny_run(make_engine)
-    stepper = Stepper(recording, decode=ids_as_text)
-    controls = stepper.controls
+    output = Stepper(recording, decode=ids_as_text).display()
+    stepper = output.stepper
     stepper.first()
-    controls.quiz.value = True
+    press(output, "quiz", True)
     asked = {"victim": 0, "hit": 0}
-    while not controls.forward.disabled:
+    while controls(output)["forward"]:
         before = stepper.index
-        controls.forward.click()
+        press(output, "forward")
         question = stepper.question
         if question is None:
             assert stepper.index == before + 1
             continue
-        assert stepper.index == before and controls.asking.layout.display == "flex"
+        assert stepper.index == before
+        assert controls(output)["question"] == {"text": question.text, "choices": list(question.choices)}
         asked[question.kind] += 1
-        if question.choices:
-            assert question.answer in question.choices
-            controls.choice.value = question.answer
-        else:
-            controls.number.value = int(question.answer)
-        controls.answer.click()
+        assert not question.choices or question.answer in question.choices
+        press(output, "answer", question.answer)
         assert stepper.index == before + 1 and "Right" in stepper.message
-        assert controls.asking.layout.display == "none"
+        assert controls(output)["question"] is None
     assert min(asked.values()) > 0
     assert stepper.score == [sum(asked.values())] * 2
 
@@ -310,41 +349,44 @@ def test_a_wrong_answer_is_told_with_the_reason(make_engine) -> None:
 
 
 def test_buttons_drive_the_engine(stepper: Stepper) -> None:
-    controls, engine = stepper.controls, stepper.engine
-    assert controls.step.disabled and controls.run.disabled
-    controls.text.value = "3 4 5 6"
-    assert "0 of 4 tokens would hit" in controls.hits.value
-    controls.submit.click()
-    assert controls.text.value == "" and engine.has_work
+    output = stepper.display()
+    stepper, engine = output.stepper, stepper.engine
+    assert not driving(output)["step"]
+    press(output, "type", "3 4 5 6")
+    assert driving(output)["hits"] == "0 of 4 tokens would hit"
+    press(output, "submit", "3 4 5 6")
+    assert driving(output)["taken"] == 1 and driving(output)["hits"] == "" and engine.has_work
     assert "R1" in stepper.state["waiting"] and stepper.shown["requests"][0]["id"] == "R1"
-    controls.step.click()
+    assert driving(output)["step"]
+    press(output, "step")
     assert stepper.state == engine.snapshot()
-    controls.run.click()
+    press(output, "run")
     assert not engine.has_work and stepper.state == engine.snapshot()
-    controls.text.value = "3 4 5 6"
-    assert "4 of 4 tokens would hit" in controls.hits.value
-    controls.tokens.value = 2
-    controls.evict.click()
+    press(output, "type", "3 4 5 6")
+    assert driving(output)["hits"] == "4 of 4 tokens would hit"
+    press(output, "evict", 2)
     assert stepper.state == engine.snapshot()
     assert any(isinstance(e, ev.NodeEvicted) for e in stepper.view.events)
     stepper.submit("7 8 9")
-    controls.flush.click()
+    press(output, "flush")
     assert "cannot flush" in stepper.message
-    controls.run.click()
-    controls.flush.click()
+    press(output, "run")
+    press(output, "flush")
     assert engine.cache.total_size == 0 and stepper.state == engine.snapshot()
-    controls.evict.click()
+    press(output, "evict", 2)
     assert "no token can be evicted" in stepper.message
     engine.check()
 
 
 def test_forward_at_the_present_steps_the_engine(stepper: Stepper) -> None:
+    output = stepper.display()
+    stepper = output.stepper
     stepper.submit("3 4 5")
     for _ in range(5):
-        assert not stepper.controls.forward.disabled
-        stepper.controls.forward.click()
+        assert controls(output)["forward"]
+        press(output, "forward")
         assert stepper.state == stepper.engine.snapshot()
-    assert stepper.controls.forward.disabled
+    assert not controls(output)["forward"]
     stepper.forward()
     assert "Nothing is left" in stepper.message
 
@@ -353,8 +395,9 @@ def test_what_if_touches_nothing(stepper: Stepper) -> None:
     stepper.submit("3 4 5 6 7 8")
     stepper.run()
     before, frames = stepper.engine.snapshot(), len(stepper.recording)
+    output = stepper.display()
     for text in ("3", "3 4 5 60", "", "9 9 9"):
-        stepper.controls.text.value = text
+        press(output, "type", text)
     assert stepper.what_if("3 4 5 60") == (3, 4)
     assert stepper.engine.snapshot() == before
     stepper.recording.cut()
@@ -364,15 +407,16 @@ def test_what_if_touches_nothing(stepper: Stepper) -> None:
 def test_a_refused_prompt_is_told_and_nothing_is_lost(stepper: Stepper) -> None:
     stepper.submit("3 4 5")
     stepper.run()
-    before = stepper.engine.snapshot()
-    stepper.controls.text.value = " ".join(["7"] * 90)
-    stepper.controls.submit.click()
+    before, output = stepper.engine.snapshot(), stepper.display()
+    stepper = output.stepper
+    press(output, "submit", " ".join(["7"] * 90))
     assert "more than the KV pool" in stepper.message
     assert stepper.shown["message"] == stepper.message
-    assert stepper.controls.text.value != ""  # to be corrected
+    assert driving(output)["taken"] == 0  # the text stays, to be corrected
     assert stepper.engine.snapshot() == before
-    stepper.controls.text.value = "9999"
-    stepper.controls.submit.click()
+    press(output, "type", "words")
+    assert driving(output)["refused"] and "no tokenizer" in driving(output)["hits"]
+    press(output, "submit", "9999")
     assert "outside the vocabulary" in stepper.message
     assert stepper.submit("words") is None and "no tokenizer" in stepper.message
     assert stepper.submit("") is None and "empty" in stepper.message
@@ -381,11 +425,13 @@ def test_a_refused_prompt_is_told_and_nothing_is_lost(stepper: Stepper) -> None:
 def test_submitting_while_the_past_is_on_view(stepper: Stepper) -> None:
     stepper.submit("3 4 5")
     stepper.run()
+    output = stepper.display()
+    stepper = output.stepper
     stepper.go(1)
-    assert "goes to the present" in stepper.controls.present.value
+    assert "goes to the present" in driving(output)["present"]
     assert stepper.submit("3 4 6") == "R2"
     assert stepper.at_present and "went to the present" in stepper.message
-    assert stepper.controls.present.value == ""
+    assert driving(output)["present"] == ""
 
 
 def test_an_engine_error_in_a_step_becomes_text(stepper: Stepper, monkeypatch) -> None:
@@ -397,9 +443,10 @@ def test_an_engine_error_in_a_step_becomes_text(stepper: Stepper, monkeypatch) -
         raise RuntimeError("<b>out of order</b>")
 
     monkeypatch.setattr(stepper.engine, "step", broken)
-    stepper.controls.run.click()
-    stepper.controls.forward.click()
-    assert stepper.message == "RuntimeError: <b>out of order</b>"
+    output = stepper.display()
+    for name in ("run", "forward"):
+        press(output, name)
+        assert json.loads(output.model.payload)["message"] == "RuntimeError: <b>out of order</b>"
     assert stepper.state == shown
     with pytest.raises(RuntimeError):  # from Python it is an error like any other
         stepper.run()
@@ -503,26 +550,25 @@ def test_fork_from_here_and_back(stepper: Stepper) -> None:
         stepper.run()
     original, there = stepper.engine, stepper.engine.snapshot()
     stepper.go(8)
-    past = stepper.state
-    controls = stepper.controls
-    controls.fork_fields["eviction_policy"].value = "mru"
-    controls.fork.click()
+    output = stepper.display()
+    stepper, past = output.stepper, stepper.state
+    fields = {name: value for name, _, _, value in driving(output)["fork"]}
+    press(output, "fork", {**fields, "eviction_policy": "mru"})
     assert stepper.engine is not original and stepper.engine.config.eviction_policy == "mru"
-    assert "Forked at step" in stepper.message
+    assert "Forked at step" in stepper.message and driving(output)["original"]
     assert stepper.state["step"] == past["step"]
     assert original.snapshot() == there
     stepper.submit("3 4 5")
     stepper.run()
-    controls.original.click()
+    press(output, "original")
     assert stepper.engine is original and stepper.state == past
-    assert not stepper.original()
-    controls.fork_fields["kv_tokens"].value = 4
-    controls.fork.click()
+    assert not stepper.original() and not driving(output)["original"]
+    press(output, "fork", {**fields, "kv_tokens": 4})
     assert "more than the KV pool" in stepper.message
     assert stepper.engine is original and stepper.state == past
-    controls.fork_fields["kv_tokens"].value = 0
-    controls.fork.click()
-    assert "kv_tokens" in stepper.message
+    for wrong in ({"kv_tokens": 0}, {"kv_tokens": "many"}, {"kv_tokens": None, "nonsense": 1}):
+        press(output, "fork", {**fields, **wrong})
+        assert list(wrong)[-1] in stepper.message and stepper.engine is original
 
 
 # ---------------------------------------------------------------------- the classroom model
@@ -551,16 +597,11 @@ def test_the_policy_of_a_tree_of_ones_own_is_its_own(make_engine) -> None:
 
 def test_agent_and_raw_do_what_their_names_say(classroom: Engine) -> None:
     classroom.flush_cache()
-    stepper = Stepper(classroom)
-    shared = len(classroom.encode(corpus.AGENT_PROMPT))
-    for button in (
-        stepper.controls.agent,
-        stepper.controls.agent,
-        stepper.controls.raw,
-        stepper.controls.raw,
-    ):
-        button.click()
-        stepper.controls.run.click()
+    output = Stepper(classroom).display()
+    stepper, shared = output.stepper, len(classroom.encode(corpus.AGENT_PROMPT))
+    for name in ("agent", "agent", "raw", "raw"):
+        press(output, name)
+        press(output, "run")
     requests = stepper.shown["requests"]
     assert requests[1]["cached"] >= shared
     assert requests[2]["cached"] <= 1 and requests[3]["cached"] <= 2
@@ -569,10 +610,11 @@ def test_agent_and_raw_do_what_their_names_say(classroom: Engine) -> None:
 
 def test_chat_or_not(classroom: Engine) -> None:
     classroom.flush_cache()
-    stepper = Stepper(classroom)
+    output = Stepper(classroom).display()
+    stepper = output.stepper
     messages = [corpus.message("system", corpus.SYSTEM_PROMPT), corpus.message("user", "Hello")]
     assert stepper.prompt("Hello") == corpus.chat_text(messages, True)
-    stepper.controls.chat.value = False
+    press(output, "chat", False)
     assert stepper.prompt("Hello") == "Hello"
     assert stepper.prompt("12 34") == "12 34"
 
@@ -590,15 +632,14 @@ ODD_TEXTS = (
 @pytest.mark.parametrize("text", ODD_TEXTS)
 def test_any_text_is_shown_as_text(classroom: Engine, text: str) -> None:
     classroom.flush_cache()
-    stepper = Stepper(classroom)
-    stepper.controls.text.value = text
-    stepper.controls.submit.click()
+    output = Stepper(classroom).display()
+    stepper = output.stepper
+    press(output, "submit", text)
     stepper.run()
     shown = stepper.shown
     assert "<script" not in shown["svg"]
     for characters in ("\u202e", "\x00", "\x1b", "\n"):
         assert characters not in json.dumps([shown["requests"], shown["events"]], ensure_ascii=False)
-    assert "<script" not in stepper.controls.hits.value
     assert stepper.png().startswith(b"\x89PNG")
 
 
@@ -607,7 +648,7 @@ def test_without_javascript_there_is_a_picture_and_the_sentences(classroom: Engi
     stepper = Stepper(classroom)
     stepper.submit("Hello")
     stepper.run()
-    bundle = stepper._repr_mimebundle_()
+    bundle, _ = stepper._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/png", "application/vnd.jupyter.widget-view+json"}
     image = Image.open(io.BytesIO(bundle["image/png"]))
     assert image.width > 100
@@ -622,8 +663,8 @@ def test_without_graphviz_it_says_how_to_get_it(make_engine, monkeypatch, reques
     find_dot.cache_clear()
     request.addfinalizer(find_dot.cache_clear)
     stepper = Stepper(recording, decode=lambda ids: "other text " + ids_as_text(ids))
-    assert "no-such-program" in stepper.message
-    assert "image/png" not in stepper._repr_mimebundle_()
+    assert "no-such-program" in stepper.shown["message"]
+    assert "image/png" not in stepper._repr_mimebundle_()[0]
 
 
 def test_an_open_recorder_brings_its_past(make_engine) -> None:
@@ -644,6 +685,218 @@ def test_the_module_is_one_file_that_fetches_nothing() -> None:
     assert code.count("export default") == 1
 
 
+# ---------------------------------------------------------------------- one stepper in several outputs
+
+
+def shown_in(output: Output) -> tuple:
+    """(granularity, position, picture) as the browser has them."""
+    seen = json.loads(output.model.payload)
+    assert (
+        seen["index"] == controls(output)["index"] and seen["granularity"] == controls(output)["granularity"]
+    )
+    return seen["granularity"], seen["index"], seen["title"], seen["svg"]
+
+
+def models_of(show) -> list[Output]:
+    """The outputs that showing something makes, as IPython does it."""
+    before = list(Output._alive)
+    show()
+    return [output for output in Output._alive if output not in before]
+
+
+def shown_in_cell(monkeypatch, cell: str, run: str, stepper: Stepper) -> Output:
+    """Shows a stepper as the last line of a cell does, in a notebook that names its cells."""
+    shell = SimpleNamespace(parent_header={"metadata": {"cellId": cell}, "header": {"msg_id": run}})
+    monkeypatch.setattr("viz.stepper.get_ipython", lambda: shell)
+    (output,) = models_of(stepper._repr_mimebundle_)
+    return output
+
+
+def test_each_output_keeps_the_position_of_its_cell(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    tour = Stepper(recording, decode=ids_as_text)
+    bundles, outputs = [], []
+    for name, index in (("step", 4), ("step", 4), ("event", 9), ("scene", 2), ("step", tour.count - 1)):
+        tour.granularity = name
+        tour.go(index)
+        outputs += models_of(lambda: bundles.append(tour._repr_mimebundle_()[0]))
+        assert shown_in(outputs[-1]) == (name, index, tour.view.title, tour.shown["svg"])
+        assert bundles[-1]["text/plain"] == repr(tour) and bundles[-1]["image/png"] == tour.png()
+    models = {bundle["application/vnd.jupyter.widget-view+json"]["model_id"] for bundle in bundles}
+    assert models == {output.model.model_id for output in outputs} and len(models) == 5
+    tour.first()
+    assert [shown_in(output)[:2] for output in outputs] == [
+        ("step", 4), ("step", 4), ("event", 9), ("scene", 2), ("step", tour.count - 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("act", ["back", "first", "jump", "granularity", "open", "quiz"])
+def test_moving_one_output_moves_no_other(make_engine, act: str) -> None:
+    _, recording = tiny_run(make_engine)
+    tour = Stepper(recording, decode=ids_as_text)
+    tour.go(6)
+    outputs = [tour.display() for _ in range(3)]
+    others = [outputs[0], outputs[2]]
+    before = [(output.model.payload, output.model.controls) for output in others]
+    press(outputs[1], act, {"jump": "evict", "granularity": "event", "open": 1, "quiz": True}.get(act))
+    assert outputs[1].model.payload != before[0][0]
+    assert [(output.model.payload, output.model.controls) for output in others] == before
+    assert (tour.granularity, tour.index, tour.quiz, tour.options.opened) == ("step", 6, False, frozenset())
+
+
+def test_an_answer_counts_in_its_own_output(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    tour = Stepper(recording, decode=ids_as_text)
+    tour.first()
+    one, other = tour.display(), tour.display()
+    press(one, "quiz", True)
+    press(one, "forward")
+    press(one, "answer", "77")
+    press(other, "answer", "77")
+    assert one.stepper.score == [0, 1] and other.stepper.score == tour.score == [0, 0]
+    assert "no question" in other.stepper.message
+
+
+ENGINE_ACTS = {
+    "submit": "3 4 5 6", "step": None, "forward": None, "run": None, "raw": None, "evict": 2, "policy": "mru",
+    "flush": None,
+}  # fmt: skip
+
+
+def test_the_engine_is_shared_and_others_learn_how_far_they_can_go(stepper: Stepper) -> None:
+    stepper.submit("3 4 5")
+    stepper.run()
+    stepper.go(2)
+    here, there = stepper.display(), stepper.display()
+    kept = there.model.payload
+    press(here, "last")
+    for name, value in ENGINE_ACTS.items():
+        press(here, name, value)
+        assert here.stepper.message == "" or name == "raw", name  # words: there is no tokenizer
+        assert there.model.payload == kept and there.stepper.index == stepper.index == 2
+        now = controls(there)
+        assert now["count"] == here.stepper.count == stepper.count and now["forward"]
+        assert (now["engine"]["step"], now["engine"]["policy"]) == (
+            stepper.engine.has_work, stepper.engine.cache.eviction_policy,
+        )  # fmt: skip
+    assert here.stepper.at_present
+    press(there, "last")
+    assert shown_in(there)[1:] == shown_in(here)[1:] and there.stepper.state == stepper.engine.snapshot()
+    stepper.engine.check()
+
+
+def test_moves_from_python_reach_outputs_that_are_made_later(stepper: Stepper) -> None:
+    first = stepper.display()
+    stepper.submit("3 4 5")
+    stepper.run()
+    assert first.stepper.index == 0 and controls(first)["count"] == stepper.count > 1
+    assert stepper.display().stepper.index == stepper.index == stepper.count - 1
+    assert stepper.output is None
+
+
+def test_a_fork_in_one_output_is_its_own(stepper: Stepper) -> None:
+    for text in ("3 4 5 6 7", "3 4 9 9"):
+        stepper.submit(text)
+        stepper.run()
+    one, other = stepper.display(), stepper.display()
+    kept, original = other.model.payload, stepper.engine
+    press(one, "fork", {"eviction_policy": "mru"})
+    press(one, "submit", "30 31")
+    press(one, "run")
+    assert one.stepper.engine is not original and one.stepper.count > other.stepper.count
+    assert other.stepper.engine is stepper.engine is original and not driving(other)["original"]
+    stepper.submit("40")
+    assert controls(other)["count"] == stepper.count and other.model.payload == kept
+    assert controls(one)["count"] == one.stepper.count
+    press(one, "original")
+    assert one.stepper.engine is original and controls(one)["count"] == stepper.count
+
+
+def test_a_tree_that_fails_to_look_up_a_prompt_stops_no_other_output(stepper: Stepper, monkeypatch) -> None:
+    stepper.submit("3 4 5")
+    typed, other = stepper.display(), stepper.display()
+    press(typed, "type", "3 4")
+
+    def broken(tokens) -> int:
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr(stepper.engine, "peek", broken)
+    press(other, "run")
+    assert other.stepper.message == "" and controls(typed)["count"] == other.stepper.count
+    assert driving(typed)["refused"] and driving(typed)["hits"] == "IndexError: tuple index out of range"
+
+
+def test_a_title_given_later_leaves_no_output_beyond_the_end(stepper: Stepper) -> None:
+    for text in ("3 4 5", "6 7 8", "9 10"):
+        stepper.submit(text)
+        stepper.run()
+    stepper.granularity = "scene"
+    output = stepper.display()
+    stepper.recording.scene("the end")
+    stepper.submit("11 12")
+    stepper.run()
+    assert stepper.count <= output._at + 1
+    press(output, "last")
+    assert shown_in(output)[1] == output.stepper.count - 1
+
+
+def test_many_outputs_share_one_recording_and_trace(make_engine) -> None:
+    _, recording = tiny_run(make_engine)
+    tour = Stepper(recording, decode=ids_as_text)
+    outputs = [tour.display() for _ in range(20)]
+    for output in outputs:
+        assert output.stepper.recording is recording and output.stepper.trace is tour.trace
+        assert output.stepper._session is tour._session
+        assert set(output.model.keys) >= {"payload", "controls"} and "_esm" in output.model.keys
+
+
+def test_an_output_is_two_models_and_a_stepper_is_none(make_engine) -> None:
+    """The picture and its layout: a hundred buttons with theirs, for each output, are slow to open."""
+    _, recording = tiny_run(make_engine)
+    before = set(ipywidgets.widgets.widget._instances)
+    tour = Stepper(recording, decode=ids_as_text)
+    assert set(ipywidgets.widgets.widget._instances) == before
+    output = tour.display()
+    made = set(ipywidgets.widgets.widget._instances) - before
+    assert made == {output.model.model_id, output.model.layout.model_id}
+    output.close()
+    assert set(ipywidgets.widgets.widget._instances) == before
+
+
+def test_a_cell_that_runs_again_leaves_no_model_behind(make_engine, monkeypatch) -> None:
+    _, recording = tiny_run(make_engine)
+    before = set(ipywidgets.widgets.widget._instances)
+    gone: list[weakref.ref] = []
+    for run in range(5):
+        tour = Stepper(recording, decode=ids_as_text)  # the cell makes a new one each time
+        two = [shown_in_cell(monkeypatch, "a", f"run {run}", tour) for _ in range(2)]
+        assert len(set(ipywidgets.widgets.widget._instances) - before) == 2 * 2
+        gone += [weakref.ref(output) for output in two]
+    other = shown_in_cell(monkeypatch, "b", "run 9", tour)
+    press(two[0], "first")
+    assert two[0].stepper.index == 0 and other.stepper.index == tour.index > 0
+    for output in (*two, other):
+        output.close()
+    del two, tour, other, output
+    end = time.monotonic() + 20
+    while any(ref() is not None for ref in gone) and time.monotonic() < end:
+        time.sleep(0.02)  # until the threads that lay out the neighbours have noticed
+        gc.collect()
+    assert [ref for ref in gone if ref() is not None] == []
+    assert set(ipywidgets.widgets.widget._instances) == before
+
+
+def test_where_cells_have_no_name_the_oldest_outputs_end(make_engine, monkeypatch) -> None:
+    _, recording = tiny_run(make_engine)
+    monkeypatch.setattr("viz.stepper.MOST_OUTPUTS", 3)
+    tour = Stepper(recording, decode=ids_as_text)
+    outputs = [tour.display() for _ in range(5)]
+    assert [output.model.comm is None for output in outputs] == [True, True, False, False, False]
+    assert outputs[0].stepper.output is None
+    press(outputs[4], "first")
+    assert outputs[4].stepper.index == 0
+
+
 # ---------------------------------------------------------------------- small refusals, and another policy
 
 
@@ -661,17 +914,18 @@ def test_a_jump_to_nothing_known_names_what_there_is(stepper: Stepper) -> None:
 
 
 def test_the_policy_can_be_changed_while_it_runs(stepper: Stepper) -> None:
-    assert stepper.engine is not None and stepper.controls is not None
-    assert stepper.controls.policy.value == "lru"
+    output = stepper.display()
+    stepper = output.stepper
+    assert driving(output)["policy"] == "lru"
     stepper.submit("1 2 3 4")
     stepper.step()
     assert stepper.set_policy("mru")
     assert [e.describe() for e in stepper.view.events] == ["eviction policy changed from lru to mru"]
-    assert stepper.state["tree"]["eviction_policy"] == "mru" == stepper.controls.policy.value
+    assert stepper.state["tree"]["eviction_policy"] == "mru" == driving(output)["policy"]
     assert stepper.shown["events"][-1]["tag"] == "policy"
     assert not stepper.set_policy("mru") and "mru already" in stepper.message
     assert not stepper.set_policy("best") and "known: lru" in stepper.message
-    stepper.controls.policy.value = "fifo"
+    press(output, "policy", "fifo")
     assert stepper.engine.cache.eviction_policy == "fifo"  # type: ignore[attr-defined]
 
 
@@ -681,7 +935,7 @@ def test_the_past_does_not_hide_the_present_policy(stepper: Stepper) -> None:
     stepper.set_policy("lfu")
     stepper.first()
     assert stepper.state["tree"]["eviction_policy"] == "lru"
-    assert stepper.controls is not None and stepper.controls.policy.value == "lfu"
+    assert driving(stepper.display())["policy"] == "lfu"
 
 
 def test_a_recording_and_a_tree_of_ones_own_have_no_policy_to_change(make_engine) -> None:

@@ -8,15 +8,54 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from lessons.__main__ import main
-from lessons.grading.classroom import WITHHELD, write_classroom
-from lessons.grading.spec import ROOT, find_folder, lesson_folders
+from lessons.grading.classroom import GIVEN, MACHINERY, WITHHELD, write_classroom
+from lessons.grading.gradescope import write_autograder
+from lessons.grading.run import Result, verdict
+from lessons.grading.spec import ROOT, Lesson, find_folder, lesson_folders
+from lessons.grading.submission import Refused, find_lesson, read_source
 
 TREE, LOCKS = "02_radix_tree", "03_locks_and_eviction"
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "core.autocrlf=false"]
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout whose last commit holds the files of this one as they are now."""
+    if shutil.which("git") is None:
+        pytest.skip("there is no git")
+    folder = tmp_path_factory.mktemp("checkout") / "minirad"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache", ".ipynb_checkpoints")
+    for name in (*GIVEN, "README.md"):
+        source = ROOT.parent / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=ignored)
+        else:
+            shutil.copyfile(source, folder / name)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all")
+    return folder
+
+
+@pytest.fixture
+def checkout(committed: Path, tmp_path: Path) -> Path:
+    """A clone of it, to be spoilt."""
+    git(tmp_path, "clone", "-q", "--shared", str(committed), "checkout")
+    return tmp_path / "checkout"
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +111,9 @@ def test_collect_wants_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "one per student" in capsys.readouterr().err
 
 
-def test_a_classroom_has_no_solutions_and_grades_itself(tmp_path: Path) -> None:
+def test_a_classroom_has_no_solutions_and_grades_itself(tmp_path: Path, committed: Path) -> None:
     out = tmp_path / "classroom"
-    write_classroom(out)
+    write_classroom(out, source=committed)
     given = [path for path in (out / "lessons").rglob("*") if path.parent.name != "grading"]
     assert [path for path in given if path.name in WITHHELD] == []
     for folder in lesson_folders():
@@ -90,9 +129,9 @@ def test_a_classroom_has_no_solutions_and_grades_itself(tmp_path: Path) -> None:
     clean = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MINIRAD_PROGRESS")
     }
-    command = [sys.executable, "-m", "lessons", "grade", "--json", "results.json"]
+    command = [sys.executable, "-m", "lessons", "grade", "--json", "results.json", "--due", "02"]
     done = subprocess.run(command, cwd=out, env=clean, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 0 and "due: 02_radix_tree: done" in done.stdout, done.stdout + done.stderr
     graded = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert graded["score"] == 10
     others = [test for test in graded["tests"] if not test["name"].startswith(TREE)]
@@ -137,10 +176,10 @@ def test_on_github_it_annotates(
     assert "### 8 of 10 points" in page.read_text(encoding="utf-8")
 
 
-def test_pytest_grades_a_lesson(tmp_path: Path) -> None:
+def test_pytest_grades_a_lesson(tmp_path: Path, committed: Path) -> None:
     """The learner's way, on a copy whose exercise is half done."""
     out = tmp_path / "classroom"
-    write_classroom(out)
+    write_classroom(out, source=committed)
     text = (find_folder(TREE) / "solution.py").read_text(encoding="utf-8")
     broken = text.replace("        child.last_access = tree.now\n", "")
     (out / "lessons" / TREE / "exercise.py").write_text(broken, encoding="utf-8")
@@ -167,3 +206,341 @@ def test_pytest_grades_a_lesson(tmp_path: Path) -> None:
     ):
         assert words in " ".join(done.stdout.split()), done.stdout
     assert "Traceback" not in done.stdout
+
+
+# ---------------------------------------------------------------------- what a classroom is made of
+
+
+def test_a_classroom_holds_nothing_of_the_teachers_own(tmp_path: Path, checkout: Path) -> None:
+    stub = (checkout / "lessons" / TREE / "exercise.py").read_bytes()
+    solution = (checkout / "lessons" / TREE / "solution.py").read_text(encoding="utf-8")
+    mine = ("02_radix_tree/solution_old.py", "02_radix_tree/try/exercise.py", "grading/mine.py", "notes.md")
+    for name in ("02_radix_tree/exercise.py", *mine):
+        place = checkout / "lessons" / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(solution, encoding="utf-8")
+    (checkout / "notebooks" / "02_solved.ipynb").write_text("{}", encoding="utf-8")
+    notes = " ".join(write_classroom(tmp_path / "one", source=checkout).notes)
+    assert "without your changes: lessons/02_radix_tree/exercise.py" in notes
+    assert all(f"lessons/{name}" in notes.partition("not in git")[2] for name in mine)
+    git(checkout, "add", "-A", "--", *(f"lessons/{name}" for name in mine), "notebooks")
+    git(checkout, "commit", "-qm", "all my files")
+    notes = " ".join(write_classroom(tmp_path / "two", source=checkout).notes)
+    assert all(f"lessons/{name}" in notes.partition("no part of the course")[2] for name in mine)
+    for out in (tmp_path / "one", tmp_path / "two"):
+        assert (out / "lessons" / TREE / "exercise.py").read_bytes() == stub
+        assert not any((out / "lessons" / name).exists() for name in mine)
+        assert not (out / "notebooks" / "02_solved.ipynb").exists()
+    git(checkout, "commit", "-qam", "solved")
+    with pytest.raises(ValueError, match=r"02_radix_tree/exercise.py is solved .*common_prefix"):
+        write_classroom(tmp_path / "three", source=checkout)
+    shutil.rmtree(checkout / ".git")
+    with pytest.raises(ValueError, match="is no git checkout"):
+        write_classroom(tmp_path / "three", source=checkout)
+    assert not (tmp_path / "three").exists()
+
+
+def test_the_list_of_the_machinery_is_whole() -> None:
+    assert {path.name for path in (ROOT / "grading").glob("*.py")} == MACHINERY
+
+
+def test_the_workflow_uploads_and_is_about_what_is_due(tmp_path: Path, committed: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    index = "https://example.org/whl/cpu"
+    write_classroom(tmp_path / "plain", source=committed)
+    write_classroom(tmp_path / "due", [TREE, LOCKS], index, source=committed)
+    steps = {}
+    for name in ("plain", "due"):
+        text = (tmp_path / name / ".github/workflows/grade.yml").read_text(encoding="utf-8")
+        steps[name] = yaml.safe_load(text)["jobs"]["grade"]["steps"]
+        upload = steps[name][-1]
+        assert upload["if"] == "always()" and upload["with"]["path"] == "results.json"
+        assert (index in (tmp_path / name / "README.md").read_text(encoding="utf-8")) == (name == "due")
+    runs = {name: [step["run"] for step in each if "run" in step] for name, each in steps.items()}
+    assert runs["plain"][-1] == "python -m lessons grade --json results.json"
+    assert runs["due"][-1] == "python -m lessons grade --json results.json --due 02,03"
+    assert runs["due"][0].startswith("pip install 'torch>=") and runs["due"][0].endswith(index)
+    assert not any("index-url" in run for run in runs["plain"])
+
+
+@pytest.mark.parametrize(
+    "index", ["ftp://x/y", "x", "https://", "https://a/b c", "https://a/$(id)", "https://me:pw@host/", "'"]
+)
+def test_an_index_that_is_none(tmp_path: Path, committed: Path, index: str) -> None:
+    with pytest.raises(ValueError, match="--torch-index takes"):
+        write_classroom(tmp_path / "out", (), index, source=committed)
+
+
+# ---------------------------------------------------------------------- the command line
+
+WRONG_WORDS: dict[str, tuple[str, ...]] = {
+    "no command": ("grad",),
+    "no lesson": ("grade", "99"),
+    "no lesson due": ("grade", "01", "--due", "99"),
+    "due, not graded": ("grade", "01", "--due", "02"),
+    "due nothing": ("classroom", "out", "--due", ""),
+    "no patience": ("grade", "01", "--patience", "0"),
+    "patience nan": ("grade", "01", "--patience", "nan"),
+    "no folder": ("grade", "01", "--submission", "none"),
+    "no folder for results": ("grade", "01", "--json", "none/results.json"),
+    "no such user": ("grade", "01", "--user", "no-such-user"),
+    "root": ("grade", "01", "--user", "root"),
+    "nothing to collect": ("collect", "none"),
+    "no table": ("merge", "none.csv"),
+    "classroom there": ("classroom", "."),
+    "zip nowhere": ("gradescope", "none/out.zip"),
+    "index": ("gradescope", "out.zip", "--torch-index", "x y"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WORDS)
+def test_a_mistake_is_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(WRONG_WORDS[name])
+    except SystemExit as error:
+        code = error.code
+    said = capsys.readouterr()
+    assert code == 2 and said.err.count("\n") == 1 and not said.out, said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "inside", ["lessons", "", "minirad-main/lessons", "a/b/lessons", "my folder", "lessons/lessons"]
+)
+def test_grade_and_collect_find_the_same(tmp_path: Path, inside: str) -> None:
+    student = tmp_path / "ada"
+    for place in (inside, ".git/lessons", "__MACOSX/lessons", ".venv/lessons"):
+        (student / place / LOCKS).mkdir(parents=True)
+        (student / place / LOCKS / "exercise.py").write_text(place, encoding="utf-8")
+    found = find_lesson(student, LOCKS)
+    assert (found / "exercise.py").read_text(encoding="utf-8") == inside
+    assert find_lesson(student / inside / LOCKS, LOCKS) == student / inside / LOCKS
+
+
+def test_of_several_the_nearest_to_the_top_is_taken(tmp_path: Path) -> None:
+    for place in ("old/lessons", "lessons", "a"):
+        (tmp_path / place / TREE).mkdir(parents=True)
+        (tmp_path / place / TREE / "exercise.py").touch()
+    assert find_lesson(tmp_path, TREE) == tmp_path / "lessons" / TREE
+    (tmp_path / "exercise.py").touch()
+    assert find_lesson(tmp_path, LOCKS) == tmp_path / LOCKS
+    assert find_lesson(tmp_path, LOCKS, alone=True) == tmp_path
+
+
+@pytest.mark.parametrize(
+    "head", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# M\xfcller\n"], ids=["byte-order mark", "coding"]
+)
+def test_a_source_is_read_as_python_reads_it(tmp_path: Path, head: bytes) -> None:
+    folder = find_folder("01")
+    place = tmp_path / "in" / "ada" / folder.name
+    place.mkdir(parents=True)
+    (place / "exercise.py").write_bytes(head + (folder / "solution.py").read_bytes())
+    table = tmp_path / "grades.csv"
+    assert main(["collect", str(tmp_path / "in"), "--csv", str(table), "--lessons", "01"]) == 0
+    assert [row["points"] for row in csv.DictReader(table.open(encoding="utf-8"))] == ["8"]
+
+
+def test_what_is_no_student_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handed_in = tmp_path / "in"
+    for name in ("ada", "__MACOSX", ".git"):
+        (handed_in / name).mkdir(parents=True)
+    (handed_in / "bob.zip").touch()
+    if os.name == "posix":
+        os.symlink("ada", handed_in / "eve")
+    table = tmp_path / "grades.csv"
+    assert main(["collect", str(handed_in), "--csv", str(table), "--lessons", "01"]) == 0
+    assert [row["student"] for row in csv.DictReader(table.open(encoding="utf-8"))] == ["ada"]
+    said = capsys.readouterr().err
+    assert "bob.zip (no folder)" in said and "MACOSX" not in said
+    assert os.name != "posix" or "eve (a link)" in said
+
+
+def test_what_cannot_be_read_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the refusal is put into the system's mouth."""
+
+    def lstat(file: Path) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("lessons.grading.submission.os.lstat", lstat)
+    with pytest.raises(Refused, match=r"exercise.py cannot be read: Permission denied"):
+        read_source(tmp_path, tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(Refused, match=r"there is no exercise.py in "):
+        read_source(tmp_path, tmp_path)
+
+
+def test_where_the_grader_itself_fails_the_row_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def grade(lesson: Lesson, folder: Path, *args: Any, root: Path) -> Iterator[Result]:
+        if root.name == "bob":
+            raise OSError(28, "No space left on device")
+        yield from (verdict(lesson, exercise, "passed") for exercise in lesson.exercises)
+
+    for name in ("ada", "bob", "zoe"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    monkeypatch.setattr("lessons.grading.collect.grade", grade)
+    table = tmp_path / "grades.csv"
+    assert main(["collect", str(tmp_path / "in"), "--csv", str(table), "--lessons", "01"]) == 0
+    rows = {row["student"]: row for row in csv.DictReader(table.open(encoding="utf-8"))}
+    assert {name: row["points"] for name, row in rows.items()} == {"ada": "8", "bob": "0", "zoe": "8"}
+    assert "NOT GRADED" in rows["bob"]["remarks"] and "No space left" in rows["bob"]["remarks"]
+    monkeypatch.undo()
+    monkeypatch.setattr("lessons.grading.isolate.START", "raise ImportError('numpy is not installed')")
+    hand_in(tmp_path / "two", "ada")
+    assert main(["collect", str(tmp_path / "two"), "--csv", str(table), "--lessons", "02"]) == 2
+    assert "own process did not start" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- merging
+
+
+def table_of(path: Path, *rows: str, header: str = "student,points,of,01 f (2),remarks") -> Path:
+    path.write_text("\n".join([header, *rows, ""]), encoding="utf-8")
+    return path
+
+
+def test_tables_are_merged(tmp_path: Path) -> None:
+    one = table_of(tmp_path / "1.csv", "zoe,2,2,2,", '\'=cmd(),0,2,0,"a, b"')
+    two = table_of(tmp_path / "2.csv", "ada,0,2,0,todo")
+    three = table_of(tmp_path / "3.csv")
+    out = tmp_path / "all.csv"
+    assert main(["merge", str(one), str(two), str(three), "--csv", str(out)]) == 0
+    rows = list(csv.DictReader(out.open(encoding="utf-8")))
+    assert [row["student"] for row in rows] == ["'=cmd()", "ada", "zoe"] and rows[0]["remarks"] == "a, b"
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "words"),
+    [
+        (("ada,9,2,9,",), None, "do not add up"),
+        (("ada,2,2,1,",), None, "do not add up"),
+        (("ada,nan,2,nan,",), None, "do not add up"),
+        (("ada,1,2",), None, "do not add up"),
+        (("bob,2,2,2,",), None, "bob is in"),
+        ((), "student,points,of,02 f (2),remarks", "other columns"),
+        ((), "name,grade", "no table of"),
+        ((), "", "no table of"),
+        ((), "\0", "no table of"),
+    ],
+)
+def test_a_table_that_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: tuple[str, ...], header: str | None, words: str
+) -> None:
+    bob = table_of(tmp_path / "bob.csv", "bob,1,2,1,")
+    bad = table_of(tmp_path / "bad.csv", *rows, **({} if header is None else {"header": header}))
+    assert main(["merge", str(bob), str(bad), "--csv", str(tmp_path / "out.csv")]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "bad.csv" in said and said.count("\n") == 1
+    assert not (tmp_path / "out.csv").exists()
+    assert main(["merge", str(bob), "--csv", str(bob)]) == 2
+    assert bob.read_text(encoding="utf-8").count("bob,1") == 1
+
+
+# ---------------------------------------------------------------------- Gradescope
+
+
+def test_the_autograder_holds_what_it_needs(tmp_path: Path, committed: Path) -> None:
+    out = tmp_path / "autograder.zip"
+    write_autograder(out, [TREE], "https://example.org/whl/cpu", source=committed)
+    with zipfile.ZipFile(out) as archive:
+        names = set(archive.namelist())
+        setup, run = (archive.read(name).decode() for name in ("setup.sh", "run_autograder"))
+        modes = {entry.filename: entry.external_attr >> 16 & 0o777 for entry in archive.infolist()}
+    assert modes["setup.sh"] == modes["run_autograder"] == 0o755
+    assert {f"course/lessons/{TREE}/{name}.py" for name in ("hidden", "solution", "exercises")} <= names
+    extra = {f"course/lessons/{TREE}/{name}" for name in ("alternative.py", "mutants.py", "teacher.md")}
+    assert not names & (extra | {"course/lessons/TEACHERS.md", f"course/lessons/{TREE}/exercise.py"})
+    assert "--index-url https://example.org/whl/cpu\n" in setup and "useradd --system" in setup
+    assert "lessons grade 02 --submission" in run
+    for text in (setup, run):
+        assert subprocess.run(["bash", "-n"], input=text.encode(), check=False).returncode == 0
+    with pytest.raises(ValueError, match="exists already"):
+        write_autograder(out, source=committed)
+
+
+SPY = """
+import os, pathlib, sys
+tried = [f"uid {os.getuid()}"]
+for name in ("LESSON/solution.py", "LESSON/hidden.py"):
+    tried.append(str(os.access(pathlib.Path("HOME/source/course/lessons") / name, os.R_OK)))
+    try:
+        (pathlib.Path("HOME/source/course/lessons") / name).read_text()
+        tried.append("read")
+    except PermissionError:
+        tried.append("refused")
+for name in ("results/results.json", "submission/x", "source/course/x"):
+    try:
+        (pathlib.Path("HOME") / name).write_text("x")
+        tried.append("written")
+    except PermissionError:
+        tried.append("refused")
+try:
+    os.setuid(0)
+    tried.append("root")
+except PermissionError:
+    tried.append("refused")
+tried += [name for name in sys.modules if "solution" in name or "hidden" in name]
+raise RuntimeError(" ".join(tried))
+"""
+
+
+def python_for_everybody(folder: Path, uid: int) -> str:
+    """A Python that another user can run, with this one's packages; skips where there is none."""
+    folder.chmod(0o755)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages = Path(torch.__file__).parents[1]
+    for python in (f"/usr/bin/python{version}", sys.executable):
+        made = folder / f"python {Path(python).name}"
+        command = [python, "-m", "venv", "--without-pip", str(made)]
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            (site,) = made.glob("lib/python*/site-packages")
+            (site / "all.pth").write_text(str(packages), encoding="utf-8")
+            tried = f"import os; os.setgid({uid}); os.setuid({uid}); import subprocess, numpy"
+            command = [str(made / "bin" / "python"), "-c", tried]
+            if subprocess.run(command, cwd="/", capture_output=True, check=False).returncode == 0:
+                return str(made / "bin" / "python")
+    pytest.skip("another user can run no Python of this version here")
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or os.geteuid() != 0, reason="only root can run as another user"
+)
+def test_another_user_reads_no_solution_and_an_honest_one_gets_his_points(committed: Path) -> None:
+    import pwd
+
+    nobody = pwd.getpwnam("nobody")
+    with tempfile.TemporaryDirectory(prefix="autograder-") as temporary:  # pytest's are for root alone
+        home = Path(temporary)
+        python = python_for_everybody(home, nobody.pw_uid)
+        write_autograder(home / "a.zip", [find_folder("01").name, TREE], source=committed)
+        with zipfile.ZipFile(home / "a.zip") as archive:
+            archive.extractall(home / "source")
+        for name in ("submission", "results"):
+            (home / name).mkdir()
+        hand_in(home, "submission", "lessons")
+        place = home / "submission" / "lessons" / find_folder("01").name
+        place.mkdir()
+        (place / "exercise.py").write_text(
+            SPY.replace("HOME", str(home)).replace("LESSON", TREE), encoding="utf-8"
+        )
+        script = home / "source" / "run_autograder"
+        script.write_text(script.read_text(encoding="utf-8").replace("--user submission", "--user nobody"))
+        env = {**os.environ, "AUTOGRADER": str(home), "MINIRAD_PYTHON": python}
+        done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        graded = json.loads((home / "results" / "results.json").read_text(encoding="utf-8"))
+        assert graded["score"] == 10  # lesson 02 of 02, nothing of the spy's 01
+        said = graded["tests"][0]["output"]
+        uid = nobody.pw_uid
+        assert said.endswith(f"RuntimeError: uid {uid} False refused False refused" + " refused" * 4), said
+        (home / "source" / "course" / "lessons" / TREE / "hidden.py").chmod(0o644)
+        command = [python, "-m", "lessons", "grade", "02", "--user", "nobody"]
+        done = subprocess.run(
+            command, cwd=home / "source" / "course", env=env, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 2 and "hidden.py can be read by others" in done.stderr

@@ -3,10 +3,11 @@
     Stepper(recording)      looks: forwards, backwards, by event, step or scene, with a quiz
     Stepper(engine)         also drives: submit prompts, step, evict, flush, and fork from any moment
 
-ipywidgets hold the controls; one anywidget (static/tree.js and stepper.js, no network) holds the tree,
-pool map, requests and events, and lights what belongs together. Everything also works from Python:
-`forward`, `back`, `go`, `submit`, `state`, `sentence`, ... Where no JavaScript runs, a PNG of the tree
-and the step's sentences stand in.
+A Stepper is a position on a recording, moved from Python: `forward`, `back`, `go`, `submit`, `state`,
+`sentence`, ... Showing it in a cell makes an `Output`: one small anywidget (static/tree.js and stepper.js,
+no network) with the tree, pool map, requests, events and all controls, and a position of its own. It stays
+where it was when its cell ran, until somebody moves it there; recording and engine are shared by all. Where
+no JavaScript runs, a PNG of the tree and the step's sentences stand in.
 
 Does not decide anything about caching: it asks the engine and shows frames. Uses no browser storage,
 and saves no picture into a notebook but that PNG.
@@ -15,26 +16,28 @@ and saves no picture into a notebook but that PNG.
 from __future__ import annotations
 
 import contextlib
-import html
+import copy
 import json
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anywidget
-import ipywidgets as widgets
 import traitlets
+from IPython import get_ipython
 
+from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import SamplingParams
 from minirad.engine import Engine
 from minirad.errors import InvariantError
 from minirad.model.classroom import corpus
 from minirad.record import Recorder, Recording, State
+from minirad.schedule.policies import POLICIES as SCHEDULE
 from viz.dot import DotError
 from viz.fork import evict_by_hand, fork
 from viz.panels import Ledger, payload
@@ -42,11 +45,12 @@ from viz.quiz import Question, question_for, why
 from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, summary
 from viz.tree import Options, tree_png, tree_svg
 
-__all__ = ["Stepper", "fork"]
+__all__ = ["Output", "Stepper", "fork"]
 
 STATIC = Path(__file__).parent / "static"
 ANIMATION = 350  # milliseconds
 LONGEST_RUN = 20_000  # steps that "run to end" takes before it gives up
+MOST_OUTPUTS = 100  # that are kept alive in one kernel
 
 
 def _esm() -> str:
@@ -69,13 +73,30 @@ def _css() -> str:
 
 
 class StepperView(anywidget.AnyWidget):
-    """Tree, pool map, requests and events of one position, drawn by static/stepper.js."""
+    """What the browser has of one output: its position and its controls, drawn by static/stepper.js."""
 
     _esm = _esm()
     _css = _css()
     # JSON text: as a dictionary, ipywidgets would search every number in it for binary buffers.
     payload = traitlets.Unicode("{}").tag(sync=True)
+    controls = traitlets.Unicode("{}").tag(sync=True)
     height = traitlets.Unicode("430px").tag(sync=True)
+
+
+class _Session:
+    """An engine (or none) and its recording, as one object for everybody who looks at them."""
+
+    def __init__(self, engine: Engine | None, recording: Recording, decode: Decode | None) -> None:
+        self.engine, self.recording = engine, recording
+        self.trace = Trace(recording, decode or _decoder_of_engine(engine))
+        self.ledger = Ledger(recording, self.trace.decode)
+        self.outputs: weakref.WeakSet[Output] = weakref.WeakSet()
+
+    def tell(self, author: Output | None) -> None:
+        """Something may have happened: the others keep their position, and learn how far they can go."""
+        for output in list(self.outputs):
+            if output is not author:
+                output.show_controls()
 
 
 class Stepper:
@@ -87,8 +108,8 @@ class Stepper:
 
     Attributes to set: quiz (going forward asks for the next victim or hit length first), as_chat
     (submitted text becomes a chat message), params. To read: message (the last answer or error),
-    question, score (right, asked), shown (what the browser draws), engine, recording, trace, widget
-    (the ipywidgets box).
+    question, score (right, asked), shown (what a browser draws here), engine, recording, trace, output
+    (where it is on view; None for one that is only moved from Python).
     """
 
     def __init__(
@@ -101,42 +122,46 @@ class Stepper:
         decode: Decode | None = None,
         height: int = 340,
     ) -> None:
-        self.engine: Engine | None = None if isinstance(source, Recording) else source
         self.params = params or SamplingParams(max_new_tokens=24)
         self.options = Options()
         self.message = ""
         self.question: Question | None = None
         self.score = [0, 0]  # right, asked
-        self._decode = decode
-        self._submitted = {"agent": 0, "raw": 0}
-        self._originals: list[tuple[Engine, Recording, int]] = []
-        self._granularity, self._index = granularity, 0
         self.quiz = False
         self.as_chat = True
-        self.controls: _Controls | None = None
-        self.shown: dict[str, Any] = {}
-        self._ticket, self._direction, self._jumped = 0, 1, False
+        self.output: Output | None = None
+        self.height = height
+        self._decode = decode
+        self._submitted = {"agent": 0, "raw": 0}  # by all outputs together: none asks what another has asked
+        self._originals: list[tuple[_Session, int]] = []
+        self._granularity, self._index = granularity, 0
         self._broke = False  # in the engine's last step
-        self.view_widget = StepperView(height=f"{height}px")
-        self.view_widget.on_msg(self._from_browser)
-        self._open(recording or (Recorder(source) if isinstance(source, Engine) else source))
-        self.controls = _Controls(self)
-        self.widget = self.controls.box
+        engine = None if isinstance(source, Recording) else source
+        taped = recording or (Recorder(source) if isinstance(source, Engine) else source)
+        self._session = _Session(engine, taped, decode)
         self.last()
 
-    def _open(self, recording: Recording) -> None:
-        self.recording = recording
-        decode = self._decode or _decoder_of_engine(self.engine)
-        self.trace = Trace(recording, decode)
-        self.ledger = Ledger(recording, self.trace.decode)
-        self.question = None
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that it drives, if any."""
+        return self._session.engine
+
+    @property
+    def recording(self) -> Recording:
+        """What it looks at."""
+        return self._session.recording
+
+    @property
+    def trace(self) -> Trace:
+        """The recording with random access to any position."""
+        return self._session.trace
 
     # ------------------------------------------------------------ where we are
 
     @property
     def index(self) -> int:
         """The position on view: 0 is the start, k the moment after the k-th event, step or scene."""
-        return self._index
+        return min(self._index, self.count - 1)  # a title that is given later may join scenes
 
     @property
     def count(self) -> int:
@@ -146,7 +171,7 @@ class Stepper:
     @property
     def view(self) -> View:
         """The position on view, with its state, events and node statuses."""
-        return self.trace.view(self._granularity, self._index)
+        return self.trace.view(self._granularity, self.index)
 
     @property
     def state(self) -> State:
@@ -161,7 +186,7 @@ class Stepper:
     @property
     def at_present(self) -> bool:
         """Nothing newer is recorded than what is on view."""
-        return self._index == self.count - 1
+        return self.index == self.count - 1
 
     @property
     def granularity(self) -> str:
@@ -170,7 +195,7 @@ class Stepper:
 
     @granularity.setter
     def granularity(self, name: str) -> None:
-        index = self.trace.convert(self._granularity, self._index, name)
+        index = self.trace.convert(self._granularity, self.index, name)
         self._granularity, self.question = name, None
         self.go(index)
 
@@ -182,7 +207,6 @@ class Stepper:
             raise ValueError(
                 f"there is no {self._granularity} {index}: positions go from 0 to {self.count - 1}"
             )
-        self._direction, self._jumped = 1 if index >= self._index else -1, abs(index - self._index) > 1
         self._index, self.message, self.question = index, "", None
         self.refresh()
 
@@ -193,7 +217,7 @@ class Stepper:
                 self._say("Nothing is left to do." if self.engine else "This is the end of the recording.")
                 return
             self._engine_step()
-        target = min(self._index + 1, self.count - 1)
+        target = min(self.index + 1, self.count - 1)
         if self.quiz and self.question is None:
             self.question = question_for(self.trace, self._granularity, target)
             if self.question is not None:
@@ -203,8 +227,8 @@ class Stepper:
 
     def back(self) -> None:
         """The position before this one."""
-        if self._index:
-            self.go(self._index - 1)
+        if self.index:
+            self.go(self.index - 1)
 
     def first(self) -> None:
         """The start."""
@@ -221,7 +245,7 @@ class Stepper:
         """
         if kind not in _MARK_WORDS:
             raise ValueError(f"there is nothing called {kind!r} to jump to: {', '.join(_MARK_WORDS)}")
-        index = self.trace.next_mark(self._granularity, self._index, kind, direction)
+        index = self.trace.next_mark(self._granularity, self.index, kind, direction)
         if index is None:
             self._say(f"There is no {'further' if direction > 0 else 'earlier'} {_MARK_WORDS[kind]}.")
             return False
@@ -239,7 +263,7 @@ class Stepper:
         right = question.check(given)
         self.score[0] += right
         self.score[1] += 1
-        self.go(min(self._index + 1, self.count - 1))
+        self.go(min(self.index + 1, self.count - 1))
         word = "Right" if right else f"Not quite: it is {question.answer}"
         self._say(f"{word}. {question.explanation}. ({self.score[0]} of {self.score[1]} right)")
         return right
@@ -378,9 +402,8 @@ class Stepper:
         made = self._guarded(lambda _: self._forked(engine, config_changes))
         if made is None:
             return False
-        self._originals.append((engine, self.recording, self.view.frame))
-        self.engine = made[0]
-        self._open(made[1])
+        self._originals.append((self._session, self.view.frame))
+        self._enter(_Session(made[0], made[1], self._decode))
         self.last()
         changes = ", ".join(f"{name} {value}" for name, value in config_changes.items()) or "nothing changed"
         self._say(f"Forked at step {self.view.step} with {changes}.")
@@ -400,10 +423,17 @@ class Stepper:
         if not self._originals:
             self._say("This is the original.")
             return False
-        self.engine, recording, frame = self._originals.pop()
-        self._open(recording)
+        session, frame = self._originals.pop()
+        self._enter(session)
         self.go(self.trace.position_of(self._granularity, frame))
         return True
+
+    def _enter(self, session: _Session) -> None:
+        """Looks at another recording. Other outputs stay with the one that they have."""
+        if self.output is not None:
+            self._session.outputs.discard(self.output)
+            session.outputs.add(self.output)
+        self._session, self.question = session, None
 
     # ------------------------------------------------------------ how
 
@@ -441,49 +471,45 @@ class Stepper:
         self.message = message
         self.refresh()
 
-    def refresh(self, ms: int = ANIMATION) -> None:
-        """Draws the position on view again."""
-        view = self.view
+    def refresh(self) -> None:
+        """Draws the position on view again, where it is shown."""
+        if self.output is not None:
+            self.output.show()
+        self._session.tell(self.output)
+
+    # ------------------------------------------------------------ in a notebook
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a browser draws of the position on view, and the message."""
+        message = self.message
         try:
-            svg = tree_svg(view, self.trace.decode, self.options)
+            svg = tree_svg(self.view, self.trace.decode, self.options)
         except DotError as error:
-            svg, self.message = "", str(error)
-        around = payload(self.trace, view, self.ledger)
-        self.shown = {**around, "svg": svg, "ms": ms, "message": self.message}
-        self.view_widget.payload = json.dumps(self.shown, separators=(",", ":"), ensure_ascii=False)
-        if self.controls is not None:
-            self.controls.show()
-        self._ticket += 1
-        threading.Thread(target=self._draw_ahead, args=(self._ticket, self._index), daemon=True).start()
+            svg, message = "", str(error)
+        around = payload(self.trace, self.view, self._session.ledger)
+        return {**around, "svg": svg, "ms": ANIMATION, "message": message}
 
-    def _draw_ahead(self, ticket: int, index: int) -> None:
-        """Lays out the neighbours of a position, so that the next click finds its picture ready."""
-        trace, granularity, options = self.trace, self._granularity, self.options
-        # Whoever drags the slider is elsewhere in a moment: then this would only be in the way.
-        time.sleep(0.25 if self._jumped else 0.03)
-        for near in (index + self._direction, index - self._direction):
-            if ticket != self._ticket:
-                return  # somewhere else by now
-            with contextlib.suppress(DotError, ValueError):
-                tree_svg(trace.view(granularity, near), trace.decode, options)
+    def display(self) -> Output:
+        """A picture at this position that is moved on its own from now on; showing it in a cell makes one.
 
-    def _from_browser(self, _: Any, content: Any, __: Any) -> None:
-        """Keys pressed and folded subtrees opened in the picture."""
-        kind = content.get("kind") if isinstance(content, dict) else None
-        moves = {"forward": self.forward, "back": self.back, "first": self.first, "last": self.last}
-        if kind in moves:
-            self.pressed(moves[kind])
-        elif kind == "open" and isinstance(content.get("node"), int):
-            opened = self.options.opened ^ {content["node"]}
-            self.options = Options(opened=frozenset(opened))
-            self.refresh()
-        elif kind == "play":
-            self.toggle_play()
+        To put it into a box of widgets, take its `model`.
+        """
+        twin = copy.copy(self)
+        twin.score, twin._originals = list(self.score), list(self._originals)
+        twin.output = Output(twin)
+        self._session.outputs.add(twin.output)
+        twin.refresh()
+        return twin.output
 
-    def toggle_play(self) -> None:
-        """Starts or pauses playing."""
-        if self.controls is not None:
-            self.controls.play.playing = not self.controls.play.playing
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle, about = self.display().model._repr_mimebundle_(**kwargs) or ({}, {})
+        bundle["text/plain"] = repr(self)
+        try:
+            bundle["image/png"] = self.png()
+        except DotError as error:
+            bundle["text/plain"] += f"\n({error})"
+        return bundle, about
 
     # ------------------------------------------------------------ without JavaScript
 
@@ -500,15 +526,6 @@ class Stepper:
     def png(self) -> bytes:
         """The tree on view as a picture."""
         return tree_png(self.view, self.trace.decode, self.options)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        bundle: dict[str, Any] = dict(self.widget._repr_mimebundle_(**kwargs) or {})
-        bundle["text/plain"] = repr(self)
-        try:
-            bundle["image/png"] = self.png()
-        except DotError as error:
-            bundle["text/plain"] += f"\n({error})"
-        return bundle
 
 
 _MARK_WORDS = {"split": "split", "evict": "eviction", "retract": "retraction"}
@@ -530,253 +547,179 @@ def _decoder_of_engine(engine: Engine | None) -> Decode | None:
     return ids_as_text if tokenizer is None else decoder_of(tokenizer)
 
 
-class _Controls:
-    """The buttons, boxes and sliders around the picture. Each only calls a method of the stepper."""
+class Output:
+    """One picture in a notebook with its controls: a position of its own on a recording that others share.
+
+    stepper: what it shows; moving that moves this picture and no other. model: the anywidget. cell, run:
+    where it was made, as the notebook names it.
+    """
+
+    _alive: ClassVar[list[Output]] = []  # of this kernel: a cell may show another stepper in each run
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
-        self._quiet = False
-        rows = [self._moving(), self._jumping(), self._asking(), stepper.view_widget]
-        if stepper.engine is not None:
-            rows += [self._prompting(), self._driving(), self._forking()]
-        self.box = widgets.VBox(rows)
+        self.model = StepperView(height=f"{stepper.height}px")
+        self.model.on_msg(lambda _, message, __: self.received(message))
+        self._typed, self._taken = "", 0  # the prompt in the box; how many were accepted
+        self._drawn, self._at = 0, stepper.index
+        self.cell, self.run = _running_cell()
+        self._live_on()
 
-    def _button(
-        self, text: str, tip: str, act: Callable[[], Any], *, style: str = "", width: str = "60px"
-    ) -> widgets.Button:
-        button = widgets.Button(description=text, tooltip=tip, button_style=style, layout=_width(width))
-        button.on_click(lambda _: self.stepper.pressed(act))
-        return button
+    # ------------------------------------------------------------ to the browser
 
-    # ------------------------------------------------------------ rows
+    def show(self) -> None:
+        """Sends the position and the controls."""
+        moved, self._at = self.stepper.index - self._at, self.stepper.index
+        self._drawn += 1  # so that the same picture drawn again is an answer, too
+        with self.model.hold_sync():
+            self.model.payload = _compact({**self.stepper.shown, "drawn": self._drawn})
+            self.show_controls()
+        ahead = threading.Thread(target=self._draw_ahead, args=(self._drawn, self._at, moved), daemon=True)
+        ahead.start()
 
-    def _moving(self) -> widgets.Widget:
+    def show_controls(self) -> None:
+        """Sends what can be pressed now, the position left as it is."""
+        self.model.controls = _compact(self.controls())
+
+    def controls(self) -> dict[str, Any]:
+        """What can be pressed, chosen and answered at this position; `engine` is None for a recording."""
         step = self.stepper
-        self.first = self._button("|◀", "first (Home)", step.first, width="40px")
-        self.back = self._button("◀", "back (left arrow)", step.back, width="40px")
-        self.forward = self._button("▶", "forward (right arrow)", step.forward, width="40px")
-        self.last = self._button("▶|", "last (End)", step.last, width="40px")
-        self.play = widgets.Play(value=0, min=0, max=1, interval=900, layout=_width("130px"))
-        if hasattr(self.play, "show_repeat"):
-            self.play.show_repeat = False
-        self.slider = widgets.IntSlider(
-            value=0, min=0, max=1, readout=False, layout=widgets.Layout(flex="1 1 auto", min_width="120px")
-        )
-        # In the browser: playing goes on while Python is busy with the step before.
-        self._link = widgets.jslink((self.play, "value"), (self.slider, "value"))
-        self.slider.observe(self._slid, "value")
-        self.granularity = widgets.ToggleButtons(
-            options=list(GRANULARITIES), value=step.granularity, style={"button_width": "68px"},
-            layout=_width("226px"),
-        )  # fmt: skip
-        self.granularity.observe(self._granularity_chosen, "value")
-        self.where = widgets.Label()
-        return _row(
-            self.first, self.back, self.forward, self.last, self.play, self.granularity, self.slider,
-            self.where,
-        )  # fmt: skip
+        marks, question = step.trace.marks(), step.question
+        asked = None if question is None else {"text": question.text, "choices": list(question.choices)}
+        return {
+            "index": step.index, "count": step.count,
+            "granularity": step.granularity, "granularities": list(GRANULARITIES),
+            "back": step.index > 0, "forward": not step.at_present or step._can_step,
+            "jumps": [[kind, word, bool(marks[kind])] for kind, word in _MARK_WORDS.items()],
+            "quiz": step.quiz, "question": asked,
+            "engine": None if step.engine is None else self._engine_controls(step.engine),
+        }  # fmt: skip
 
-    def _jumping(self) -> widgets.Widget:
+    def _engine_controls(self, engine: Engine) -> dict[str, Any]:
+        step, config = self.stepper, engine.config
+        own = isinstance(engine.cache, RadixCache)
+        hits, refused = self._hits()
+        present = "The past is on view: a prompt goes to the present, or fork from here."
+        return {
+            "chat": step.as_chat, "taken": self._taken, "hits": hits, "refused": refused,
+            "step": step._can_step, "original": bool(step._originals),
+            "policies": list(EVICTION) if own else ["its own"],
+            "policy": getattr(engine.cache, "eviction_policy", None) if own else None,
+            "present": "" if step.at_present else present,
+            "fork": [
+                ["eviction_policy", "evict by", list(EVICTION), config.eviction_policy],
+                ["schedule_policy", "serve by", list(SCHEDULE), config.schedule_policy],
+                ["kv_tokens", "pool", None, config.kv_tokens],
+                ["page_size", "page", None, config.page_size],
+            ],
+        }  # fmt: skip
+
+    def _hits(self) -> tuple[str, bool]:
+        """What the prompt in the box would hit, or why it is refused (True)."""
+        if not self._typed:
+            return "", False
+        try:
+            hits, total = self.stepper.what_if(self._typed)
+        except ValueError as error:
+            return str(error), True
+        except Exception as error:  # of a student's tree: this output says it, the others go on
+            return f"{type(error).__name__}: {error}", True
+        return f"{hits} of {total} tokens would hit", False
+
+    def _draw_ahead(self, drawn: int, index: int, moved: int) -> None:
+        """Lays out the neighbours of a position, so that the next click finds its picture ready."""
         step = self.stepper
-        self.jumps = {
-            kind: self._button(f"next {word}", f"to the next {word}", partial(step.jump, kind), width="auto")
-            for kind, word in _MARK_WORDS.items()
-        }
-        self.why = self._button(
-            "why this victim?", "the policy's key and the runner-up", self._why, width="auto"
-        )
-        self.quiz = widgets.ToggleButton(value=False, description="quiz", layout=_width("70px"))
-        self.quiz.observe(self._quiz_switched, "value")
-        return _row(*self.jumps.values(), self.why, self.quiz)
+        trace, granularity, options = step.trace, step.granularity, step.options
+        # Whoever drags the slider is elsewhere in a moment: then this would only be in the way.
+        time.sleep(0.25 if abs(moved) > 1 else 0.03)
+        direction = 1 if moved >= 0 else -1
+        for near in (index + direction, index - direction):
+            if drawn != self._drawn:
+                return  # somewhere else by now
+            with contextlib.suppress(DotError, ValueError):
+                tree_svg(trace.view(granularity, near), trace.decode, options)
 
-    def _asking(self) -> widgets.Widget:
-        self.question = widgets.Label()
-        self.choice = widgets.Dropdown(options=[], layout=_width("100px"))
-        self.number = widgets.IntText(value=0, layout=_width("90px"))
-        self.answer = self._button("answer", "see whether it is right", self._answered, width="80px")
-        self.asking = _row(self.question, self.choice, self.number, self.answer)
-        self.asking.layout.display = "none"
-        return self.asking
+    # ------------------------------------------------------------ from the browser
 
-    def _prompting(self) -> widgets.Widget:
-        step = self.stepper
-        self.text = widgets.Text(
-            placeholder="Type a prompt", continuous_update=True,
-            layout=widgets.Layout(flex="1 1 auto", min_width="200px"),
-        )  # fmt: skip
-        self.text.observe(lambda _: self._what_if(), "value")
-        self.chat = widgets.Checkbox(
-            value=step.as_chat, description="as chat", indent=False, layout=_width("80px")
-        )
-        self.chat.observe(self._chat_switched, "value")
-        self.submit = self._button("submit", "queue this prompt", self._submit, style="primary", width="80px")
-        self.agent = self._button(
-            "agent", "a question behind the agents' long shared prompt", step.agent, width="70px"
-        )
-        self.raw = self._button("raw", "words that share nothing", step.raw, width="60px")
-        self.hits = widgets.HTML()
-        return widgets.VBox([_row(self.text, self.chat, self.submit, self.agent, self.raw), self.hits])
+    def received(self, message: Any) -> None:
+        """What a button, key or box asks for: {"do": name, "value": ...}. Nonsense is left alone."""
+        name = message.get("do") if isinstance(message, dict) else None
+        kind, act = self._acts().get(name, (None, None)) if isinstance(name, str) else (None, None)
+        if act is None or type(message.get("value")) is not kind:
+            return
+        value = message.get("value")
+        self.stepper.pressed(act if value is None else lambda: act(value))
 
-    def _driving(self) -> widgets.Widget:
-        step = self.stepper
-        self.step = self._button("step", "one step of the engine", step.step, width="70px")
-        self.run = self._button("run to end", "steps until nothing is left to do", step.run, width="100px")
-        self.tokens = widgets.BoundedIntText(value=20, min=1, max=10**9, layout=_width("80px"))
-        self.evict = self._button(
-            "evict", "at least so many tokens", lambda: step.evict(self.tokens.value), width="70px"
-        )
-        self.flush = self._button("flush", "empty the cache", step.flush, width="70px")
-        self.policy = widgets.Dropdown(
-            options=self._policies(), layout=_width("90px"), tooltip="who is evicted from now on"
-        )
-        self.policy.observe(self._policy_chosen, "value")
-        self.present = widgets.Label()
-        by = widgets.Label("by")
-        return _row(self.step, self.run, self.evict, self.tokens, by, self.policy, self.flush, self.present)
+    def _acts(self) -> dict[str, tuple[type, Callable[..., Any]]]:
+        """What can be asked for: the type of the value that comes with it, and what is done."""
+        step, none = self.stepper, type(None)
+        plain = (step.forward, step.back, step.first, step.last, step.agent, step.raw, step.step, step.run)
+        return {
+            **{act.__name__: (none, act) for act in (*plain, step.flush, step.original)},
+            "go": (int, step.go), "granularity": (str, self._granularity), "jump": (str, step.jump),
+            "why": (none, self._why), "quiz": (bool, self._quiz), "answer": (str, step.answer),
+            "type": (str, self._type), "chat": (bool, self._chat), "submit": (str, self._submit),
+            "evict": (int, step.evict), "policy": (str, step.set_policy), "fork": (dict, self._fork),
+            "open": (int, self._open),
+        }  # fmt: skip
 
-    def _policies(self) -> list[str]:
-        """The policies to choose from; of a tree of its own there is nothing to choose."""
-        from minirad.cache.eviction import POLICIES
-
-        own = self.stepper.engine is not None and isinstance(self.stepper.engine.cache, RadixCache)
-        return list(POLICIES) if own else ["its own"]
-
-    def _forking(self) -> widgets.Widget:
-        from minirad.cache.eviction import POLICIES as EVICTION
-        from minirad.schedule.policies import POLICIES as SCHEDULE
-
-        assert self.stepper.engine is not None
-        config = self.stepper.engine.config
-        self.fork_fields: dict[str, Any] = {
-            "eviction_policy": widgets.Dropdown(
-                options=list(EVICTION), value=config.eviction_policy, layout=_width("90px")
-            ),
-            "schedule_policy": widgets.Dropdown(
-                options=list(SCHEDULE), value=config.schedule_policy, layout=_width("80px")
-            ),
-            "kv_tokens": widgets.IntText(value=config.kv_tokens, layout=_width("80px")),
-            "page_size": widgets.IntText(value=config.page_size, layout=_width("60px")),
-        }
-        self.fork = self._button(
-            "fork from here", "the requests so far, on a new engine", self._fork, width="120px"
-        )
-        self.original = self._button(
-            "original", "back to where it was forked", self.stepper.original, width="80px"
-        )
-        labels = ("evict by", "serve by", "pool", "page")
-        fields = zip(labels, self.fork_fields.values(), strict=True)
-        return _row(
-            self.fork, *(w for label, box in fields for w in (widgets.Label(label), box)), self.original
-        )
-
-    # ------------------------------------------------------------ what they do
-
-    def _slid(self, change: Any) -> None:
-        if not self._quiet and change["new"] != self.stepper.index:
-            self.stepper.go(min(change["new"], self.stepper.count - 1))
-
-    def _granularity_chosen(self, change: Any) -> None:
-        if not self._quiet and change["new"] != self.stepper.granularity:
-            self.stepper.granularity = change["new"]
+    def _granularity(self, name: str) -> None:
+        self.stepper.granularity = name
 
     def _why(self) -> None:
         self.stepper._say("\n".join(self.stepper.why()))
 
-    def _quiz_switched(self, change: Any) -> None:
-        self.stepper.quiz = bool(change["new"])
-        self.stepper.question = None
-        self.stepper._say("Go forward: some steps will ask you first." if change["new"] else "")
+    def _quiz(self, on: bool) -> None:
+        self.stepper.quiz, self.stepper.question = on, None
+        self.stepper._say("Go forward: some steps will ask you first." if on else "")
 
-    def _answered(self) -> None:
-        question = self.stepper.question
-        by_choice = question is not None and question.choices
-        self.stepper.answer(str(self.choice.value if by_choice else self.number.value))
+    def _type(self, text: str) -> None:
+        self._typed = text
+        self.show_controls()
 
-    def _chat_switched(self, change: Any) -> None:
-        self.stepper.as_chat = bool(change["new"])
-        self._what_if()
+    def _chat(self, on: bool) -> None:
+        self.stepper.as_chat = on
+        self.show_controls()
 
-    def _submit(self) -> None:
-        if self.stepper.submit(self.text.value) is not None:
-            self.text.value = ""
+    def _submit(self, text: str) -> None:
+        if self.stepper.submit(text) is not None:
+            self._typed, self._taken = "", self._taken + 1
+            self.show_controls()
 
-    def _fork(self) -> None:
-        assert self.stepper.engine is not None
-        config = self.stepper.engine.config
-        wanted = {name: box.value for name, box in self.fork_fields.items()}
-        changes = {name: value for name, value in wanted.items() if value != getattr(config, name)}
-        self.stepper.fork(**changes)
+    def _fork(self, wanted: dict[str, Any]) -> None:
+        config = getattr(self.stepper.engine, "config", None)
+        self.stepper.fork(**{name: new for name, new in wanted.items() if new != getattr(config, name, None)})
 
-    def _policy_chosen(self, change: Any) -> None:
-        if not self._quiet and change["new"] is not None:
-            self.stepper.pressed(partial(self.stepper.set_policy, change["new"]))
+    def _open(self, node: int) -> None:
+        self.stepper.options = Options(opened=self.stepper.options.opened ^ {node})
+        self.stepper.refresh()
 
-    def _what_if(self) -> None:
-        text = self.text.value
-        try:
-            hits, total = self.stepper.what_if(text) if text else (0, 0)
-        except ValueError as error:
-            self.hits.value = _note(str(error), "#c92a2a")
-            return
-        self.hits.value = _note(f"{hits} of {total} tokens would hit", "#1864ab") if text else ""
+    # ------------------------------------------------------------ the end
 
-    # ------------------------------------------------------------ showing where we are
+    def close(self) -> None:
+        """Takes the picture off the page; the stepper stays and can be displayed again."""
+        self.stepper._session.outputs.discard(self)
+        self.stepper.output = None
+        self._alive[:] = [other for other in self._alive if other is not self]
+        self._drawn += 1  # nothing is laid out ahead any more
+        self.model.layout.close()
+        self.model.close()
 
-    def show(self) -> None:
-        """Brings all controls into line with the stepper."""
-        self._quiet = True
-        try:
-            self._show()
-        finally:
-            self._quiet = False
-
-    def _show(self) -> None:
-        step = self.stepper
-        top = step.count - 1
-        for control in (self.slider, self.play):
-            control.max = max(top, 1)
-            control.value = step.index
-        self.granularity.value = step.granularity
-        self.where.value = f"{step.index} of {top}"
-        can_step = step._can_step
-        self.forward.disabled = step.at_present and not can_step
-        self.back.disabled = self.first.disabled = step.index == 0
-        marks = step.trace.marks()
-        for kind, button in self.jumps.items():
-            button.disabled = not marks[kind]
-        self._show_question(step.question)
-        if step.engine is not None:
-            self._show_engine(can_step)
-
-    def _show_question(self, question: Question | None) -> None:
-        self.asking.layout.display = "none" if question is None else "flex"
-        if question is not None:
-            self.question.value = question.text
-            self.choice.options = list(question.choices)
-            self.choice.layout.display = "block" if question.choices else "none"
-            self.number.layout.display = "none" if question.choices else "block"
-
-    def _show_engine(self, can_step: bool) -> None:
-        step = self.stepper
-        self.step.disabled = self.run.disabled = not can_step
-        self.original.disabled = not step._originals
-        if step.engine is not None and isinstance(step.engine.cache, RadixCache):
-            self.policy.value = step.engine.cache.eviction_policy
-        else:
-            self.policy.disabled = True
-        self.present.value = (
-            "" if step.at_present else "The past is on view: a prompt goes to the present, or fork from here."
-        )
-        self._what_if()
+    def _live_on(self) -> None:
+        """Ends the outputs of this cell's runs before: ipywidgets would keep every model for ever."""
+        self._alive.append(self)
+        gone = [old for old in self._alive if old.cell == self.cell != "" and old.run != self.run]
+        for old in gone:
+            old.close()
+        for old in self._alive[:-MOST_OUTPUTS]:
+            old.close()
 
 
-def _width(width: str) -> widgets.Layout:
-    return widgets.Layout(width=width)
+def _running_cell() -> tuple[str, str]:
+    """(cell, run) of the cell that runs now; the cell is "" where the notebook does not name it."""
+    parent = getattr(get_ipython(), "parent_header", None) or {}
+    return str(parent.get("metadata", {}).get("cellId", "")), str(parent.get("header", {}).get("msg_id", ""))
 
 
-def _row(*children: widgets.Widget) -> widgets.HBox:
-    return widgets.HBox(list(children), layout=widgets.Layout(align_items="center", flex_flow="row wrap"))
-
-
-def _note(text: str, colour: str) -> str:
-    return f'<span style="color:{colour};font-size:12px">{html.escape(text)}</span>'
+def _compact(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)

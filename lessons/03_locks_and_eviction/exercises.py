@@ -136,11 +136,15 @@ def _turn(
     )
     for size, was, by in (("evictable_size", sizes[0], -moved), ("protected_size", sizes[1], moved)):
         now = getattr(tree, size)
-        expect(
-            now == was + by, f"{where} {size} is {now}; it was {was}, and {abs(moved)} tokens moved", shown
-        )
-    expect(got == abs(moved), f"{name} of {name_of(node)} returned {got!r}; {abs(moved)} tokens moved", shown)
+        words = f"{where} {size} should be {was + by} ({was} before, {_tokens(moved)} moved); it is {now!r}"
+        expect(now == was + by, words, shown)
+    words = f"{name} of {name_of(node)} returned {got!r} instead of {abs(moved)}: {_tokens(moved)} moved"
+    expect(got == abs(moved), words, shown)
     whole(tree, where, before)
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if abs(count) == 1 else f"{abs(count)} tokens"
 
 
 def _locks(tree: Tree, locks: dict[str, int], where: str, before: dict[str, Any]) -> None:
@@ -197,13 +201,11 @@ class Shelf:
             words += " (in this order)"
         expect(freed == wanted, words, shown)
         count = len(wanted) * self.size
-        expect(got == count, f"{story}, evict({tokens}) returned {got!r}; {count} tokens went", shown)
+        call, went = f"{story}, evict({tokens})", f"{_tokens(count)} went"
+        expect(got == count, f"{call} returned {got!r} instead of {count}: {went}", shown)
         now = tree.evictable_size
-        expect(
-            now == size - count,
-            f"{story}, evictable_size is {now}; it was {size}, and {count} tokens went",
-            shown,
-        )
+        words = f"{call} left evictable_size at {now!r}; it should be {size - count} ({size} before, {went})"
+        expect(now == size - count, words, shown)
         whole(tree, f"{story}, after evict({tokens})", before)
 
 
@@ -214,8 +216,8 @@ def _list(names: str) -> str:
 def oldest_first(impl: ModuleType) -> None:
     """The least recently used leaf goes first."""
     shelf = Shelf(impl, "ABC")
-    shelf.evict(1, "A", "A, B and C came in this order: then")
-    shelf.evict(2, "BC", "B and C are left: then")
+    shelf.evict(1, "A", "after A, B and C came in this order")
+    shelf.evict(2, "BC", "with only B and C left")
 
 
 def used_again(impl: ModuleType) -> None:

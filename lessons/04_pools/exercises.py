@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lessons.grading import Exercise, Failure, expect
-from lessons.grading.shared import expect_answers, rows_of
+from lessons.grading.shared import as_ints, expect_answers, rows_of
 from minirad.cache import allocator as engine
 from minirad.cache.radix_cache import RadixCache, RadixKey
 
@@ -80,7 +80,7 @@ class Watched:
             self.check_available()
             return None
         self.expect(answer is not None, f"{self.where}: there is room, and it gave None")
-        slots = [int(slot) for slot in answer]
+        slots = as_ints(answer, self.where)
         words = f"{self.where}: it gave {slots}"
         self.expect(
             len(slots) == num_tokens, f"{words}: that is {len(slots)} slots, {num_tokens} were asked for"
@@ -266,7 +266,7 @@ def extend(impl: ModuleType, pool: Given, start: int, stop: int, last_slot: int)
         expect(not taken, f"{where}: it gave None, but {len(taken)} pages were taken and are lost")
         return None
     expect(answer is not None, f"{where}: {needed} new pages are needed and there, and it gave None")
-    slots = [int(slot) for slot in answer]
+    slots = as_ints(answer, where)
     words = f"{where}: it gave {slots}"
     expect(len(slots) == stop - start, f"{words}: {len(slots)} slots for {stop - start} tokens")
     expect(len(taken) == needed, f"{words}: {needed} new pages are needed, {len(taken)} were taken")
@@ -356,10 +356,12 @@ def check_table(
     impl: ModuleType, rows: npt.NDArray[np.int64], row_ids: list[int], lengths: list[int], page: int
 ) -> None:
     kept = rows.copy()
-    answer = np.asarray(impl.page_table(rows, list(row_ids), list(lengths), page))
+    returned = impl.page_table(rows, list(row_ids), list(lengths), page)
+    answer = np.asarray(returned)
     most = max(-(-length // page) for length in lengths)
     where = f"page_table(rows, {row_ids}, lengths {lengths}, page_size={page})"
     expect(bool((rows == kept).all()), f"{where} changed the rows")
+    expect(answer.ndim > 0, f"{where} returned {returned!r}, which is no table")
     shape = (len(row_ids), most)
     expect(answer.shape == shape, f"{where} has shape {answer.shape} instead of {shape}")
     expect(np.issubdtype(answer.dtype, np.integer), f"{where} holds {answer.dtype}, not integers")

@@ -178,7 +178,7 @@ def _functions(file: Path) -> dict[str, Callable[..., Any]]:
     if not file.is_file():
         raise ValueError(f"{file} is not there")
     try:
-        todo = todo_functions(file.read_text(encoding="utf-8"))
+        todo = todo_functions(file.read_bytes())
         module = load_file(file)
     except Exception as error:
         raise ValueError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error

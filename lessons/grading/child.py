@@ -19,6 +19,8 @@ from typing import Any
 
 WATCHED = ("lessons.", "lessons_file.", "minirad.")
 WATCHED_TOO = ("builtins", "random", "inspect", "json", "lessons")
+MOST_PROCESSES = 256  # threads count; only where submissions run as a user of their own
+LARGEST_PICTURES = 1 << 20  # characters
 
 
 def main() -> None:
@@ -38,43 +40,76 @@ def main() -> None:
 
 
 def _grade(job: dict[str, Any], send: Callable[..., None]) -> None:
-    from lessons.grading.run import Result, run_exercise, verdict
+    from lessons.grading.run import run_exercise
     from lessons.grading.spec import load_file, load_lesson
+    from lessons.grading.words import said
 
     lesson = load_lesson(Path(job["lesson"]))
     file = Path(job["file"])
     sys.path.append(str(file.parent))  # last, so that no file of a student's hides another module
-    _limit(lesson.memory_mb if job["memory_mb"] is None else job["memory_mb"], job["file_mb"])
     changed = watch(file)
+    _limit(lesson.memory_mb if job["memory_mb"] is None else job["memory_mb"], job["file_mb"])
+    if job["user"] is not None:
+        _become(*job["user"])
     send("ready")
     try:
         impl = load_file(file)
     except BaseException as error:  # also sys.exit at the top of the file
-        return send("unreadable", words=_import_words(error, file))
+        return send("unreadable", **_import_error(error, file))
     flush_output(job["secret"])
+    own, leave, process = os.getpid(), os._exit, os.getpid
     for name in job["exercises"]:
         exercise = lesson.exercise(name)
         send("start", exercise=name)
-        result: Result
         try:
             result = run_exercise(lesson, exercise, impl, job["student"])
+            status, words, pictures = result.status, result.words, _drawable(result.pictures)
         except BaseException as error:  # the grader itself failed: it was patched, or interrupted
-            words = f"the grader could not go on: {type(error).__name__}: {error}"
-            result = verdict(lesson, exercise, "ended", words)
+            status, words, pictures = "ended", f"the grader could not go on: {said(error)}", []
+        if process() != own:
+            leave(0)  # the submission has forked, and this is not the process that is listened to
         what = changed()
         if what:
-            result = verdict(lesson, exercise, "tampered", f"the submission changed {what}")
+            status, words, pictures = "tampered", f"the submission changed {what}", []
         flush_output(job["secret"])
-        send("result", result=result.to_json())
+        send("result", exercise=name, status=status, words=words, pictures=pictures)
         if what:
             return  # the parent begins anew with the rest
     return None
 
 
-def _import_words(error: BaseException, file: Path) -> str:
+def _become(uid: int, gid: int) -> None:
+    """From now on another user, who can read neither solutions nor hidden cases.
+
+    They are loaded already; their modules are taken out of the way of a simple `import`. (Who digs in
+    the memory of his own process finds them still.)
+    """
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NPROC, (MOST_PROCESSES, MOST_PROCESSES))
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+    for name in [name for name in sys.modules if name.startswith("lessons_file.")]:
+        del sys.modules[name]
+
+
+def _drawable(pictures: Any) -> list[Any]:
+    """Pictures as plain data, or none: they are made of what the submission made."""
+    try:
+        text = json.dumps(pictures)
+    except Exception:
+        return []
+    return pictures if len(text) <= LARGEST_PICTURES else [("no picture", "it would be too large")]
+
+
+def _import_error(error: BaseException, file: Path) -> dict[str, Any]:
+    from lessons.grading.words import said
+
     line = getattr(error, "lineno", None)
+    line = line if type(line) is int else None
     where = f", line {line}" if line else ""
-    return f"{file.name}{where} cannot be imported: {type(error).__name__}: {error}"
+    return {"words": f"{file.name}{where} cannot be imported: {said(error)}", "line": line or 1}
 
 
 def flush_output(mark: str, write: Callable[[int, bytes], int] = os.write) -> None:
@@ -83,7 +118,7 @@ def flush_output(mark: str, write: Callable[[int, bytes], int] = os.write) -> No
     A submission may have closed or replaced its output: then there is none.
     """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError, OSError, AttributeError):
+        with contextlib.suppress(Exception):  # it may be anything by now
             stream.flush()
     with contextlib.suppress(OSError):
         write(2, mark.encode())

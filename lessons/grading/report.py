@@ -10,6 +10,9 @@ from typing import Any
 
 from lessons.grading.run import WORDS, Result
 from lessons.grading.spec import ROOT
+from lessons.grading.words import file_name
+
+NOT_TRIED = "not tried: see the first exercise of this lesson"
 
 
 def total(results: Sequence[Result]) -> tuple[float, float]:
@@ -42,18 +45,30 @@ def explanation(result: Result) -> str:
     return "\n".join(lines)
 
 
+def said_once(results: Sequence[Result]) -> list[Result]:
+    """The results that need words of their own: what is wrong with a whole file is said once."""
+    first: dict[tuple[str, str], Result] = {}
+    for result in results:
+        if result.whole_file:
+            first.setdefault((result.lesson, result.words), result)
+    own = {id(result) for result in first.values()}
+    return [result for result in results if not result.whole_file or id(result) in own]
+
+
 def text(results: Sequence[Result]) -> str:
     """The table, and below it every exercise that was tried and failed."""
     parts = [table(results)]
-    for result in results:
+    for result in said_once(results):
         if result.status not in ("passed", "todo"):
-            parts.append(f"{result.lesson}, {result.exercise}: {explanation(result)}")
+            what = result.lesson if result.whole_file else f"{result.lesson}, {result.exercise}"
+            parts.append(f"{what}: {explanation(result)}")
     return "\n\n".join(parts)
 
 
 def gradescope(results: Sequence[Result]) -> dict[str, Any]:
     """The shape that Gradescope reads from results.json."""
     earned, possible = total(results)
+    with_words = {id(result) for result in said_once(results)}
     return {
         "score": earned,
         "execution_time": round(sum(r.seconds for r in results), 2),
@@ -65,7 +80,8 @@ def gradescope(results: Sequence[Result]) -> dict[str, Any]:
                 "score": r.points,
                 "max_score": r.max_points,
                 "status": "passed" if r.passed else "failed",
-                "output": "" if r.passed else explanation(r),
+                "output": "" if r.passed else explanation(r) if id(r) in with_words else NOT_TRIED,
+                "output_format": "text",
                 "visibility": "visible",
             }
             for r in results
@@ -87,25 +103,29 @@ def on_github() -> bool:
 def annotations(results: Sequence[Result], folder: Path | None = None) -> list[str]:
     """Workflow commands that put each failure beside its function."""
     lines = []
-    for r in results:
+    for r in said_once(results):
         if not r.passed:
             file = _relative((folder or ROOT / r.lesson) / "exercise.py")
             level = "notice" if r.status == "todo" else "error"
             words = _escaped(explanation(r))
-            title = _escaped(f"{r.exercise}: {WORDS[r.status]}").replace(",", "%2C").replace(":", "%3A")
-            lines.append(f"::{level} file={file},line={r.line},title={title}::{words}")
+            title = _property(f"{r.lesson if r.whole_file else r.exercise}: {WORDS[r.status]}")
+            lines.append(f"::{level} file={_property(file)},line={r.line},title={title}::{words}")
     return lines
 
 
 def _relative(path: Path) -> str:
     try:
-        return path.resolve().relative_to(ROOT.parent).as_posix()
-    except ValueError:
+        return file_name(path.resolve().relative_to(ROOT.parent).as_posix())
+    except (ValueError, OSError, RuntimeError):  # elsewhere, or a link to itself
         return path.name
 
 
 def _escaped(words: str) -> str:
     return words.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(words: str) -> str:
+    return _escaped(words).replace(",", "%2C").replace(":", "%3A")
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -117,8 +137,13 @@ def summary(results: Sequence[Result]) -> str:
         "| lesson | exercise | points | |",
         "|---|---|---|---|",
     ]
+    with_words = {id(result) for result in said_once(results)}
     for r in results:
-        words = "" if r.passed else r.words.replace("\n", " ").replace("|", "\\|").replace("<", "&lt;")
+        words = (
+            ""
+            if r.passed or id(r) not in with_words
+            else r.words.replace("\n", " ").replace("|", "\\|").replace("<", "&lt;")
+        )
         status = f"{WORDS[r.status]}: {words}" if words else WORDS[r.status]
         lines.append(f"| {r.lesson} | {r.exercise} | {r.points:g}/{r.max_points:g} | {status} |")
     return "\n".join(lines) + "\n"

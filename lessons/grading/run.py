@@ -6,19 +6,21 @@ reference and the mutants. Does not protect against what a submission may do (is
 
 from __future__ import annotations
 
-import ast
 import contextlib
+import functools
 import inspect
 import random
+import re
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from lessons.grading.spec import Case, Exercise, Failure, Lesson, Picture
+from lessons.grading.words import plain, said, shown
 
 # passed | todo | failed | stuck | memory | output | ended | tampered
 WORDS = {
@@ -35,7 +37,11 @@ WORDS = {
 
 @dataclass
 class Result:
-    """What one exercise earned. words: the first failing case; hint: the exercise's, if it failed."""
+    """What one exercise earned.
+
+    words: the first failing case; hint: the exercise's, if it failed. whole_file: the words are about
+    the file and the same for all exercises of the lesson, none of which was tried.
+    """
 
     lesson: str
     exercise: str
@@ -48,6 +54,7 @@ class Result:
     output: str = ""
     seconds: float = 0.0
     line: int = 1  # where its first function stands in exercise.py
+    whole_file: bool = False
 
     @property
     def passed(self) -> bool:
@@ -56,17 +63,12 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Result:
-        pictures = [(title, picture) for title, picture in data.pop("pictures", [])]
-        return cls(**data, pictures=pictures)
-
 
 def verdict(lesson: Lesson, exercise: Exercise, status: str, words: str = "", **more: Any) -> Result:
     """A Result with its points: all or nothing."""
     points = exercise.points if status == "passed" else 0.0
-    hint = exercise.hint if status not in ("passed", "todo") else ""
-    return Result(lesson.name, exercise.name, points, exercise.points, status, words, hint, **more)
+    hint = "" if status in ("passed", "todo") or more.get("whole_file") else exercise.hint
+    return Result(lesson.name, exercise.name, points, exercise.points, status, plain(words), hint, **more)
 
 
 def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: str = "") -> Result:
@@ -95,8 +97,9 @@ def grade_module(lesson: Lesson, impl: ModuleType, student: str = "") -> list[Re
 
 
 def seed_of(lesson: Lesson, exercise: Exercise, case: Case, student: str) -> str:
-    """Text seeds: the same on every machine and in every process."""
-    return f"{lesson.name}/{exercise.name}/{case.__name__}/{student}"
+    """Text seeds: the same on every machine and in every process, for ids that are no UTF-8, too."""
+    text = f"{lesson.name}/{exercise.name}/{case.__name__}/{student}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @contextlib.contextmanager
@@ -122,24 +125,47 @@ def _try_all(
     return "passed", "", []
 
 
+class Called:
+    """A submission as the cases see it: the same functions, and what the last of them returned."""
+
+    def __init__(self, impl: ModuleType) -> None:
+        self.impl = impl
+        self.returned: tuple[str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.impl, name)
+        if not isinstance(value, FunctionType):
+            return value
+
+        @functools.wraps(value)
+        def call(*args: Any, **more: Any) -> Any:
+            self.returned = None
+            result = value(*args, **more)
+            self.returned = (name, result)
+            return result
+
+        return call
+
+
 def _try(case: Case, impl: ModuleType, rng: random.Random) -> tuple[str, str, list[Picture]]:
+    called = Called(impl)
     try:
         if len(inspect.signature(case).parameters) > 1:
-            case(impl, rng)
+            case(called, rng)
         else:
-            case(impl)
+            case(called)
     except Failure as failure:
         return "failed", failure.words, failure.pictures
     except NotImplementedError as error:
-        return "todo", str(error) or "todo", []
+        return "todo", plain(str(error)) or "todo", []
     except MemoryError:
         return "memory", f"{_about(case)}: it took more memory than the limit allows", []
     except SystemExit as error:
-        return "ended", f"{_about(case)}: it called sys.exit({error.code!r})", []
+        return "ended", f"{_about(case)}: it called sys.exit({shown(error.code)})", []
     except RecursionError:
         return "failed", f"{_about(case)}: it called itself too deep (RecursionError)", []
     except Exception as error:  # anything may come out of a student's code
-        return "failed", f"{_about(case)}: {_raised(error, impl)}", []
+        return "failed", f"{_about(case)}: {_raised(error, called)}", []
     return "passed", "", []
 
 
@@ -148,12 +174,21 @@ def _about(case: Case) -> str:
     return text.split("\n")[0].rstrip(".")
 
 
-def _raised(error: Exception, impl: ModuleType) -> str:
-    """The error with the last line of the student's file that it went through."""
-    own = getattr(impl, "__file__", None)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    where = f" ({Path(own).name}, line {frames[-1].lineno}, in {frames[-1].name})" if own and frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+def _raised(error: Exception, called: Called) -> str:
+    """The error with the last line of the student's file that it went through.
+
+    Where it went through none, the case could not use what it was given: that is said.
+    """
+    own = getattr(called.impl, "__file__", None)
+    steps = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    mine = [(code.co_name, line) for code, line in steps if code.co_filename == own]
+    if own and mine:
+        name, line = mine[-1]
+        return f"{said(error)} ({Path(own).name}, line {line}, in {plain(name, 200)})"
+    if called.returned is None:
+        return said(error)
+    name, value = called.returned
+    return f"after {name} returned {shown(value)}: {said(error)}"
 
 
 def _pictures(exercise: Exercise, impl: ModuleType) -> list[Picture]:
@@ -161,15 +196,20 @@ def _pictures(exercise: Exercise, impl: ModuleType) -> list[Picture]:
     try:
         return list(exercise.show(impl))
     except Exception as error:  # drawing runs the student's code again
-        return [("no picture", f"{type(error).__name__}: {error}")]
+        return [("no picture", said(error))]
 
 
-def add_lines(results: Iterable[Result], lesson: Lesson, source: str) -> None:
-    """Notes for each result the line of its function in a submission's text."""
-    try:
-        found = {n.name: n.lineno for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)}
-    except (SyntaxError, ValueError):
-        return
-    for result in results:
-        names = lesson.exercise(result.exercise).asks_for
-        result.line = next((found[name] for name in names if name in found), 1)
+_DEFINED = re.compile(rb"^(?:async[ \t]+def|def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+
+
+def add_line(result: Result, lesson: Lesson, source: bytes) -> None:
+    """Notes for a result the line of its function in a submission's text.
+
+    The text is searched, not parsed: the parser can be made to take the memory or the stack of whoever
+    runs it.
+    """
+    names = lesson.exercise(result.exercise).asks_for
+    for found in _DEFINED.finditer(source):
+        if found[1].decode("ascii", "replace") in names:
+            result.line = source.count(b"\n", 0, found.start()) + 1
+            return

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lessons.grading.spec import expect
+from lessons.grading.spec import Failure, expect
+from lessons.grading.words import shown
 
 
 def rows_of(lengths: Sequence[int], page_size: int, order: Sequence[int], rest: int) -> npt.NDArray[np.int64]:
@@ -20,6 +21,14 @@ def rows_of(lengths: Sequence[int], page_size: int, order: Sequence[int], rest: 
             count = min(page_size, length - first)
             row[first : first + count] = next(pages) * page_size + np.arange(count)
     return rows
+
+
+def as_ints(values: Any, where: str) -> list[int]:
+    """What a student's function returned as a list of numbers; a Failure says what it was instead."""
+    try:
+        return [int(value) for value in values]
+    except (TypeError, ValueError):
+        raise Failure(f"{where}: it returned {shown(values)}, which is no list of numbers") from None
 
 
 def expect_answers(name: str, answer: Any, truth: Mapping[str, Any], why: Mapping[str, str]) -> None:

@@ -9,8 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lessons.grading.report import explanation
+from lessons.grading.report import explanation, said_once
 from lessons.grading.run import Result
+from lessons.grading.words import said, shown
 
 STYLE = (
     "body{font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#212529}"
@@ -36,10 +37,11 @@ def tree_svg(state: dict[str, Any]) -> str:
 def page(results: Sequence[Result]) -> str:
     """All failures in words and pictures."""
     parts = []
-    for result in results:
+    for result in said_once(results):
         if result.status in ("passed", "todo"):
             continue
-        parts.append(f"<h2>{escape(result.lesson)}: {escape(result.exercise)}</h2>")
+        what = result.lesson if result.whole_file else f"{result.lesson}: {result.exercise}"
+        parts.append(f"<h2>{escape(what)}</h2>")
         parts.append(f"<pre>{escape(explanation(result))}</pre>")
         parts += [_figure(title, picture) for title, picture in result.pictures]
     body = "\n".join(parts) or "<p>Nothing failed.</p>"
@@ -58,7 +60,7 @@ def _figure(title: str, picture: Any) -> str:
         else:
             drawn = f"<pre>{escape(str(picture))}</pre>"
     except Exception as error:  # a submission's tree may be anything, and dot may be missing
-        drawn = f"<pre>no picture: {escape(f'{type(error).__name__}: {error}')}\n{escape(str(picture))}</pre>"
+        drawn = f"<pre>no picture: {escape(said(error))}\n{escape(shown(picture))}</pre>"
     return f"<figure><figcaption>{escape(title)}</figcaption>{drawn}</figure>"
 
 
@@ -71,7 +73,7 @@ def _base64(text: str) -> str:
 def show(results: Sequence[Result], open_browser: bool = True) -> Path:
     """Writes the page to a temporary file, opens it, and returns where it is."""
     path = Path(tempfile.mkdtemp(prefix="minirad-failed-")) / "failed.html"
-    path.write_text(page(results), encoding="utf-8")
+    path.write_text(page(results), encoding="utf-8", errors="backslashreplace")
     if open_browser:
         webbrowser.open(path.as_uri())
     return path

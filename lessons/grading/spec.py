@@ -140,16 +140,19 @@ def lesson_title(folder: Path) -> str:
 
 
 def load_file(path: Path, source: str | None = None) -> ModuleType:
-    """A fresh module from a file by its path, each time anew. source: text to use instead of the file's."""
+    """A fresh module from a file by its path, each time anew. source: text to use instead of the file's.
+
+    The file is read as Python reads it: a byte-order mark and a coding line count.
+    """
     name = f"lessons_file.{path.resolve().parent.name}.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there
-    if source is None:
-        source = path.read_text(encoding="utf-8")
-    exec(compile(source, str(path), "exec"), module.__dict__)
+    text = path.read_bytes() if source is None else source
+    code = compile(text, str(path), "exec", dont_inherit=True)
+    exec(code, module.__dict__)
     return module
 
 
@@ -161,13 +164,25 @@ def sibling(file: str, stem: str) -> ModuleType:
 # ---------------------------------------------------------------------- stubs
 
 
-def todo_functions(source: str) -> set[str]:
+def todo_functions(source: str | bytes) -> set[str]:
     """Functions whose body is nothing but a docstring and `raise NotImplementedError(...)`."""
     return {
         node.name
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FunctionDef) and _is_stub(node)
     }
+
+
+def solved_functions(source: bytes, names: Sequence[str]) -> list[str]:
+    """Those of these functions, or classes, of a file that are not stubs (any more)."""
+    found = []
+    for node in ast.parse(source).body:
+        name = getattr(node, "name", "")
+        parts = node.body if isinstance(node, ast.ClassDef) else [node]
+        own = [part for part in parts if isinstance(part, ast.FunctionDef)]
+        if name in names and own and not all(map(_is_stub, own)):
+            found.append(name)
+    return found
 
 
 def _is_stub(node: ast.FunctionDef) -> bool:

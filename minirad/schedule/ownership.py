@@ -102,6 +102,17 @@ class SlotOwnership:
         ask = getattr(self.cache, "lock_cost", None)
         return int(ask(key)) if ask is not None else 0
 
+    def locked(self, key: RadixKey) -> int:
+        """How much of this key's match is locked, and so costs no room; a tree that cannot say is tried."""
+        cache, ask = self.cache, getattr(self.cache, "lock_cost", None)
+        if ask is not None:
+            return cache.peek(key) - int(ask(key))
+        match, before = cache.match_prefix(key), self.room
+        cache.inc_lock_ref(match.last_node)
+        cost = before - self.room
+        cache.dec_lock_ref(match.last_node)
+        return int(match.length) - cost
+
     def make_room(self, num_tokens: int) -> bool:
         """Evicts the shortfall, not the whole need; False if even that leaves too little."""
         shortfall = num_tokens - self.allocator.available
@@ -279,10 +290,20 @@ class SlotOwnership:
         request.kv_len = request.protected_len = request.ahead = 0
         return len(private)
 
-    def settle(self) -> None:
-        """Waits for copies that are under way: what was just given up may be locked by its own copy."""
-        if self._tiers is not None:
-            self._tiers.poll(wait=True)
+    @property
+    def copying(self) -> bool:
+        """Copies between the tiers are under way, and lock what they copy."""
+        return self._tiers is not None and bool(self._tiers.copy_locks)
+
+    def settle(self) -> bool:
+        """Waits for copies that are under way; False if there are none.
+
+        What was just given up may be locked by its own copy.
+        """
+        if self._tiers is None or not self.copying:
+            return False
+        self._tiers.poll(wait=True)
+        return True
 
     def _complete(self, leaf: Any) -> None:
         """Nobody will grow this leaf any more: a tree with a second tier may copy it now."""

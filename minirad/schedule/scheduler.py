@@ -7,7 +7,11 @@ in the same step; a chunk then leaves them the room for it.
 
 Whoever is first in the policy's order is waited for: nobody smaller passes. Two things move it aside
 for one step at most: a request that another one computes the beginning of (in-batch prefix) waits for
-it, and one that was pushed out by a larger priority waits again.
+it, and one that was pushed out by a larger priority waits again. And a request that has no room even
+alone, because of pins, lets those go first that have: the pins may be held until these are done.
+
+Nothing is given up while anything can change: running requests end, copies between the tiers arrive, who
+runs can go back to the queue. `stuck` is what is left then: with nobody in a row, nobody who waits fits.
 
 Does not compute anything and does not commit: the engine does, and both work on SlotOwnership.
 """
@@ -18,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from minirad import events as ev
+from minirad.cache.radix_cache import RadixKey
 from minirad.config import ScheduleOptions
 from minirad.schedule.admission import Books, FutureTokens, InBatchPrefixes, PrefillBudget, slots_given_up
 from minirad.schedule.ownership import SlotOwnership
@@ -78,7 +83,7 @@ class Scheduler:
         self.running: list[Request] = []  # decoding: all but the last token have KV
         self.chunking: Request | None = None  # admitted, prompt not computed to its end
         self.retracted: list[Request] = []  # in this step
-        self.stuck: Request | None = None  # what can never run as things stand (pins hold the pool)
+        self.stuck: Request | None = None  # has no room even alone, and neither has anybody else
         self._tree_state: tuple[int, int, int] | None = None
         self._tree_version = 0
         self._last_order: tuple[int, list[Request], list[Request]] | None = None
@@ -107,17 +112,34 @@ class Scheduler:
         self.retracted, self.stuck = [], None
         self.future.step(idle=not self.live)
         batch = Batch()
-        self._prefill(batch)
-        if self.options.mixed or not batch.requests:
-            self._decode(batch)
+        while self.has_work and not batch.requests:
+            before = len(self.retracted)
+            self._prefill(batch)
+            if self.options.mixed or not batch.requests:
+                self._decode(batch)
+            if not (batch.requests or len(self.retracted) > before or self._let_go()):
+                self.stuck = self.ordered()[0]
+                break
         if not batch.requests:
-            self.stuck = self.stuck or self.chunking or next(iter(self.ordered()), None)
             return None
         if self.bus.wants(ev.BatchScheduled):
             names = tuple(request.id for request in batch.requests)
             counts = tuple(r.kv_len - s for r, s in zip(batch.requests, batch.starts, strict=True))
             self.bus.emit(ev.BatchScheduled(batch.kind, names, counts))
         return batch
+
+    def _let_go(self) -> bool:
+        """What can still make room when nothing fits a batch; False if there is nothing.
+
+        A copy under way locks what it copies. And a request between chunks began beside others: alone it
+        may need less, and others may be able to run in its place.
+        """
+        if self.ownership.settle():
+            return True
+        if self.chunking:
+            self.retract(self.chunking)
+            return True
+        return False
 
     def finish(self, request: Request) -> None:
         """Takes a request off the books; its slots are given back already."""
@@ -195,9 +217,11 @@ class Scheduler:
             if reason and self._make_way(request, batch, budget):
                 reason = self._admit(request, batch, budget)
             if reason:
-                # Whoever is first in order stays first: letting smaller ones pass would starve it.
                 self._deferred(request, reason)
-                break
+                if self.live or batch.requests or self.ownership.copying:
+                    # Whoever is first in order stays first: letting smaller ones pass would starve it.
+                    break
+                continue  # not even alone: whoever can run may be what its pins are held for
             if computing is not None:
                 computing.computing(request)
         self._count_passes(batch)
@@ -218,18 +242,23 @@ class Scheduler:
 
     def _next_chunk(self, request: Request, batch: Batch, budget: PrefillBudget) -> None:
         """As many further prompt tokens as budget and room allow (none: decoding may free some)."""
+        if self._extend(request, batch, budget) and request.computed:
+            self.chunking = None
+            budget.reserve += self.future.slots(request)
+            budget.rows -= request.unbranched
+
+    def _extend(self, request: Request, batch: Batch, budget: PrefillBudget) -> bool:
+        """Puts the next prompt tokens into the batch, as many as budget and room allow; False for none."""
         ownership, page = self.ownership, self.ownership.allocator.page_size
         start = request.kv_len
         room = ownership.room - (ownership.need_by_one(self.running) if self.options.mixed else 0)
         room = -start % page + room // page * page
         stop = min(start + budget.tokens, request.length, start + room)
-        if stop > start and ownership.extend(request, stop):
-            budget.tokens -= stop - start
-            batch.add(request, start, prefill=True)
-            if request.computed:
-                self.chunking = None
-                budget.reserve += self.future.slots(request)
-                budget.rows -= request.unbranched
+        if stop <= start or not ownership.extend(request, stop):
+            return False
+        budget.tokens -= stop - start
+        batch.add(request, start, prefill=True)
+        return True
 
     def _admit(self, request: Request, batch: Batch, budget: PrefillBudget) -> str:
         """Admits a request into the batch, or says why not (and leaves no trace in the tree).
@@ -237,47 +266,62 @@ class Scheduler:
         What an earlier attempt matched is never used again, and neither is what was peeked for the
         order: between two attempts the match may have been evicted.
         """
-        ownership, cache = self.ownership, self.ownership.cache
         alone = not self.live and not batch.requests
         samples = 1 + request.unbranched
         if budget.rows < samples:
             return f"{max(budget.rows, 0)} of {samples} rows free"
-        keys = [request.key()]
-        if alone:
-            # Nobody else holds anything. Locking the part of the match that is computed again anyway
-            # could make the difference: then leave it out.
-            keys.append(request.key(request.usable_prefix + request.is_bigram))  # n tokens: n - 1 pairs
-        reason = ""
-        for key in keys:
-            need = self._need(request, cache.peek(key), budget.reserve, alone)
-            room = ownership.room - ownership.lock_cost(key)
-            if room < need:
-                reason = f"{need} slots needed, {room} free or evictable beside its match"
-                continue
-            match = cache.match_prefix(key)
-            cache.inc_lock_ref(match.last_node)
-            # The lock took the match out of what can be evicted. With our own tree that was foreseen
-            # above; a tree without `lock_cost` is found out here.
-            need, room = self._need(request, match.length, budget.reserve, alone), ownership.room
-            if room >= need:
-                try:
-                    match = ownership.load_back(request, match, spare=room - need)
-                except BaseException:  # whatever the copying raises
-                    cache.dec_lock_ref(match.last_node)
-                    raise
-                self._enter(request, match, batch, budget)
-                return ""
-            cache.dec_lock_ref(match.last_node)
-            reason = f"{need} slots needed, {room} left after locking the match"
+        reason = self._admit_by(request.key(), request, batch, budget, alone)
+        if reason and alone:
+            # Locking the part of the match that is computed again anyway could make the difference: then
+            # leave it out, but for what pins lock.
+            kept = max(request.usable_prefix, self.ownership.locked(request.key()))
+            key = request.key(kept + request.is_bigram)  # n tokens: n - 1 pairs
+            reason = self._admit_by(key, request, batch, budget, alone)
         return reason
 
+    def _admit_by(
+        self, key: RadixKey, request: Request, batch: Batch, budget: PrefillBudget, alone: bool
+    ) -> str:
+        """Admits a request that locks what `key` matches, or says why not."""
+        ownership, cache = self.ownership, self.ownership.cache
+        need = self._need(request, cache.peek(key), budget.reserve, alone)
+        room = ownership.room - ownership.lock_cost(key)
+        if room < need:
+            return f"{need} slots needed, {room} free or evictable beside its match"
+        match = cache.match_prefix(key)
+        cache.inc_lock_ref(match.last_node)
+        # The lock took the match out of what can be evicted. With our own tree that was foreseen above; a
+        # tree without `lock_cost` is found out here.
+        need, room = self._need(request, match.length, budget.reserve, alone), ownership.room
+        if room < need:
+            cache.dec_lock_ref(match.last_node)
+            return f"{need} slots needed, {room} left after locking the match"
+        try:
+            match = ownership.load_back(request, match, spare=room - need)
+        except BaseException:  # whatever the copying raises
+            cache.dec_lock_ref(match.last_node)
+            raise
+        self._enter(request, match, batch, budget)
+        return ""
+
     def _need(self, request: Request, matched: int, reserve: int, alone: bool) -> int:
-        """Slots to have before admitting. All of the prompt counts, not only the next chunk; alone in
-        the engine, nothing need be left for others or for later."""
-        allocator = self.ownership.allocator
-        cached = self.ownership.cached(request, matched)
-        need = allocator.pages_needed(cached, request.length) * allocator.page_size
-        return need if alone else need + reserve + self.future.slots(request)
+        """Slots to have before admitting, beside a match that is locked.
+
+        All of the prompt counts, not only the next chunk. Alone in the engine, nothing need be left for
+        others or for later, and what is computed although it is in the tree can come a page at a time:
+        each chunk's duplicates are freed when it is committed.
+        """
+        ownership, page = self.ownership, self.ownership.allocator.page_size
+        if alone:
+            return max(ownership.allocator.pages_needed(matched, request.length), 1) * page
+        cached = ownership.cached(request, matched)
+        need = ownership.allocator.pages_needed(cached, request.length) * page
+        return need + reserve + self.future.slots(request)
+
+    def shortage(self, request: Request) -> tuple[int, int]:
+        """Slots that a request needs when alone, beside those of its tokens that pins hold; and these."""
+        shared = self.ownership.locked(request.key())
+        return self._need(request, shared, 0, alone=True), shared
 
     def _enter(self, request: Request, match: object, batch: Batch, budget: PrefillBudget) -> None:
         ownership = self.ownership
@@ -299,11 +343,8 @@ class Scheduler:
                     request.attempts,
                 )
             )  # fmt: skip
-        stop = min(cached + budget.tokens, request.length)
-        extended = ownership.extend(request, stop)
+        extended = self._extend(request, batch, budget)
         assert extended, f"{request.id} was admitted without room"
-        batch.add(request, cached, prefill=True)
-        budget.tokens -= stop - cached
         budget.reserve += self.future.slots(request)
         budget.rows -= 1 + request.unbranched
         if not request.computed:
@@ -389,6 +430,10 @@ class Scheduler:
     def _decode(self, batch: Batch) -> None:
         """One more slot for every running request; retracts some when there is not enough room.
 
+        The lowest priority goes first, then who has the least to lose, then the last to come. Even the only
+        one goes, since pins may hold what it needs: admitted again it shares with the tree what it had for
+        itself, and if that is not enough somebody else may be able to run.
+
         Beside prompts (`mixed`) there is room: they left it. A tree whose numbers are off would have the
         decoding wait for a step.
         """
@@ -396,20 +441,12 @@ class Scheduler:
         if batch.requests and not ownership.make_room(ownership.need_by_one(self.running)):
             return
         while not ownership.make_room(ownership.need_by_one(self.running)):
-            victim = self._victim()
-            if victim is None:
-                self.stuck = self.running[0]
-                return
-            self.retract(victim)
+            self.retract(min(self.live, key=_loss))
         starts = [request.kv_len for request in self.running]
         if starts:
             ownership.extend_by_one(self.running)
         for request, start in zip(self.running, starts, strict=True):
             batch.add(request, start, prefill=False)
-
-    def _victim(self) -> Request | None:
-        """Lowest priority, then the least to lose, then the last to come; never the only one."""
-        return min(self.live, key=_loss) if len(self.live) > 1 else None
 
     def retract(self, request: Request, by: Request | None = None) -> None:
         """Puts a running request back into the queue; what it gave the tree stays, evictable.

@@ -1,4 +1,5 @@
-// The notebook stepper's picture: a tree (tree.js), the KV pool, requests and events around it.
+// One output of the notebook stepper: a tree (tree.js), the KV pool, requests and events around it, and the
+// controls. Everything that is pressed goes to Python as {do, value}; what comes back is drawn.
 //
 // Draws the dictionary that viz/panels.py makes, and lights what belongs together: point at a node, a
 // page, a request or an event, and its kin light up in all four. A click keeps it lit; a click on a
@@ -9,7 +10,8 @@ import * as tree from "./tree.js";
 const NS = "http://www.w3.org/2000/svg";
 const FREE = "#eef0f3", PRIVATE = "#343a40";
 const PHASES = ["waiting", "prefill", "decode", "paused", "retracted"];
-const KEYS = { ArrowRight: "forward", ArrowLeft: "back", Home: "first", End: "last", " ": "play" };
+const KEYS = { ArrowRight: "forward", ArrowLeft: "back", Home: "first", End: "last" };
+const PLAY_MS = 900;
 
 /** An element with class, text and children; text is never read as HTML. */
 function make(name, className = "", text = "", children = []) {
@@ -202,13 +204,161 @@ function legend(...names) {
   return make("small", "legend", "", names.map(([name, className]) => make("span", "", "", [make("i", className), name])));
 }
 
+// ---------------------------------------------------------------- the controls
+
+function button(text, tip, act) {
+  const element = make("button", "", text);
+  element.type = "button";
+  element.title = tip;
+  element.addEventListener("click", act);
+  return element;
+}
+
+function field(kind, tip, attributes = {}) {
+  const element = make(kind);
+  element.setAttribute("aria-label", tip);
+  element.title = tip;
+  return Object.assign(element, attributes);
+}
+
+const row = (...children) => make("div", "mr-row", "", children);
+const labelled = (text, element) => make("label", "", text + " ", [element]);
+const whole = (input) => Math.max(0, Math.trunc(Number(input.value) || 0));
+
+/** Sets a list's entries where they changed, and the chosen one. */
+function choose(select, values, chosen, word = (value) => value) {
+  if (JSON.stringify(values) !== select.dataset.values) {
+    select.dataset.values = JSON.stringify(values);
+    select.replaceChildren(...values.map((value) => Object.assign(make("option", "", word(value)), { value })));
+  }
+  select.value = chosen ?? values[0];
+}
+
+/** Going through positions. Returns {row, draw, arrived, toggle, stop}. */
+function moving(send) {
+  let now = null, asked = false, next = null, timer = 0, held = false;
+  // While Python draws, a dragged slider asks for nothing more, and then for where it is by then.
+  const go = (index) => {
+    if (asked) next = index;
+    else if ((asked = index !== now.index)) send("go", index);
+  };
+  const arrived = () => {
+    const wanted = next;
+    asked = false;
+    next = null;
+    if (wanted !== null) go(wanted);
+  };
+  const first = button("|◀", "first (Home)", () => send("first")), back = button("◀", "back (left arrow)", () => send("back"));
+  const forward = button("▶", "forward (right arrow)", () => send("forward")), last = button("▶|", "last (End)", () => send("last"));
+  const stop = () => { clearInterval(timer); timer = 0; play.textContent = "play"; };
+  const tick = () => { if (now.index + 1 >= now.count) stop(); else if (!asked) go(now.index + 1); };
+  const toggle = () => {
+    if (timer) return stop();
+    timer = setInterval(tick, PLAY_MS);
+    play.textContent = "pause";
+  };
+  const play = button("play", "one position after the other (space)", toggle);
+  const by = field("select", "event, step or scene");
+  by.addEventListener("change", () => send("granularity", by.value));
+  const slider = field("input", "position", { type: "range", min: 0 }), where = make("span", "where");
+  slider.addEventListener("input", () => { held = true; go(Number(slider.value)); });
+  slider.addEventListener("change", () => { held = false; });
+  const draw = (controls) => {
+    now = controls;
+    first.disabled = back.disabled = !now.back;
+    forward.disabled = !now.forward;
+    choose(by, now.granularities, now.granularity, (name) => "by " + name);
+    slider.max = Math.max(now.count - 1, 1);
+    if (!held && next === null) slider.value = now.index;
+    where.textContent = `${now.index} of ${now.count - 1}`;
+  };
+  return { row: row(first, back, forward, last, play, by, slider, where), draw, arrived, toggle, stop };
+}
+
+/** Jumps, reasons, the quiz and its question. Returns {rows, draw}. */
+function asking(send) {
+  const jumps = make("span", "mr-row");
+  const quiz = button("quiz", "going forward asks first", () => send("quiz", quiz.getAttribute("aria-pressed") !== "true"));
+  const text = make("span"), choice = field("select", "your answer"), number = field("input", "your answer", { type: "number", value: 0 });
+  const answer = button("answer", "see whether it is right", () => send("answer", choice.hidden ? String(whole(number)) : choice.value));
+  const question = row(text, choice, number, answer);
+  question.classList.add("question");
+  const draw = (now) => {
+    if (!jumps.children.length)
+      jumps.append(...now.jumps.map(([kind, word]) => button("next " + word, "to the next " + word, () => send("jump", kind))));
+    now.jumps.forEach(([, , there], i) => { jumps.children[i].disabled = !there; });
+    quiz.setAttribute("aria-pressed", now.quiz);
+    question.hidden = !now.question;
+    if (!now.question) return;
+    text.textContent = now.question.text;
+    const { choices } = now.question;
+    choice.hidden = !choices.length;
+    number.hidden = choices.length > 0;
+    if (choices.length) choose(choice, choices, choices.includes(choice.value) ? choice.value : choices[0]);
+  };
+  return { rows: [row(jumps, button("why this victim?", "the policy's key and the runner-up", () => send("why")), quiz), question], draw };
+}
+
+/** Prompts, the engine and forks. Returns {part, draw}. */
+function driving(send) {
+  let taken = 0, forkable = "";
+  const text = field("input", "prompt", { type: "text", placeholder: "Type a prompt" });
+  const chat = field("input", "the text becomes a chat message", { type: "checkbox" });
+  const submit = button("submit", "queue this prompt (Enter)", () => send("submit", text.value));
+  submit.classList.add("primary");
+  text.addEventListener("input", () => send("type", text.value));
+  text.addEventListener("keydown", (event) => { if (event.key === "Enter") submit.click(); });
+  chat.addEventListener("change", () => send("chat", chat.checked));
+  const hits = make("div", "hits");
+  const step = button("step", "one step of the engine", () => send("step"));
+  const run = button("run to end", "steps until nothing is left to do", () => send("run"));
+  const tokens = field("input", "how many tokens", { type: "number", min: 1, value: 20 });
+  const policy = field("select", "who is evicted from now on"), present = make("span", "present");
+  policy.addEventListener("change", () => send("policy", policy.value));
+  const fields = make("span", "mr-row");
+  const fork = button("fork from here", "the requests so far, on a new engine", () =>
+    send("fork", Object.fromEntries([...fields.querySelectorAll("select, input")].map((box) => [box.name, box.tagName === "SELECT" ? box.value : whole(box)]))));
+  const original = button("original", "back to where it was forked", () => send("original"));
+  const part = make("div", "mr-driving", "", [
+    row(text, labelled("as chat", chat), submit, button("agent", "a question behind the agents' long shared prompt", () => send("agent")),
+      button("raw", "words that share nothing", () => send("raw"))),
+    hits,
+    row(step, run, button("evict", "at least so many tokens", () => send("evict", whole(tokens))), tokens, labelled("by", policy),
+      button("flush", "empty the cache", () => send("flush")), present),
+    row(fork, fields, original),
+  ]);
+  const forkField = ([name, label, choices, value]) => {
+    const box = field(choices ? "select" : "input", `${label}: of the new engine`, { name, ...(choices ? {} : { type: "number" }) });
+    if (choices) choose(box, choices, value);
+    else box.value = value;
+    return labelled(label, box);
+  };
+  const draw = (now) => {
+    if (now.taken !== taken) text.value = "";
+    taken = now.taken;
+    chat.checked = now.chat;
+    hits.textContent = now.hits;
+    hits.classList.toggle("refused", now.refused);
+    step.disabled = run.disabled = !now.step;
+    choose(policy, now.policies, now.policy);
+    policy.disabled = !now.policy;
+    present.textContent = now.present;
+    original.disabled = !now.original;
+    if (JSON.stringify(now.fork) === forkable) return; // what was chosen for the next fork stays
+    forkable = JSON.stringify(now.fork);
+    fields.replaceChildren(...now.fork.map(forkField));
+  };
+  return { part, draw };
+}
+
 // ---------------------------------------------------------------- the whole
 
 function build(model, el) {
   let data = null, held = nothing(), ticket = 0;
+  const send = (name, value = null) => model.send({ do: name, value });
+  const moves = moving(send), asks = asking(send), drives = driving(send);
   const root = make("div", "mr-stepper");
   root.tabIndex = 0;
-  root.dataset.lmSuppressShortcuts = "true"; // else JupyterLab takes the arrow keys
   root.setAttribute("aria-label", "Radix cache, step by step: arrow keys step, space plays");
 
   const title = make("b"), sentence = make("span"), note = make("p", "note");
@@ -239,7 +389,9 @@ function build(model, el) {
     ]),
     card("Requests", "requests-card", requests, phases),
   );
-  el.append(root);
+  const output = make("div", "mr-output", "", [moves.row, ...asks.rows, root]);
+  output.dataset.lmSuppressShortcuts = "true"; // else JupyterLab takes the keys
+  el.append(output);
 
   const show = (kin) => {
     tree.highlight(host, kin.nodes);
@@ -276,17 +428,18 @@ function build(model, el) {
       hover(ofNodes(data, [nodeNumber(id)]), nodeText(data, nodeNumber(id)));
     },
     click: (id) => {
-      if (id[0] === "f") model.send({ kind: "open", node: nodeNumber(id) });
+      if (id[0] === "f") send("open", nodeNumber(id));
       else if (id !== "n0") hold(ofNodes(data, [nodeNumber(id)]));
     },
   });
   // The wheel scrolls the notebook; with Ctrl it zooms the tree.
   host.closest(".mr-card").addEventListener("wheel", (event) => { if (!event.ctrlKey) event.stopPropagation(); }, { capture: true });
   root.addEventListener("keydown", (event) => {
-    if (!KEYS[event.key] || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (!(KEYS[event.key] || event.key === " ") || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     event.stopPropagation();
-    model.send({ kind: KEYS[event.key] });
+    if (event.key === " ") moves.toggle();
+    else send(KEYS[event.key]);
   });
 
   const drawLists = () => {
@@ -334,10 +487,27 @@ function build(model, el) {
     root.dataset.cost = (performance.now() - start).toFixed(2);
     clearTimeout(waiting);
     waiting = setTimeout(drawLists); // the tree first: it is what one looks at
+    drawControls(); // they came in the same message, and say where we are now
+    moves.arrived();
+  };
+  const drawControls = () => {
+    const now = JSON.parse(model.get("controls"));
+    if (!now.jumps) return;
+    moves.draw(now);
+    asks.draw(now);
+    if (!now.engine) return; // a recording drives nothing
+    if (!drives.part.parentElement) output.append(drives.part);
+    drives.draw(now.engine);
   };
   model.on("change:payload", draw);
+  model.on("change:controls", drawControls);
+  drawControls();
   draw();
-  return () => model.off("change:payload", draw);
+  return () => {
+    moves.stop();
+    model.off("change:payload", draw);
+    model.off("change:controls", drawControls);
+  };
 }
 
 export default { render: ({ model, el }) => build(model, el) };

@@ -1,0 +1,148 @@
+"""What was handed in, read with care: where a lesson lies in it, its source, and a copy of its files.
+
+A submission may hold links to anywhere, pipes, endless devices, a million files and names that are no
+UTF-8. Whatever is read here is bounded, and what is not read is named.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from lessons.grading.words import file_name
+
+EXERCISE = "exercise.py"
+MOST_BYTES = 4 << 20  # of exercise.py, and of all files that are copied
+MOST_FILES = 200
+MOST_SEEN = 4000  # entries that are looked at in search of files or of a lesson
+DEEPEST = 5  # folders between a student's folder and a lesson's
+
+
+class Refused(ValueError):
+    """A submission's file that is not read; the text says which and why."""
+
+
+def is_hidden(name: str) -> bool:
+    """.git, .venv, and what macOS puts beside the files in a zip."""
+    return name.startswith(".") or name in ("__MACOSX", "__pycache__")
+
+
+def find_lesson(student: Path, lesson: str, alone: bool = False) -> Path:
+    """The folder of a submission that holds a lesson's exercise.py: the one nearest to the top.
+
+    `lessons/NN_name/`, `NN_name/`, the folder itself, or one of these some folders deeper, as archives
+    are packed. alone: no other lesson is asked for, so that a bare exercise.py is this one's.
+    """
+    if student.name == lesson or (alone and _is_there(student / EXERCISE)):
+        return student
+    for folder in _folders(student):
+        for place in (folder / "lessons" / lesson, folder / lesson):
+            if _is_there(place / EXERCISE):
+                return place
+    return student / lesson
+
+
+def _is_there(file: Path) -> bool:
+    return os.path.lexists(file)  # a broken link is there, too, and will be refused by name
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """The folder and those in it, level by level, links and hidden ones left out."""
+    level, seen = [top], 0
+    for _ in range(DEEPEST):
+        yield from level
+        below: list[Path] = []
+        for folder in level:
+            entries = _entries(folder, MOST_SEEN - seen)
+            seen += len(entries)
+            below += [
+                Path(entry.path) for entry in entries if not is_hidden(entry.name) and _is_folder(entry)
+            ]
+        level = below
+
+
+def _entries(folder: Path, most: int) -> list[os.DirEntry[str]]:
+    """The first entries of a folder, sorted; none where it cannot be read."""
+    found: list[os.DirEntry[str]] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if len(found) >= most:
+                    break
+                found.append(entry)
+    except OSError:
+        pass
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def read_source(folder: Path, root: Path) -> bytes:
+    """The bytes of `folder`/exercise.py. Refused says by name what is missing, too large or a link out."""
+    return _read(folder / EXERCISE, folder, root)
+
+
+def _read(file: Path, folder: Path, root: Path, most: int = MOST_BYTES) -> bytes:
+    """root: what the submission is; a link that leads out of it is not followed."""
+    name = file_name(str(file.relative_to(folder)))
+    try:
+        os.lstat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Refused(f"there is no {name} in {file_name(folder.name)}") from None
+    except OSError as error:
+        raise Refused(f"{name} cannot be read: {error.strerror}") from None
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
+        raise Refused(f"{name} is a link out of the submission: hand in the file itself")
+    try:
+        if not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would wait for ever, a device never end
+            raise Refused(f"{name} is no file")
+        with open(file, "rb") as stream:
+            data = stream.read(most + 1)
+    except OSError as error:
+        raise Refused(f"{name} cannot be read: {error.strerror}") from error
+    if len(data) > most:
+        together = "" if most == MOST_BYTES else " together with the files before it"
+        raise Refused(f"{name} is too large: more than {MOST_BYTES >> 20} MB{together}")
+    return data
+
+
+def copy_submission(folder: Path, root: Path, target: Path, source: bytes) -> list[str]:
+    """Copies exercise.py, which is `source`, and the Python files beside and below it.
+
+    Returns what was left out and why, in words.
+    """
+    target.mkdir(parents=True)
+    (target / EXERCISE).write_bytes(source)
+    room, left_out = MOST_BYTES, []
+    files = list(_python_files(folder))
+    for file in files[:MOST_FILES]:
+        try:
+            data = _read(file, folder, root, room)
+        except Refused as error:
+            left_out.append(str(error))
+            continue
+        room -= len(data)
+        place = target / file.relative_to(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+    if len(files) > MOST_FILES:
+        left_out.append(f"of {len(files)} Python files only {MOST_FILES} were taken")
+    return left_out
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    seen = 0
+    for place in _folders(folder):
+        entries = _entries(place, MOST_SEEN - seen)
+        seen += len(entries)
+        for entry in entries:
+            own = place == folder and entry.name == EXERCISE
+            if entry.name.endswith(".py") and not is_hidden(entry.name) and not own:
+                yield Path(entry.path)
