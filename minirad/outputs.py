@@ -60,7 +60,8 @@ class StreamToken:
 
     text: may be empty while a character or a stop text is not complete. finish_reason: None but for the
     last one of each sample. token_id: None in a last one that brings no token: the request was aborted or
-    failed ("abort", "error"; then `error` says what), and `text` is what had been held back.
+    failed ("abort", "error"; then `error` says what), or no token was asked for. Its `text` is what had
+    been held back.
     """
 
     request_id: str

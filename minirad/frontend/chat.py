@@ -82,8 +82,10 @@ def _around(tokenizer: Any, marker: str, chat: tuple[tuple[str, str], ...]) -> t
     """What a template writes before and behind a marker."""
     said = [{"role": role, "content": text} for role, text in chat]
     text: str = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-    before, behind = text.split(marker)
-    return before, behind
+    before, *behind = text.split(marker)
+    if len(behind) != 1:
+        raise ValueError(f"it writes a message {len(behind)} times")
+    return before, behind[0]
 
 
 def _trimmed(tokenizer: Any, marker: str, chat: tuple[tuple[str, str], ...]) -> list[str]:
