@@ -264,7 +264,7 @@ def test_text_that_is_no_unicode_is_refused_by_place(engine: Engine, bad: str) -
         ("the user's message", lambda: list(session.stream(bad))),
         ("the system prompt", lambda: ChatSession(engine, bad)),
         ("the user's message", lambda: run(engine, user)),
-        ("the prompt", lambda: run(engine, plain)),
+        ("a program's text", lambda: run(engine, plain)),
         ("a program's text", lambda: run(engine, prefilled)),
         ("select 'x': a choice", lambda: run(engine, select)),
         ("a stop text", lambda: run(engine, stop)),
