@@ -13,7 +13,6 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -34,13 +33,14 @@ from minirad.model.dummy import dummy_model
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
-from minirad.outputs import GenerationOutput, Pin, StepReport, StreamText, StreamToken
+from minirad.outputs import GenerationOutput, Pin, StepReport, StreamToken
 from minirad.runner import DecodeGraphs
 from minirad.schedule.admission import Books
 from minirad.schedule.ownership import PrefixCache, SlotOwnership
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
+from minirad.text import ReplyText, StreamText, TokenTexts, encode_prompt
 
 Prompt = str | IntSequence
 
@@ -74,6 +74,7 @@ class Engine:
                 model = load_model(self.model_path, dtype, self.device)
         self.model = model
         self._tokenizer = tokenizer
+        self._texts: TokenTexts | None = None
         self.attention, self.attention_note = choose_attention(config, model, self.device)
         self.config = config = filled_in(config, model, self.device, self.attention.name)
         assert config.kv_tokens is not None and config.max_context is not None
@@ -339,25 +340,26 @@ class Engine:
         params, output = request.params, request.output
         if request.error:
             return "error"
-        if output and not params.ignore_eos and output[-1] in self.model.config.eos_ids:
+        if output and self._is_end(request, output[-1]):
             return "stop"
-        if params.stop and self._stop_position(request) is not None:
+        if params.stop and self._read(request).found:
             return "stop"
         return "length" if len(output) >= params.max_new_tokens else ""
 
-    def _stop_position(self, request: Request) -> int | None:
-        """Where in the reply's text a stop text begins."""
-        # A token is at least one byte (but for special ones, which are no text), a character at most
-        # four: older text cannot be part of it.
-        special = self.tokenizer.all_special_ids
-        size = 4 * max(len(text) for text in request.params.stop) + 4
-        recent = list(islice((t for t in reversed(request.output) if t not in special), size))
-        tail = self.decode(recent[::-1])
-        if not any(text in tail for text in request.params.stop):
-            return None
-        whole = self.decode(request.output)
-        found = [whole.find(text) for text in request.params.stop if text in whole]
-        return min(found) if found else None
+    def _is_end(self, request: Request, token: int) -> bool:
+        """A stop token; or an end token, which only a grammar keeps where end tokens are ignored."""
+        if token in request.params.stop_token_ids:
+            return True
+        if request.params.ignore_eos and not getattr(request.token_mask, "ends_reply", False):
+            return False
+        return token in self.model.config.eos_ids or token == self.texts.end_id
+
+    def _read(self, request: Request) -> ReplyText:
+        """What a reply says so far, up to a stop text."""
+        if request.reply is None:
+            request.reply = ReplyText(self.texts, request.params.stop)
+        request.reply.read(request.output)
+        return request.reply
 
     def _finish(self, request: Request, reason: str) -> GenerationOutput:
         """Commits (or, on an abort, drops) what a request holds and takes it off the books."""
@@ -398,9 +400,29 @@ class Engine:
             self._streams[request.group][request.index] = output
         return output
 
+    def _finish_all(self, request: Request, reason: str) -> list[GenerationOutput]:
+        """`_finish`, and an output of its own for each sample that has not branched off yet."""
+        indices = range(1, request.unbranched + 1)
+        first = self._finish(request, reason)
+        others = [
+            dataclasses.replace(
+                first, index=index, token_ids=[], logprobs=[], prompt_logprobs=list(first.prompt_logprobs)
+            )
+            for index in indices
+        ]
+        if request.group in self._streams:
+            self._streams[request.group].update({other.index: other for other in others})
+        return [first, *others]
+
     def _final_text(self, request: Request) -> str:
-        stop = self._stop_position(request) if request.params.stop and request.output else None
-        return self.reply_text(request.output)[:stop]
+        output = request.output
+        if output and self._is_end(request, output[-1]):
+            output = output[:-1]  # what ends a reply is no part of its text
+        if not request.params.stop:
+            return self.texts.whole(output)
+        reply = request.reply or ReplyText(self.texts, request.params.stop)
+        reply.read(output)
+        return reply.text()
 
     def _give_up(self, request: Request | None) -> list[GenerationOutput]:
         """Nothing can run and nothing will change by itself: pins hold what this request needs."""
@@ -412,7 +434,7 @@ class Engine:
             f"{request.id} needs {need} slots{beside}, but of {self.allocator.num_tokens} only "
             f"{self.ownership.room} are free or evictable: the rest is pinned"
         )
-        return [self._finish(request, "error")]
+        return self._finish_all(request, "error")
 
     def _poison(self, slots: Slots) -> None:
         page = self.config.page_size
@@ -485,6 +507,7 @@ class Engine:
                     request.id, tuple(request.prompt.tolist()), params.max_new_tokens,
                     params.temperature, params.n, request.priority, space, params.top_p, params.top_k,
                     tuple(params.stop), params.ignore_eos, params.seed, params.logprob_start,
+                    params.stop_token_ids,
                 )
             )  # fmt: skip
         return request.id
@@ -516,8 +539,11 @@ class Engine:
         start = params.logprob_start
         if start is not None and start >= len(tokens):
             raise ValueError(f"logprob_start {start} is past the prompt's {len(tokens)} tokens")
-        if params.stop:
-            self.tokenizer  # noqa: B018  (stop texts need one: better refused now than in the loop)
+        unknown = [token for token in params.stop_token_ids if token >= vocab]
+        if unknown:
+            raise ValueError(f"stop_token_ids: token id {unknown[0]} is outside the vocabulary of {vocab}")
+        if params.stop or self.model_path is not None:
+            self.tokenizer  # noqa: B018  (stop and end tokens need it: better refused now than in the loop)
         return tokens
 
     def generate(
@@ -575,7 +601,8 @@ class Engine:
         # Somebody else may drive the engine between two of our tokens and get our outputs in his
         # reports; so they are noted here as well.
         finished = self._streams[rid] = {}
-        texts = [StreamText(self.reply_text, request.params.stop) for _ in range(request.params.n)]
+        texts = [StreamText(self.texts, request.params.stop) for _ in range(request.params.n)]
+        ended: set[int] = set()  # samples whose last piece was given out
         try:
             while fresh or any(each.group == rid for each in self.scheduler.everyone()):
                 if not fresh:
@@ -584,8 +611,19 @@ class Engine:
                     continue
                 name, token = fresh.popleft()
                 index = int(name.partition(".")[2] or 0)
-                text, done = texts[index].add(token, finished.get(index))
-                yield StreamToken(rid, index, token, text, done.finish_reason if done else None)
+                done = finished.get(index)
+                if done is None or len(done.token_ids) > texts[index].count + 1:
+                    yield StreamToken(rid, index, token, texts[index].add(token))
+                    continue
+                ended.add(index)
+                yield StreamToken(
+                    rid, index, token, texts[index].end(done.text), done.finish_reason, done.error
+                )
+            for index, done in sorted(finished.items()):
+                if index not in ended:  # it ended without a token of its own: aborted, an error
+                    yield StreamToken(
+                        rid, index, None, texts[index].end(done.text), done.finish_reason, done.error
+                    )
         finally:
             try:
                 self._leave([rid])
@@ -630,7 +668,8 @@ class Engine:
         """
         self.ahead.settle()
         mine = [r for r in self.scheduler.everyone() if r.group == request_id]
-        self._held += [self._finish(request, "abort") for request in mine]
+        for request in mine:
+            self._held += self._finish_all(request, "abort")
         return bool(mine)
 
     # ------------------------------------------------------------ prefixes
@@ -777,14 +816,24 @@ class Engine:
             self._tokenizer = load_tokenizer(self.model_path)
         return self._tokenizer
 
+    @property
+    def texts(self) -> TokenTexts:
+        """What each token says; nothing, for a bare model: ids in, ids out."""
+        if self._texts is None:
+            bare = self._tokenizer is None and self.model_path is None
+            self._texts = TokenTexts(None if bare else self.tokenizer)
+        return self._texts
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The end tokens: the model's, and the tokenizer's own, which a fine-tune may have to itself."""
+        known, own = self.model.config.eos_ids, self.texts.end_id
+        return known if own is None or own in known else (*known, own)
+
     def encode(self, prompt: Prompt) -> Slots:
         """Text to token ids; ids are passed on."""
         if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"the prompt is no valid text: {error}") from error
-            prompt = self.tokenizer.encode(prompt)
+            prompt = encode_prompt(self.tokenizer, prompt)
         tokens: Slots = as_int64(prompt, "a prompt").copy()
         return tokens
 
@@ -797,7 +846,7 @@ class Engine:
 
     def reply_text(self, token_ids: Sequence[int]) -> str:
         """Like `decode`; but a bare model has no texts: ids in, ids out."""
-        return "" if self._tokenizer is None and self.model_path is None else self.decode(token_ids)
+        return self.texts.whole(token_ids)
 
 
 def _wants_prompt_logprobs(request: Request) -> bool:
