@@ -8,15 +8,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import io
 import json
 import platform
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minirad.options import add_engine_options, add_sampling_options, engine_config, sampling_params
+from minirad.text import TextWarning
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
@@ -51,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        code: int = args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _told(warnings.showwarning)
+            code: int = args.run(args)
         return code
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()
@@ -62,6 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+
+
+def _told(usual: Any) -> Any:
+    """Shows warnings about texts as one line; others as usual."""
+
+    def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, TextWarning):
+            print(f"minirad: {message}", file=sys.stderr)
+        else:
+            usual(message, category, *place, **more)
+
+    return show
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,8 +153,10 @@ def _recording(engine: Engine, path: Path | None) -> Iterator[None]:
 
 def _generate(args: argparse.Namespace) -> int:
     prompts = list(args.prompts)
+    left_out = 0
     if args.file is not None:
-        prompts += [line for line in args.file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines, left_out = _lines(args.file)
+        prompts += lines
     if not prompts:
         raise ValueError("no prompt given: say one, or --file with one per line")
     params = sampling_params(args)
@@ -156,7 +175,24 @@ def _generate(args: argparse.Namespace) -> int:
     else:
         for at, out in outputs:
             _print_output(prompts[at], out)
+    if left_out:
+        return 2
     return 1 if any(out.finish_reason == "error" for _, out in outputs) else 0
+
+
+def _lines(path: Path) -> tuple[list[str], int]:
+    """The lines of a file that are not blank; those that are no text are named, counted and left out."""
+    lines: list[str] = []
+    left_out = 0
+    for number, raw in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            left_out += 1
+            print(f"minirad: {path}, line {number} left out: no UTF-8: {error.reason}", file=sys.stderr)
+        else:
+            lines += [line] if line.strip() else []
+    return lines, left_out
 
 
 def _engine(args: argparse.Namespace) -> Engine:
@@ -219,6 +255,8 @@ def _chat(args: argparse.Namespace) -> int:
 
     engine = _engine(args)
     params = dataclasses.replace(sampling_params(args), n=1)
+    if isinstance(sys.stdin, io.TextIOWrapper):  # one line that is no text must not cost those behind it
+        sys.stdin.reconfigure(errors="surrogateescape")
     session = ChatSession(engine, args.system)
     print("Talk to the model. /new starts over (the cache stays), /quit or Ctrl-D ends.")
     with _recording(engine, args.record):
@@ -249,6 +287,9 @@ def _turn(engine: Engine, session: Any, line: str, params: Any) -> None:
         return
     finally:
         unsubscribe()
+    if token.finish_reason in ("abort", "error"):
+        print(f"\n[not answered: {token.error or token.finish_reason}]")
+        return
     first = admitted[0]
     print(f"\n    [{first.cached} of {first.length} prompt tokens from the cache]")
 

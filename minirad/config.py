@@ -7,8 +7,12 @@ the engine, which then shows the result as `engine.config`.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
+
+from minirad.text import valid_text
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -35,6 +39,17 @@ def share(name: str, value: float) -> None:
     """ValueError naming the value, unless it is a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
+
+
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """A sequence of ids as plain integers; ValueError naming what is none."""
+    try:
+        ids = tuple(-1 if isinstance(each, bool) else operator.index(each) for each in value)
+    except TypeError:
+        ids = (-1,)
+    if min(ids, default=0) < 0:
+        raise ValueError(f"{name} must be a sequence of token ids, 0 or more, got {value!r}")
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +214,9 @@ class SamplingParams:
 
     max_new_tokens: 0 computes the prompt only (a prefix hint).
     temperature: 0 takes the likeliest token; top_k 0 and top_p 1.0 leave the distribution whole.
-    stop: texts that end the reply (they are cut off); ignore_eos: go on past the end token.
+    stop: texts that end the reply (they are cut off); also special tokens, by name. stop_token_ids: tokens
+    that end it like an end token (the id is kept, its text left out); ignore_eos: go on past the end token,
+    unless a regex has matched with it.
     n: samples, sharing one prefill. seed: None draws one from the engine's own.
     logprob_start: position of the first prompt token whose log-probability is wanted.
     """
@@ -213,6 +230,7 @@ class SamplingParams:
     n: int = 1
     seed: int | None = None
     logprob_start: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         at_least("max_new_tokens", self.max_new_tokens, 0)
@@ -232,4 +250,5 @@ class SamplingParams:
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if any(not isinstance(text, str) or not text for text in stops):
             raise ValueError(f"stop must be non-empty texts, got {self.stop!r}")
-        object.__setattr__(self, "stop", stops)
+        object.__setattr__(self, "stop", tuple(valid_text(text, "a stop text") for text in stops))
+        object.__setattr__(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))

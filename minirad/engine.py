@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -38,6 +37,7 @@ from minirad.schedule.admission import Books
 from minirad.schedule.ownership import PrefixCache, SlotOwnership
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
+from minirad.text import ReplyText, TokenTexts, encode_prompt
 from minirad.transaction import Transaction
 
 Prompt = str | IntSequence
@@ -68,6 +68,7 @@ class Engine:
         self.runner, self.model_path, self.attention_note = machine.runner, machine.model_path, machine.note
         assert config.kv_tokens is not None
         self._tokenizer = tokenizer
+        self._texts: TokenTexts | None = None
         self.host_tier = HostTier(self.pool, config) if config.host_kv_tokens else None
         self.cache: PrefixCache = _checked_cache(cache, config, self.host_tier)
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
@@ -257,29 +258,30 @@ class Engine:
         if error:
             request.error = f"{request.id}: {error}"
             return "error"
-        if output and not params.ignore_eos and output[-1] in self.runner.eos_ids:
-            return "stop"
         try:
-            if params.stop and self._stop_position(request) is not None:
+            if output and self._is_end(request, output[-1]):
+                return "stop"
+            if params.stop and self._read(request).found:
                 return "stop"
         except Exception as problem:
             request.error = f"{request.id}: its text could not be made: {problem!r}"
             return "error"
         return "length" if len(output) >= params.max_new_tokens else ""
 
-    def _stop_position(self, request: Request) -> int | None:
-        """Where in the reply's text a stop text begins."""
-        # A token is at least one byte (but for special ones, which are no text), a character at most
-        # four: older text cannot be part of it.
-        special = self.tokenizer.all_special_ids
-        size = 4 * max(len(text) for text in request.params.stop) + 4
-        recent = list(islice((t for t in reversed(request.output) if t not in special), size))
-        tail = self.decode(recent[::-1])
-        if not any(text in tail for text in request.params.stop):
-            return None
-        whole = self.decode(request.output)
-        found = [whole.find(text) for text in request.params.stop if text in whole]
-        return min(found) if found else None
+    def _is_end(self, request: Request, token: int) -> bool:
+        """A stop token; or an end token, which only a grammar keeps where end tokens are ignored."""
+        if token in request.params.stop_token_ids:
+            return True
+        if request.params.ignore_eos and not getattr(request.token_mask, "ends_reply", False):
+            return False
+        return token in self.runner.eos_ids or token == self.texts.end_id
+
+    def _read(self, request: Request) -> ReplyText:
+        """What a reply says so far, up to a stop text."""
+        if request.reply is None:
+            request.reply = ReplyText(self.texts, request.params.stop)
+        request.reply.read(request.output)
+        return request.reply
 
     def _finish(self, request: Request, reason: str) -> None:
         """Commits (or, on an abort or error, drops) what a request holds and takes it off the books."""
@@ -325,8 +327,14 @@ class Engine:
     def _final_text(self, request: Request, reason: str) -> tuple[str, str]:
         """The reply's text, and how it ended: an error, if there is no text of these tokens."""
         try:
-            stop = self._stop_position(request) if request.params.stop and request.output else None
-            return self.reply_text(request.output)[:stop], reason
+            output = request.output
+            if output and self._is_end(request, output[-1]):
+                output = output[:-1]  # what ends a reply is no part of its text
+            if not request.params.stop:
+                return self.texts.whole(output), reason
+            reply = request.reply or ReplyText(self.texts, request.params.stop)
+            reply.read(output)
+            return reply.text(), reason
         except Exception as problem:
             request.error = request.error or f"{request.id}: its text could not be made: {problem!r}"
             return "", reason if reason == "abort" else "error"
@@ -417,6 +425,7 @@ class Engine:
                     request.id, tuple(request.prompt.tolist()), params.max_new_tokens,
                     params.temperature, params.n, request.priority, space, params.top_p, params.top_k,
                     tuple(params.stop), params.ignore_eos, params.seed, params.logprob_start,
+                    params.stop_token_ids,
                 )
             )  # fmt: skip
 
@@ -465,8 +474,11 @@ class Engine:
         start = params.logprob_start
         if start is not None and start >= len(tokens):
             raise ValueError(f"logprob_start {start} is past the prompt's {len(tokens)} tokens")
-        if params.stop:
-            self.tokenizer  # noqa: B018  (stop texts need one: better refused now than in the loop)
+        unknown = [token for token in params.stop_token_ids if token >= vocab]
+        if unknown:
+            raise ValueError(f"stop_token_ids: token id {unknown[0]} is outside the vocabulary of {vocab}")
+        if params.stop or self.model_path is not None:
+            self.tokenizer  # noqa: B018  (stop and end tokens need it: better refused now than in the loop)
         return tokens
 
     def generate(
@@ -686,14 +698,24 @@ class Engine:
             self._tokenizer = load_tokenizer(self.model_path)
         return self._tokenizer
 
+    @property
+    def texts(self) -> TokenTexts:
+        """What each token says; nothing, for a bare model: ids in, ids out."""
+        if self._texts is None:
+            bare = self._tokenizer is None and self.model_path is None
+            self._texts = TokenTexts(None if bare else self.tokenizer)
+        return self._texts
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The end tokens: the model's, and the tokenizer's own, which a fine-tune may have to itself."""
+        known, own = tuple(self.runner.eos_ids), self.texts.end_id
+        return known if own is None or own in known else (*known, own)
+
     def encode(self, prompt: Prompt) -> Slots:
         """Text to token ids; ids are passed on."""
         if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"the prompt is no valid text: {error}") from error
-            prompt = self.tokenizer.encode(prompt)
+            prompt = encode_prompt(self.tokenizer, prompt)
         tokens: Slots = as_int64(prompt, "a prompt").copy()
         return tokens
 
@@ -706,7 +728,7 @@ class Engine:
 
     def reply_text(self, token_ids: Sequence[int]) -> str:
         """Like `decode`; but a bare model has no texts: ids in, ids out."""
-        return "" if self._tokenizer is None and self.model_path is None else self.decode(token_ids)
+        return self.texts.whole(token_ids)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -68,6 +68,7 @@ class RequestAdded(Event):
     ignore_eos: bool
     seed: int | None
     logprob_start: int | None
+    stop_token_ids: Ints = ()  # last: recordings from before it are shorter
 
     def describe(self) -> str:
         space = f" in namespace {self.namespace}" if self.namespace else ""

@@ -265,7 +265,7 @@ class Player:
         history = self.chats[ask.of].tokens if ask.of in self.chats else []
         if not history:
             return self._encode(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n{message}")
-        closed = history[-1] in self.engine.model.config.eos_ids
+        closed = history[-1] in self.engine.eos_ids
         return history + self._encode(("" if closed else "<|im_end|>") + "\n" + message)
 
     def _params(self, ask: Ask) -> SamplingParams:

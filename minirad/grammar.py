@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from minirad.text import valid_text
+
 Mask = npt.NDArray[np.bool_]
 
 
@@ -28,7 +30,11 @@ class RegexMask:
     Called with the ids generated so far, it returns bool `[vocab]`. An end token is allowed where the
     reply matches as it stands. It may be called for several samples in turn, and again after a
     retraction: it goes back to what the new ids and those of the call before have in common.
+
+    ends_reply: an end token ends a reply under this mask, `ignore_eos` or not: nothing can follow a match.
     """
+
+    ends_reply = True
 
     def __init__(self, pattern: str, tokenizer: Any, eos_ids: Collection[int], vocab: int) -> None:
         from llguidance import LLMatcher
@@ -76,7 +82,7 @@ def regex_mask(pattern: str, tokenizer: Any, eos_ids: Collection[int], vocab: in
         raise ModuleNotFoundError("regex needs llguidance: pip install 'minirad[grammar]'") from error
     if not eos_ids:
         raise ValueError("this model has no end token: a reply that must match could not end")
-    return RegexMask(pattern, tokenizer, eos_ids, vocab)
+    return RegexMask(valid_text(pattern, "the regex"), tokenizer, eos_ids, vocab)
 
 
 @lru_cache(maxsize=4)

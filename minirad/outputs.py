@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -13,7 +12,8 @@ class GenerationOutput:
     cached_tokens: prompt tokens whose KV came from the tree (with n > 1 they count once per request,
     like prompt_tokens). ttft, seconds: wall-clock from add_request to the first token, to the end.
     logprobs: one per generated token; prompt_logprobs: from `logprob_start` on (None for token 0).
-    finish_reason: "stop", "length", "abort" or "error" (then `error` says what).
+    finish_reason: "stop", "length", "abort" or "error" (then `error` says what). Each of n samples has an
+    output, also where the request ended before they parted.
     """
 
     request_id: str
@@ -59,14 +59,18 @@ class StepReport:
 class StreamToken:
     """One new token of a streamed request. Texts joined together are the output's text.
 
-    `text` may be empty while a character or a stop text is not complete.
+    text: may be empty while a character or a stop text is not complete. finish_reason: None but for the
+    last one of each sample. token_id: None in a last one that brings no token: the request was aborted or
+    failed ("abort", "error"; then `error` says what), or no token was asked for. Its `text` is what had
+    been held back.
     """
 
     request_id: str
     index: int
-    token_id: int
+    token_id: int | None
     text: str
     finish_reason: str | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +79,3 @@ class Pin:
 
     id: int
     length: int
-
-
-class StreamText:
-    """Turns a growing list of tokens into text pieces that never have to be taken back."""
-
-    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str]) -> None:
-        self._decode, self._stop = decode, stop
-        self._tokens: list[int] = []
-        self._sent = 0
-
-    def add(self, token: int, output: GenerationOutput | None) -> tuple[str, GenerationOutput | None]:
-        """The new piece of text; and the output, if this token is its last one."""
-        self._tokens.append(token)
-        done = output if output and len(output.token_ids) == len(self._tokens) else None
-        text = done.text if done else self._safe(self._decode(self._tokens))
-        piece, self._sent = text[self._sent :], max(self._sent, len(text))
-        return piece, done
-
-    def _safe(self, text: str) -> str:
-        """Without an unfinished character, and without what may turn out to begin a stop text."""
-        text = text.rstrip("\ufffd")
-        held = 0
-        for stop in self._stop:
-            for length in range(1, min(len(stop), len(text) + 1)):
-                if text.endswith(stop[:length]):
-                    held = max(held, length)
-        return text[: len(text) - held]

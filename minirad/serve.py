@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from minirad.outputs import GenerationOutput, StreamText, StreamToken
+from minirad.outputs import GenerationOutput, StreamToken
 from minirad.schedule.request import Request
+from minirad.text import StreamText
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
@@ -77,20 +78,33 @@ class _Listener:
 def stream(engine: Engine, request: Request) -> Iterator[StreamToken]:
     """Yields a new request's tokens as they are sampled. Others may drive the engine between two of them."""
     heard = request.listener = _Listener()
-    texts = [StreamText(engine.reply_text, request.params.stop) for _ in range(request.params.n)]
+    texts = [StreamText(engine.texts, request.params.stop) for _ in range(request.params.n)]
     try:
         try:
             engine.enqueue([request])
-            rid = request.group
-            while heard.fresh or len(heard.finished) < request.params.n:
-                if not heard.fresh:
-                    engine.advance()
-                    continue
-                index, token = heard.fresh.popleft()
-                text, done = texts[index].add(token, heard.finished.get(index))
-                yield StreamToken(rid, index, token, text, done.finish_reason if done else None)
+            yield from _pieces(engine, request, heard, texts)
         finally:
             engine.leave([request.group])
     except BaseException:  # Ctrl-C while it was being left
         engine.leave([request.group])
         raise
+
+
+def _pieces(
+    engine: Engine, request: Request, heard: _Listener, texts: Sequence[StreamText]
+) -> Iterator[StreamToken]:
+    rid, ended = request.group, set[int]()
+    while heard.fresh or len(heard.finished) < request.params.n:
+        if not heard.fresh:
+            engine.advance()
+            continue
+        index, token = heard.fresh.popleft()
+        done = heard.finished.get(index)
+        if done is None or len(done.token_ids) > texts[index].count + 1:
+            yield StreamToken(rid, index, token, texts[index].add(token))
+        else:
+            ended.add(index)
+            yield StreamToken(rid, index, token, texts[index].end(done.text), done.finish_reason, done.error)
+    for index, done in sorted(heard.finished.items()):
+        if index not in ended:  # it ended without a token of its own: aborted, an error
+            yield StreamToken(rid, index, None, texts[index].end(done.text), done.finish_reason, done.error)

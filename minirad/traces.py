@@ -15,13 +15,15 @@ equal, not how a role is spelled. Texts become tokens by the `tokenizers` librar
 for a tokenizer that is a directory, a tokenizer.json or the classroom's.
 
 Does not simulate anything (simulate.py does), and does not repair: a malformed record stops the reading
-with its line number and what is wrong with it.
+with its line number and what is wrong with it. A record whose text is no valid Unicode (cut in the middle
+of an emoji, say) is left out and named: real logs have such.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -32,6 +34,7 @@ import numpy as np
 
 from minirad.cache.radix_cache import MAX_TOKEN, Slots
 from minirad.model.classroom import corpus
+from minirad.text import InvalidTextError, TextWarning, valid_text
 
 BLOCK_TOKENS = 512  # of one Mooncake hash id
 DEFAULT_OUTPUT = 64  # tokens of a reply that a log says nothing about
@@ -78,13 +81,14 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in file order. tokenizer: None where the file has no text."""
+    """Requests in file order. tokenizer: None where the file has no text. left_out: records, and why."""
 
     name: str
     format: str
     requests: tuple[TraceRequest, ...] = ()
     unit_tokens: int = 1
     tokenizer: Tokenizer | None = field(default=None, repr=False)
+    left_out: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -107,7 +111,7 @@ class FastTokenizer:
             raise ValueError(f"{path} is no tokenizer: {error}") from error
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._rust.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._rust.encode(valid_text(text, "a text"), add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -124,7 +128,7 @@ class _TransformersTokenizer:
         self._inner: Any = load_tokenizer(path)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False)
+        ids: list[int] = self._inner.encode(valid_text(text, "a text"), add_special_tokens=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -152,12 +156,17 @@ def tokenizer(name: str | Path | None = None) -> Tokenizer:
 
 
 def records(path: Path) -> Iterator[Record]:
-    """The records of a file of JSON lines, or of one JSON list; blank lines are skipped."""
+    """The records of a file of JSON lines, or of one JSON list; blank lines are skipped.
+
+    A line that is no UTF-8 gives an InvalidTextError in place of its record.
+    """
     if _opening(path).startswith("["):
         try:
             entries = json.loads(path.read_text(encoding="utf-8-sig"))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {error.lineno}: no JSON: {error.msg}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: no UTF-8 text at byte {error.start}: {error.reason}") from error
         yield from ((f"entry {number}", each) for number, each in enumerate(entries, start=1))
         return
     with path.open("rb") as file:
@@ -168,7 +177,7 @@ def records(path: Path) -> Iterator[Record]:
                 if line:
                     yield where, json.loads(line)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{path}, {where}: no UTF-8 text: {error.reason}") from error
+                yield where, InvalidTextError(f"no UTF-8 text: {error.reason}")
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, {where}: no JSON: {error.msg} at column {error.colno}") from error
 
@@ -191,10 +200,13 @@ def detect(path: Path) -> str | None:
         return "workload"  # a recording, which workloads.load reads
     if opening == "{":
         return "workload"  # a whole file that is one object
-    first = next(records(path), None)
+    readable = (each for each in records(path) if not isinstance(each[1], InvalidTextError))
+    first = next(readable, next(records(path), None))
     if first is None:
         return None
     where, record = first
+    if isinstance(record, InvalidTextError):
+        raise ValueError(f"{path}, {where}: {record}")
     kinds = record if isinstance(record, dict) else {}
     if "sessions" in kinds:
         return "workload"
@@ -235,20 +247,26 @@ def read_trace(
         return Trace(path.stem, "empty")
     text = None if format == "mooncake" else tokenizer(tokenizer_name)
     requests: list[TraceRequest] = []
-    for request in _requests(path, format, text):
+    left_out: list[str] = []
+    for request in _requests(path, format, text, left_out):
         requests.append(request)
         if progress:
             progress()
         if limit is not None and len(requests) >= limit:
             break
     size = BLOCK_TOKENS if format == "mooncake" else 1
-    return Trace(path.stem, format, tuple(_from_the_first(requests)), size, text)
+    if left_out:
+        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        warnings.warn(f"left out: {path}, {left_out[0]}{more}", TextWarning, stacklevel=2)
+    return Trace(path.stem, format, tuple(_from_the_first(requests)), size, text, tuple(left_out))
 
 
-def _requests(path: Path, format: str, text: Tokenizer | None) -> Iterator[TraceRequest]:
+def _requests(path: Path, format: str, text: Tokenizer | None, left_out: list[str]) -> Iterator[TraceRequest]:
     known: dict[int, int] = {}
     for where, record in records(path):
         try:
+            if isinstance(record, InvalidTextError):
+                raise record
             if not isinstance(record, dict):
                 raise ValueError(f"an object was expected, not {type(record).__name__}")
             if text is None:
@@ -257,6 +275,10 @@ def _requests(path: Path, format: str, text: Tokenizer | None) -> Iterator[Trace
                 yield from _sharegpt(record, where, text)
             else:
                 yield from _openai(record, where, text)
+        except InvalidTextError as error:
+            if text is None:  # a format without texts: the file is not what it seems
+                raise ValueError(f"{path}, {where}: {error}") from error
+            left_out.append(f"{where}: {error}")
         except ValueError as error:
             raise ValueError(f"{path}, {where}: {error}") from error
 
@@ -312,13 +334,15 @@ def _openai(record: dict[str, Any], where: Where, text: Tokenizer) -> Iterator[T
     length = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT
     if isinstance(length, bool) or not isinstance(length, int) or length < 0:
         raise ValueError(f"max_tokens must be a whole number, not {length!r}")
-    model = body.get("model")
     for ids in prompts:
         yield TraceRequest(
             np.array(ids, dtype=np.int64), len(ids), output, length if output is None else len(output),
-            _arrival(outer, body), None if outer.get("session") is None else str(outer["session"]),
-            None if model is None else str(model), where,
+            _arrival(outer, body), _name(outer, "session"), _name(body, "model"), where,
         )  # fmt: skip
+
+
+def _name(record: dict[str, Any], field: str) -> str | None:
+    return None if record.get(field) is None else valid_text(str(record[field]), field)
 
 
 def _unwrapped(record: dict[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from minirad.__main__ import main
+from minirad.engine import Engine
+from minirad.outputs import StreamToken
 from minirad.record import Recorder
 
 
@@ -77,6 +80,40 @@ def test_one_bad_prompt_runs_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert "context" in err or "pool" in err
 
 
+def test_a_line_that_is_no_text_is_named_and_the_others_are_generated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"\xef\xbb\xbfHello\na\xff\nHi\n")
+    code, out, err = run(capsys, "generate", "--file", str(path), "--max-new-tokens", "2")
+    assert code == 2
+    assert [line for line in out.splitlines() if line.startswith("> ")] == ["> Hello", "> Hi"]
+    assert f"{path}, line 2 left out: no UTF-8" in err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["generate", "a\udcff"], ["generate", "--raw", "a\udcff"], ["generate", "Hi", "--system", "\udcff"],
+        ["generate", "Hi", "--stop", "\udcff"], ["chat", "--system", "\udcff"],
+    ],
+)  # fmt: skip
+def test_an_argument_that_is_no_text_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert "is no valid text: character" in err.splitlines()[-1]
+
+
+def test_a_log_with_a_cut_emoji_is_simulated_and_the_line_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text('{"prompt": "fine"}\n{"prompt": "cut \\ud83d"}\n', encoding="utf-8")
+    code, _, err = run(capsys, "simulate", str(path))
+    assert code == 0
+    assert err.splitlines()[-1].startswith(f"minirad: left out: {path}, line 2: ")
+
+
 def test_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["generate", "x", "--no-such-option"])
@@ -107,6 +144,29 @@ def test_chat_shows_hits_per_turn(
     again = int(hits[2].split("[")[1].split()[0])
     assert again == first - 1  # /new: another conversation, the same cache
     assert "[not sent:" in out
+
+
+def test_a_chat_goes_on_after_a_line_that_is_no_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = io.TextIOWrapper(io.BytesIO(b"Hi\na\xff\nHello\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", lines)
+    code, out, _ = run(capsys, "chat", "--max-new-tokens", "3")
+    assert code == 0
+    turns = [line for line in out.splitlines() if "from the cache]" in line or "not sent" in line]
+    assert ["not sent" in turn for turn in turns] == [False, True, False]
+
+
+def test_a_chat_says_that_a_turn_was_not_answered(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Engine, *args: Any, **more: Any) -> Any:
+        yield StreamToken("R1", 0, None, "", "error", "the rest is pinned")
+
+    monkeypatch.setattr(Engine, "stream", failing)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+    code, out, _ = run(capsys, "chat")
+    assert code == 0 and "[not answered: the rest is pinned]" in out
 
 
 def test_bench_hooks_refuses_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:

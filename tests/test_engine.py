@@ -129,7 +129,9 @@ def test_a_prefix_hint_computes_the_prompt_and_says_nothing(make_engine: MakeEng
     assert (output.token_ids, output.logprobs, output.finish_reason) == ([], [], "length")
     assert sampled == []
     assert engine.peek(PROMPT) == len(PROMPT)
-    assert list(engine.stream([9, 9], HINT)) == []
+    assert [(t.token_id, t.text, t.finish_reason) for t in engine.stream([9, 9], HINT)] == [
+        (None, "", "length")
+    ]
 
 
 def test_extra_keys_share_nothing(make_engine: MakeEngine) -> None:
@@ -299,10 +301,8 @@ def test_the_last_abort_is_still_reported(make_engine: MakeEngine) -> None:
     assert engine.allocator.available == engine.config.kv_tokens
 
 
-@pytest.mark.parametrize(("steps", "outputs"), [(0, [0, 1, 2]), (1, [0, 1, 2]), (3, [0, 1, 2])])
-def test_abort_of_several_samples_before_and_after_branching(
-    make_engine: MakeEngine, steps: int, outputs: list[int]
-) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_abort_of_several_samples_before_and_after_branching(make_engine: MakeEngine, steps: int) -> None:
     engine = make_engine(chunk_tokens=4, page_size=4)
     rid = engine.add_request([*PROMPT, 3], SamplingParams(max_new_tokens=8, n=3, ignore_eos=True))
     for _ in range(steps):
@@ -310,7 +310,7 @@ def test_abort_of_several_samples_before_and_after_branching(
     assert engine.abort(rid)
     engine.check()
     finished = engine.step().finished
-    assert sorted(out.index for out in finished) == outputs
+    assert sorted(out.index for out in finished) == [0, 1, 2]
     assert {out.finish_reason for out in finished} == {"abort"}
     assert not engine.has_work
     assert_all_given_back(engine)
@@ -473,11 +473,16 @@ def test_generate_returns_errors_and_never_hangs(make_engine: MakeEngine) -> Non
     many = SamplingParams(max_new_tokens=2, n=3)
     outputs = engine.generate([[20] * 12, [21] * 2, [22] * 10], many)
     reasons = [(out.request_id, out.index, out.finish_reason) for out in outputs]
-    assert [r for r in reasons if r[0] != "R3"] == [(r, i, "error") for r in ("R2", "R4") for i in range(3)]
+    each = [0, 1, 2]
+    assert [r for r in reasons if r[0] != "R3"] == [(rid, at, "error") for rid in ("R2", "R4") for at in each]
     assert [(index, reason) for rid, index, reason in reasons if rid == "R3"] == [
         (index, "length") for index in range(3)
     ]
-    assert list(engine.stream([20] * 12, many)) == []
+    ends = list(engine.stream([20] * 12, many))
+    assert [(end.index, end.token_id, end.finish_reason) for end in ends] == [
+        (at, None, "error") for at in each
+    ]
+    assert all("pinned" in end.error for end in ends)
     engine.unpin(pin)
     assert len(engine.generate([20] * 12, many)) == 3
 
@@ -731,7 +736,30 @@ def test_a_stream_ends_when_its_request_is_aborted(make_engine: MakeEngine) -> N
     stream = engine.stream(PROMPT, SamplingParams(max_new_tokens=20, ignore_eos=True))
     next(stream)
     engine.abort("R1")
-    assert list(stream) == []
+    (end,) = stream
+    assert (end.index, end.token_id, end.finish_reason) == (0, None, "abort")
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])  # in the prompt's computation, at its end, and after it
+def test_a_stream_of_several_samples_that_is_aborted_ends_each(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    engine = make_engine(chunk_tokens=4)
+    made, advance = [0], engine.advance
+
+    def advance_and_abort() -> None:
+        advance()
+        made[0] += 1
+        if made[0] == steps:
+            engine.abort("R1")
+
+    monkeypatch.setattr(engine, "advance", advance_and_abort)
+    pieces = list(engine.stream([*PROMPT, 3], SamplingParams(max_new_tokens=20, n=3, ignore_eos=True)))
+    ends = [(piece.index, piece.finish_reason) for piece in pieces if piece.finish_reason]
+    assert sorted(ends) == [(index, "abort") for index in range(3)]
+    assert all(piece.token_id is not None for piece in pieces if not piece.finish_reason)
+    assert not engine.has_work
+    assert_all_given_back(engine)
 
 
 # ---------------------------------------------------------------------- generate and step

@@ -21,6 +21,7 @@ from minirad.cache.radix_cache import Node, RadixCache, RadixKey
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
+from minirad.runner import _Draw
 from minirad.schedule.ownership import SlotOwnership
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Scheduler
@@ -54,7 +55,7 @@ class Mutant:
             self.owner, self.name, property(broken) if isinstance(found, property) else broken
         )
         if not inspect.isclass(self.owner):  # a function that others imported by its name
-            monkeypatch.setattr("minirad.engine.build_metadata", broken)
+            monkeypatch.setattr("minirad.runner.build_metadata", broken)
 
 
 MUTANTS = [
@@ -123,7 +124,7 @@ MUTANTS = [
         "request.protected_len : request.kv_len",
         "0 : request.kv_len",
     ),
-    Mutant("an abort inserts", Engine, "_finish", 'reason in ("abort", "error")', "False"),
+    Mutant("an abort inserts", Engine, "_finish", 'reason not in ("abort", "error")', "True"),
     # admission, samples, retraction
     Mutant("all cached slots are used", Request, "usable_prefix", "self.length - 1", "self.length"),
     Mutant("the match is not locked", Scheduler, "_admit_by", "cache.inc_lock_ref(match.last_node)", "pass"),
@@ -135,13 +136,13 @@ MUTANTS = [
         "self.cache.inc_lock_ref(leader.node)",
         "pass",
     ),
-    Mutant("a further sample's tail is not copied", Engine, "_copy_tail", "if len(source):", "if False:"),
+    Mutant("a further sample's tail is not copied", Engine, "_branch", "if len(tail):", "if False:"),
     Mutant(
         "samples draw the same numbers",
-        Engine,
-        "_sample",
-        "position_uniform(r.seed, r.index, r.length)",
-        "position_uniform(r.seed, 0, r.length)",
+        _Draw,
+        "uniform",
+        "request.index + self.index",
+        "0",
     ),
     Mutant(
         "cached tokens are not counted into positions",
@@ -265,4 +266,4 @@ def test_a_row_that_reads_freed_slots_shows_in_the_output_without_any_check(
     MUTANTS[0].apply(monkeypatch)
     with pytest.raises(AssertionError) as caught:
         scripted_run(tiny_model, reference, page, Engine, poison)
-    assert ("hold NaN" in str(caught.value)) == poison
+    assert ("(NaN)" in str(caught.value)) == poison

@@ -51,6 +51,46 @@ async def too_long(s: State) -> None:
     await s.gen("never", max_new_tokens=700)
 
 
+# ---------------------------------------------------------------------- joining
+
+
+@pytest.mark.parametrize("answers", [(" Is", " Is"), (" no no no no", " Is")])
+def test_a_join_makes_a_list_also_where_all_branches_chose_what_the_parent_had(
+    engine: CheckedEngine, answers: tuple[str, str]
+) -> None:
+    async def program(s: State) -> tuple[list[Any], Any, Any]:
+        s.user("Is the sky blue?")
+        await s.select("ok", ("yes", "no"))
+        s["kept"] = before = s["ok"]
+        branches = await s.fork(2)
+        for branch, prompt in zip(branches, answers, strict=True):
+            branch += prompt
+            await branch.select("ok", ("yes", "no"))
+        branches[1]["alone"] = before
+        each = [branch["ok"] for branch in branches]
+        await branches.join()
+        return each, s["ok"], (s["kept"], s["alone"])
+
+    each, joined, (kept, alone) = run(engine, program).result()
+    assert joined == each
+    assert (kept, alone) == (kept, [None, kept]) and isinstance(kept, str)  # nobody named it; one did
+
+
+def test_a_join_within_a_join_gives_lists_of_lists(engine: CheckedEngine) -> None:
+    async def program(s: State) -> Any:
+        s["x"] = s["y"] = same = "same"
+        branches = await s.fork(2)
+        for branch in branches:
+            inner = await branch.fork(2)
+            for each in inner:
+                each["x"] = same
+            await inner.join()
+        await branches.join()
+        return s["x"], s["y"]
+
+    assert run(engine, program).result() == ([["same"] * 2] * 2, "same")
+
+
 # ---------------------------------------------------------------------- reading and failing
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.frontend import Outcome, State, run, run_many
-from minirad.grammar import RegexMask
+from minirad.grammar import RegexMask, regex_mask
 from minirad.model.classroom import corpus
 
 PATTERNS = (
@@ -96,6 +96,24 @@ def test_masks_in_one_batch_do_not_mix_and_survive_retraction() -> None:
         require_match(outcome, each)
     assert retracted
     engine.check()
+
+
+@pytest.mark.parametrize("pattern", ["(yes|no)", "[0-9]{2}", "[a-z]+", "a*"])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_match_to_the_end_is_an_end_also_where_end_tokens_are_ignored(
+    engine: Engine, pattern: str, ignore_eos: bool
+) -> None:
+    mask = regex_mask(pattern, engine.tokenizer, engine.eos_ids, engine.model.config.vocab_size)
+    params = SamplingParams(max_new_tokens=24, ignore_eos=ignore_eos, n=2, temperature=1.0, seed=1)
+    engine.add_request("Hello", params, token_mask=mask)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step().finished
+        engine.check()
+    assert [output.error for output in outputs] == ["", ""]
+    for output in outputs:
+        assert output.finish_reason == ("stop" if output.token_ids[-1] in engine.eos_ids else "length")
+        assert partial.fullmatch(pattern, output.text)
 
 
 def test_one_mask_serves_several_samples(engine: Engine) -> None:

@@ -299,7 +299,8 @@ class Game:
         for other in scheduler.waiting:
             assert not judge.fits(other.tokens, other.extra_key), (other, told)
         need, shared = judge.need(text, namespace), judge.shared(text, namespace)
-        name = output.request_id + (f".{output.index}" if output.index else "")
+        whole = f"{output.request_id} " in output.error  # it had not branched yet: its samples end with it
+        name = output.request_id + (f".{output.index}" if output.index and not whole else "")
         beside = f" beside the {shared} pinned ones that it shares" if shared else ""
         assert output.error == (
             f"{name} needs {need} slots{beside}, but of {self.kv} only {judge.room} are free or evictable: "

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minirad.model.classroom import corpus
+from minirad.text import TextWarning
 from minirad.traces import Trace, detect, read_trace, tokenizer
 from minirad.workloads import chat
 
@@ -62,6 +63,48 @@ def test_a_malformed_line_stops_with_its_number(tmp_path: Path, line: Any, words
     with pytest.raises(ValueError, match="line 2") as error:
         read_trace(path)
     assert words in str(error.value)
+
+
+CUT = '{"prompt": "cut in the middle of an emoji \\ud83d", "session": "s"}'
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (CUT, "character 31 is half of a surrogate pair"),
+        ('{"messages": [{"role": "user", "content": "\\udc00"}]}', "no valid text"),
+        ('{"prompt": "fine", "model": "\\ud800"}', "model is no valid text"),
+        (b'{"prompt": "a\xff"}', "no UTF-8 text"),
+    ],
+)
+def test_a_line_that_is_no_text_is_named_and_the_others_are_read(
+    tmp_path: Path, bad: Any, words: str
+) -> None:
+    good = {"prompt": "fine"}
+    for lines, number in (((bad, good, good), 1), ((good, bad, good), 2)):
+        path = written(tmp_path / "log.jsonl", *lines)
+        with pytest.warns(TextWarning, match=f"line {number}: .*{words}"):
+            trace = read_trace(path)
+        assert len(trace.requests) == 2 and len(trace.left_out) == 1
+        assert [request.where for request in trace.requests] == [f"line {at}" for at in {1, 2, 3} - {number}]
+
+
+def test_a_list_and_a_conversation_with_such_text_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(f'[{{"prompt": "fine"}}, {CUT}, {CUT}]', encoding="utf-8")
+    with pytest.warns(TextWarning, match=r"entry 2: .*\(and 1 more\)"):
+        assert len(read_trace(path).requests) == 1
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "\ud800"}]
+    path = written(
+        tmp_path / "t.jsonl", {"conversations": turns}, {"conversations": [*turns[:1], *turns[:1]]}
+    )
+    with pytest.warns(TextWarning, match="line 1"):
+        assert read_trace(path).requests == ()
+
+
+def test_nothing_but_such_lines_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="line 1: no UTF-8 text"):
+        read_trace(written(tmp_path / "t.jsonl", b"\xff", b"\xff\xfe"))
 
 
 @pytest.mark.parametrize("content", ["", "\n \n", "[]", "\ufeff"])

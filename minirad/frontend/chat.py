@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from minirad.config import SamplingParams
+from minirad.text import valid_text
 
 if TYPE_CHECKING:  # torch is heavy, and programs are simulated without it
     from minirad.engine import Engine
     from minirad.outputs import GenerationOutput, StreamToken
 
 _SYSTEM, _USER, _REPLY, _NEXT = (f"MINIRAD-{word}-GOES-HERE" for word in ("SYSTEM", "USER", "REPLY", "NEXT"))
+_BLANK = " \n "  # put around a marker, to see whether the template takes it away
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Template:
     system, after_system: before the system prompt; between it and the first question (None: this
     template knows no system prompt). first: before the first question of a chat without one.
     reply: between a question and its reply. turn: between a reply and the next question.
+    trims: (place, side) where the template takes white space off a text, such as ("turn", "left").
     """
 
     system: str | None
@@ -34,40 +37,63 @@ class Template:
     first: str
     reply: str
     turn: str
+    trims: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
     def of(cls, tokenizer: Any) -> Template:
         """Read off a tokenizer's chat template by rendering a chat of markers.
 
-        ValueError if there is no template.
+        ValueError if there is no template, or one that does not say what it is told.
         """
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(f"the tokenizer {getattr(tokenizer, 'name_or_path', '')} has no chat template")
-
-        def render(*messages: tuple[str, str]) -> str:
-            said = [{"role": role, "content": text} for role, text in messages]
-            text: str = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-            return text
-
-        first, reply = render(("user", _USER)).split(_USER)
-        whole = render(("user", _USER), ("assistant", _REPLY), ("user", _NEXT))
-        turn = whole.split(_REPLY)[1].split(_NEXT)[0]
-        system, after = None, ""
+        chat = (("user", _USER), ("assistant", _REPLY), ("user", _NEXT))
         try:
-            opening = render(("system", _SYSTEM), ("user", _USER)).split(_USER)[0]
-        except Exception:  # jinja's: some templates refuse the role
-            opening = ""
-        if _SYSTEM in opening:
-            system, after = opening.split(_SYSTEM)
-        return cls(system, after, first, reply, turn)
+            first, reply = _around(tokenizer, _USER, chat[:1])
+            turn = _around(tokenizer, _NEXT, chat)[0].split(_REPLY)[1]
+        except Exception as error:  # jinja's, or a template that leaves a text out
+            raise ValueError(f"the chat template cannot be used: {error}") from error
+        places = {"first": (_USER, chat[:1]), "turn": (_NEXT, chat)}
+        system, after = None, ""
+        asked = (("system", _SYSTEM), ("user", _USER))
+        try:
+            system, after = _around(tokenizer, _USER, asked)[0].split(_SYSTEM)
+            places.update(system=(_SYSTEM, asked), after_system=(_USER, asked))
+        except Exception:  # some templates refuse the role, some leave it out
+            pass
+        trims = {(name, side) for name, place in places.items() for side in _trimmed(tokenizer, *place)}
+        return cls(system, after, first, reply, turn, frozenset(trims))
 
-    def opening(self, system: str | None) -> str:
-        """All that comes before the first question; ValueError for a system prompt that cannot be."""
-        if system is None:
-            return self.first
-        if self.system is None:
-            raise ValueError(f"this model's chat template has no place for a system prompt: {system!r}")
-        return self.system + system + self.after_system
+    def put(self, place: str, text: str) -> str:
+        """A user's or system's text behind what stands before it; place: one of this class's fields.
+
+        ValueError for a system prompt that cannot be, and for what is no valid text.
+        """
+        valid_text(text, "the system prompt" if place == "system" else "the user's message")
+        before = getattr(self, place)
+        if before is None:
+            raise ValueError(f"this model's chat template has no place for a system prompt: {text!r}")
+        text = text.lstrip() if (place, "left") in self.trims else text
+        text = text.rstrip() if (place, "right") in self.trims else text
+        return str(before) + text
+
+
+def _around(tokenizer: Any, marker: str, chat: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    """What a template writes before and behind a marker."""
+    said = [{"role": role, "content": text} for role, text in chat]
+    text: str = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    before, *behind = text.split(marker)
+    if len(behind) != 1:
+        raise ValueError(f"it writes a message {len(behind)} times")
+    return before, behind[0]
+
+
+def _trimmed(tokenizer: Any, marker: str, chat: tuple[tuple[str, str], ...]) -> list[str]:
+    """On which sides of this text the template takes white space away."""
+    blank = tuple((role, text.replace(marker, _BLANK + marker + _BLANK)) for role, text in chat)
+    plain, spaced = _around(tokenizer, marker, chat), _around(tokenizer, marker, blank)
+    kept = plain[0] + _BLANK == spaced[0], _BLANK + plain[1] == spaced[1]
+    return [side for side, is_kept in zip(("left", "right"), kept, strict=True) if not is_kept]
 
 
 CHATML = Template(
@@ -95,19 +121,20 @@ class ChatSession:
         self.engine = engine
         self.extra_key = extra_key
         self.tokens: list[int] = []
-        self._template = Template.of(engine.tokenizer)
-        self._opening = self._template.opening(system)
+        self._template = template = Template.of(engine.tokenizer)
+        self._system = "" if system is None else template.put("system", system)
+        self._first = "first" if system is None else "after_system"
 
     def prompt(self, user: str) -> list[int]:
         """The token ids to send for the next turn; changes nothing."""
-        template = self._template
+        template, texts = self._template, self.engine.texts
         if not self.tokens:
-            return self._encode(self._opening + user + template.reply)
-        following = self._encode(template.turn + user + template.reply)
-        # The template closes the reply with the token that the model itself ended it with.
-        if following[:1] == self.tokens[-1:] and following[0] in self.engine.model.config.eos_ids:
-            following = following[1:]
-        return self.tokens + following
+            return texts.encode(self._system + template.put(self._first, user) + template.reply)
+        said = list(self.tokens)
+        # The template closes the reply. The model's own end token has no KV yet, so it can make way.
+        while said and said[-1] in self.engine.eos_ids:
+            said.pop()
+        return said + texts.encode(template.put("turn", user) + template.reply, said[-1] if said else None)
 
     def send(self, user: str, params: SamplingParams | None = None) -> GenerationOutput:
         """Sends a turn, waits for the reply and takes both into the history."""
@@ -119,16 +146,13 @@ class ChatSession:
         return output
 
     def stream(self, user: str, params: SamplingParams | None = None) -> Iterator[StreamToken]:
-        """Like `send`, token by token; a reply that is not read to its end is not remembered."""
+        """Like `send`, token by token; a turn is remembered once the end of its reply has been read."""
         prompt = self.prompt(user)
         params = replace(params or SamplingParams(), n=1)
         reply: list[int] = []
         for token in self.engine.stream(prompt, params, extra_key=self.extra_key):
-            reply.append(token.token_id)
+            if token.token_id is not None:
+                reply.append(token.token_id)
+            if token.finish_reason in ("stop", "length"):
+                self.tokens = prompt + reply
             yield token
-        self.tokens = prompt + reply
-
-    def _encode(self, text: str) -> list[int]:
-        tokenizer: Any = self.engine.tokenizer
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids

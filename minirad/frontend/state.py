@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, overload
 from minirad.config import SamplingParams
 from minirad.frontend.tasks import ProgramError, Task, Waitable
 from minirad.frontend.texts import Texts
+from minirad.text import valid_text
 
 T = TypeVar("T")
 TokenMask = Callable[[list[int]], Any]
@@ -79,6 +80,7 @@ class State:
         self._host = host
         self._place = place  # which branch of which fork: () is the program's own state
         self._values: dict[str, Any] = {}
+        self._fresh: dict[str, None] = {}  # those of them that are not the parent's, in order
         self._said: dict[str, Said] = {}
         self._role = ""  # whose turn is being written
         self._call: Task[Any] | None = None  # the last one
@@ -91,21 +93,17 @@ class State:
         self._settled()
         if self.tokens:
             raise ValueError(f"a system prompt can only come first: {text!r}")
-        template = self._host.texts.template
-        if template.system is None:
-            raise ValueError(f"this model's chat template has no place for a system prompt: {text!r}")
-        self._add(template.system + text)
+        self._write(self._host.texts.template.put("system", text))
         self._role = "system"
 
     def user(self, text: str) -> None:
         """A user's turn; it closes the reply before."""
         self._settled()
-        template = self._host.texts.template
         if self._role == "user" or (self.tokens and not self._role):
             after = "another user turn" if self._role else "plain text"
             raise ValueError(f"a user turn cannot follow {after}: {text!r}")
-        before = {"": template.first, "system": template.after_system, "assistant": template.turn}
-        self._add(before[self._role] + text)
+        place = {"": "first", "system": "after_system", "assistant": "turn"}[self._role]
+        self._write(self._host.texts.template.put(place, text))
         self._role = "user"
 
     def assistant(self, text: str = "") -> None:
@@ -114,20 +112,20 @@ class State:
         if self._role not in ("user", "assistant"):
             raise ValueError(f"an assistant's turn follows a user's: {text!r}")
         opening = self._host.texts.template.reply if self._role == "user" else ""
-        self._add(opening + text)
+        self._write(opening + text)
         self._role = "assistant"
 
     def __iadd__(self, text: str | Sequence[int]) -> State:
         """Plain text, or token ids, added as they are; within a chat to the turn that is being written."""
         self._settled()
-        self._add(text)
-        return self
-
-    def _add(self, text: str | Sequence[int]) -> None:
         if isinstance(text, str):
-            self.tokens += self._host.texts.ids(text, beginning=not self.tokens and not self._role)
+            self._write(text, beginning=not self.tokens)
         else:
             self.tokens += [int(token) for token in text]
+        return self
+
+    def _write(self, text: str, beginning: bool = False) -> None:
+        self.tokens += self._host.texts.ids(text, self.tokens, beginning)
 
     # ------------------------------------------------------------ calls
 
@@ -177,7 +175,9 @@ class State:
         self._begin_reply()
         if not self.tokens:
             raise ValueError(f"select {name!r}: an empty state says nothing about the first token")
-        ids = [self._host.texts.ids(choice) for choice in choices]
+        for choice in choices:
+            valid_text(choice, f"select {name!r}: a choice")
+        ids = [self._host.texts.ids(choice, self.tokens) for choice in choices]
         if not ids or not all(ids) or len(set(choices)) < len(choices):
             raise ValueError(f"select {name!r}: the choices must be different texts, none empty: {choices}")
         return self._start(name, self._select(name, list(choices), ids))
@@ -233,6 +233,7 @@ class State:
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._values[name] = value
+        self._fresh[name] = None
 
     def said(self, name: str) -> Said:
         """A call's text with its ids, log-probabilities and scores."""
@@ -285,7 +286,7 @@ class State:
 
     def _keep(self, name: str, said: Said) -> str:
         self._said[name] = said
-        self._values[name] = said.text
+        self[name] = said.text
         return said.text
 
 
@@ -294,7 +295,6 @@ class Branches(Sequence[State]):
 
     def __init__(self, parent: State, states: list[State], host: Host, pin: Any) -> None:
         self._parent, self._states, self._host, self._pin = parent, states, host, pin
-        self._inherited = dict(parent._values)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -338,10 +338,8 @@ class Branches(Sequence[State]):
         finally:
             pin, self._pin = self._pin, None
             self._host.unpin(pin)
-        for name in dict.fromkeys(name for state in self._states for name in state._values):
-            values = [state._values.get(name) for state in self._states]
-            if any(value is not self._inherited.get(name) for value in values):
-                self._parent[name] = values
+        for name in dict.fromkeys(name for state in self._states for name in state._fresh):
+            self._parent[name] = [state._values.get(name) for state in self._states]
 
 
 async def _all(tasks: Sequence[Waitable[T]]) -> list[T]:

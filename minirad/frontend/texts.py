@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minirad.frontend.chat import CHATML, Template
+from minirad.text import valid_text
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
@@ -22,12 +23,15 @@ class Texts:
     def __init__(self, encode: Callable[[str], Iterable[int]], engine: Engine | None = None) -> None:
         self._encode, self._engine = encode, engine
 
-    def ids(self, text: str, beginning: bool = False) -> list[int]:
-        """beginning: plain text at the start of a prompt, where a tokenizer may put a first token."""
+    def ids(self, text: str, after: Sequence[int] = (), beginning: bool = False) -> list[int]:
+        """A text's ids behind those of other texts; InvalidTextError if it is no valid Unicode.
+
+        beginning: plain text at the start of a prompt, where a tokenizer may put a first token.
+        """
+        valid_text(text, "a program's text")
         if self._engine is None or beginning:
             return [int(token) for token in self._encode(text)]
-        ids: list[int] = self._engine.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self._engine.texts.encode(text, after[-1] if after else None)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """With special tokens; ValueError without a tokenizer."""
@@ -42,7 +46,7 @@ class Texts:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        return () if self._engine is None else self._engine.model.config.eos_ids
+        return () if self._engine is None else self._engine.eos_ids
 
     def mask(self, regex: str) -> Callable[[list[int]], Any] | None:
         """A token mask for one reply that must match; see minirad.grammar for what it raises."""

@@ -175,9 +175,15 @@ def _is_redundant(name: str, config: LlamaConfig) -> bool:
 
 
 def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:
-    """The transformers tokenizer of a model directory; reads local files only."""
+    """The transformers tokenizer of a model directory; reads local files only.
+
+    ValueError if it cannot be read.
+    """
     from transformers import AutoTokenizer  # slow to import, so only when asked for
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # what is wrong in the files comes out as anything
+        raise ValueError(f"the tokenizer in {path} cannot be read: {error}") from error
     result: PreTrainedTokenizerBase = tokenizer
     return result

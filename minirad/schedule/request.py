@@ -17,6 +17,7 @@ import numpy as np
 from minirad.cache.radix_cache import RadixKey, Slots
 from minirad.config import SamplingParams
 from minirad.errors import require
+from minirad.text import ReplyText
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 
@@ -63,6 +64,7 @@ class Request:
     peeked_at: int = -1
     finish_reason: str = ""
     error: str = ""
+    reply: ReplyText | None = None  # what it says so far, where that is asked for before its end
     added_at: float = 0.0
     first_token_at: float = 0.0
 
