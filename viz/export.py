@@ -53,13 +53,13 @@ _HEAD = """<!doctype html>
 
 
 def page_html(data: Any = None, title: str = "minirad live", kind: str = "page") -> str:
-    """The page: with `data` a self-contained file, without it the live one that loads /static/.
+    """The page: with `data` a self-contained file, without it the live one that loads static/NAME.
 
     kind: "page", or "compare" for two engines side by side.
     """
     if data is None:
-        links = "".join(f'<link rel="stylesheet" href="/static/{n}">' for n in ("tree.css", "style.css"))
-        script = f'<script type="module" src="/static/{kind}.js"></script>'
+        links = "".join(f'<link rel="stylesheet" href="static/{n}">' for n in ("tree.css", "style.css"))
+        script = f'<script type="module" src="static/{kind}.js"></script>'
         return _HEAD.format(title=html.escape(title), head=links, data="", script=script, kind=kind)
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
     style = "\n".join(_static(name) for name in ("tree.css", "style.css"))
