@@ -18,7 +18,7 @@ import pytest
 from tornado.websocket import websocket_connect
 
 from minirad.record import Recorder
-from viz import export, live, routes, web
+from viz import export, live, page, routes, tree, web
 from viz.live import Driver, Live, Replay, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -169,6 +169,33 @@ def test_views(served):
     assert client.request("GET", "/view?run=2&g=step&i=1")[0].status == 409
 
 
+PARTS = {
+    "svg": (tree, "tree_svg"), "pool": (page, "pool_runs"), "usage": (page, "usage_of"),
+    "requests": (page, "_requests"), "nodes": (page.Page, "_node"), "left": (page.Page, "_left"),
+    "events": (page.Page, "_events"), "why": (page.Page, "_why"), "quiz": (page.Page, "_quiz"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_cannot_be_made_is_named_and_the_others_are_there(served, monkeypatch, capfd, part):
+    server, client = served
+    index = server.driver.run_now.trace.marks()["evict"][0] + 1
+    whole = client.view(index)
+
+    def broken(*_):
+        raise ZeroDivisionError("of no use")
+
+    monkeypatch.setattr(*PARTS[part], broken)
+    for _ in range(2):
+        shown = client.view(index)
+        assert shown.pop("failed") == {part: "ZeroDivisionError: of no use"}
+    assert not shown.pop(part) or part == "usage"
+    assert shown == {name: value for name, value in whole.items() if name != part}
+    err = capfd.readouterr().err
+    assert err.count("ZeroDivisionError: of no use") == 1, "told once in the terminal"
+    server.driver.run_now.page._failures.clear()
+
+
 def test_an_eviction_says_why(served):
     server, client = served
     trace = server.driver.run_now.trace
@@ -182,8 +209,8 @@ def test_an_eviction_says_why(served):
 
 def test_usage_and_requests_agree_with_the_events(served):
     server, _ = served
-    page = server.driver.run_now.page
-    frames, requests = page.frames(), page.requests()
+    shown = server.driver.run_now.page
+    frames, requests = shown.frames(), shown.requests()
     for record in frames:
         assert sum(record["u"]) == 220
     for request in requests.values():
@@ -630,6 +657,9 @@ def test_command_line(tmp_path, capsys):
         ["--page-size", "0"],
         ["--kv-tokens", "0"],
         ["--model", "nowhere"],
+        ["--allow-host", "https://hub.example.org"],
+        ["--host", ""],
+        ["--host", "192.0.2.1", "--no-open"],
     ):
         assert live.main(bad) == 2
     assert live.main(["--replay", str(tmp_path / "none.jsonl")]) == 2

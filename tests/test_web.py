@@ -120,6 +120,10 @@ def test_the_address_that_is_listened_on_is_a_name():
     for bad in ("", "https://hub.example.org", "hub example", "*"):
         with pytest.raises(ValueError, match="--allow-host"):
             Gate(allowed=(bad,))
+    with pytest.raises(ValueError, match="--host"):
+        Gate("")
+    with pytest.raises(ValueError, match=r"cannot listen on '192\.0\.2\.1'"):
+        Server([], 0, "192.0.2.1")
 
 
 # ---------------------------------------------------------------------- a server

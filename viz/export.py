@@ -22,6 +22,7 @@ from typing import Any
 from minirad import events as ev
 from viz import tree
 from viz.compare import PairPage
+from viz.dot import find_dot
 from viz.page import Page
 from viz.trace import MARKS, summary
 
@@ -106,6 +107,7 @@ def export(page: Page | PairPage, path: str | Path, title: str = "", note: str =
 
 def export_html(page: Page | PairPage, path: str | Path, title: str = "", note: str = "") -> int:
     """One file with every position of a recording (of a long one: those that matter)."""
+    find_dot()  # DotError rather than a file without trees
     name = f"minirad: {title}" if title else "minirad"
     if isinstance(page, PairPage):
         text = page_html(pair_data(page, title, note), name, "compare")

@@ -9,8 +9,11 @@
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
 
 Three kinds of threads: ONE drives the engine (whoever wants something of it puts a command into its
-queue and waits), the HTTP threads only read what was recorded, and the main thread waits for Ctrl-C.
-Listens on 127.0.0.1 alone and answers only its own page: Host and Origin are checked, sizes limited.
+queue), one serves (web.py: who is let in; routes.py: what is answered) and only reads what was recorded,
+and the main thread waits for Ctrl-C. Listens on 127.0.0.1 alone, unless --host says otherwise. Behind
+a forwarded port or a proxy on localhost nothing has to be said; behind one with a name of its own:
+
+    python -m viz.live --allow-host hub.example.org
 
 Does not draw (tree.py), count (page.py) or lay out (static/); the engine does not know of it.
 """
@@ -49,7 +52,7 @@ from viz.consult import consult
 from viz.page import Page, asked_text
 from viz.routes import rules
 from viz.trace import Trace, decoder_of
-from viz.web import HOST, Json, Server
+from viz.web import HOST, LOOPBACK, Gate, Json, Server
 
 PORT = 8321
 NEW_TOKENS = 24  # of a prompt typed on the page
@@ -739,6 +742,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--speed", type=_pace, default=3.0, help="steps per second; 0: as fast as it goes")
     parser.add_argument("--paused", action="store_true", help="wait for the page to press play")
     parser.add_argument("--port", type=_port, default=PORT, help="any free one if it is taken")
+    parser.add_argument("--host", default=HOST, metavar="ADDRESS",
+                        help=f"address to listen on (default: {HOST}, this machine alone)")  # fmt: skip
+    parser.add_argument("--allow-host", metavar="NAME[:PORT]", action="append", default=[],
+                        help="a name under which a proxy shows the page, e.g. hub.example.org")  # fmt: skip
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")
     parser.add_argument("--cache", metavar="FILE.py", action="append", default=[],
                         help="a lesson's exercise.py as the tree, or several together")  # fmt: skip
@@ -766,16 +773,17 @@ def main(arguments: list[str] | None = None) -> int:
             settings.sides()
             if options.replay:
                 raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
+        Gate(options.host, tuple(options.allow_host))
         resolve_model(settings.model)
         replay = _replay(options.replay) if options.replay else None
         if options.steps is not None and not options.export:
             raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
         if options.export:
             return _export(options, settings, replay)
+        return _serve(options, settings, replay)
     except (ValueError, OSError) as error:
         print(f"python -m viz.live: {error}", file=sys.stderr)
         return 2
-    return _serve(options, settings, replay)
 
 
 def _replay(path: str) -> Replay:
@@ -789,8 +797,13 @@ def _replay(path: str) -> Replay:
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
     _one_thread(settings)
     driver = Driver(settings, options.speed, paused=options.paused, replay=replay)
-    with Live(driver, options.port) as live:
+    with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
+        if live.server.address not in LOOPBACK:
+            print(
+                f"anyone who reaches {live.server.address} can drive the engine: it has no password",
+                flush=True,
+            )
         if not options.no_open:
             threading.Thread(target=webbrowser.open, args=(live.url,), daemon=True).start()
         told = ""

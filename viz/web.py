@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ def host_parts(text: str) -> tuple[str, str] | None:
 class Gate:
     """Which requests are answered; the module's text says why. allowed: names, each with or without port.
 
-    ValueError names an entry of `allowed` that is no host name.
+    ValueError names an address, or an entry of `allowed`, that is none.
     """
 
     address: str = HOST
@@ -72,6 +73,8 @@ class Gate:
     names: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        if not self.address:  # to tornado it would mean: every address
+            raise ValueError("--host takes an address such as 127.0.0.1 or 0.0.0.0, not ''")
         for text in self.allowed:
             if host_parts(text) is None:
                 raise ValueError(f"--allow-host takes a name such as hub.example.org, not {text!r}")
@@ -244,10 +247,7 @@ class Server:
         self, rules: Sequence[Any], port: int = 0, address: str = HOST, allowed: Sequence[str] = ()
     ) -> None:
         self.gate = Gate(address, tuple(allowed))
-        try:
-            self._sockets = bind_sockets(port, address)
-        except OSError:
-            self._sockets = bind_sockets(0, address)
+        self._sockets = _bound(port, address)
         self._application = Application(
             list(rules), default_handler_class=Missing, gate=self.gate, open=set(), log_function=_quiet,
             websocket_ping_interval=PING_SECONDS, websocket_max_message_size=4096,
@@ -299,12 +299,23 @@ class Server:
         self._ready.set()
         await self._stopping.wait()
         http.stop()
-        for socket in list(self._application.settings["open"]):
-            socket.close(1001, "the server ends")
+        for page in list(self._application.settings["open"]):
+            page.close(1001, "the server ends")
         await http.close_all_connections()
         await asyncio.sleep(0)  # so that the closing frames leave
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
+
+
+def _bound(port: int, address: str) -> list[socket.socket]:
+    """Listening sockets; another port where this one is taken. ValueError: no address of this machine."""
+    try:
+        return bind_sockets(port, address)
+    except OSError:
+        try:
+            return bind_sockets(0, address)
+        except OSError as error:
+            raise ValueError(f"cannot listen on {address!r}: {error.strerror or error}") from error
 
 
 def _quiet(handler: RequestHandler) -> None:

@@ -1,7 +1,7 @@
 // The live page: draws what viz/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
-import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, h, icon, key, order, percent, plural, s, sizePool, tint, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, h, icon, key, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 // ---------------------------------------------------------------- the page
@@ -230,26 +230,36 @@ async function command(name, body, quiet = false) {
 
 // ---------------------------------------------------------------- drawing
 
+// Each part of the page: its place, its name, how it is drawn, and which parts of a view it needs.
+const PARTS = {
+  tree: [() => el.tree, "The tree", drawTree, "svg"], say: [() => el.sayMore, "This sentence", drawSay],
+  transport: [() => el.where, "The time line", drawTransport], policy: [() => el.policyChip, "The policy", drawPolicy],
+  pool: [() => el.pool, "The pool", drawPool, "pool", "usage"], host: [() => el.host, "Host memory", drawHost, "host"],
+  usage: [() => el.usage, "Usage", drawUsage, "usage"], hits: [() => el.hits, "The hit rate", drawHits],
+  lanes: [() => el.lanes, "The requests", drawLanes, "requests"], events: [() => el.events, "The events", drawEvents, "events"],
+};
+
+function drawPart(name) {
+  const [place, words, drawing, ...needs] = PARTS[name], failed = state.view.failed ?? {};
+  return part(place(), words, drawing, needs.map((need) => failed[need]).find(Boolean));
+}
+
 function draw() {
-  const view = state.view;
-  const pace = source.status.speed > 0 ? 800 / source.status.speed : 60;
+  const change = drawPart("tree") ?? { enter: [], exit: [], move: [] };
+  document.body.dataset.position = `${state.view.g} ${state.view.i}`;
+  document.body.dataset.change = `${change.enter.length} ${change.exit.length} ${change.move.length}`;
+  for (const name of Object.keys(PARTS)) if (name !== "tree") drawPart(name);
+  brush(null);
+  speak();
+}
+
+function drawTree() {
+  const view = state.view, pace = source.status.speed > 0 ? 800 / source.status.speed : 60;
   const change = morph(el.tree, view.svg, state.first === undefined ? 0 : Math.min(380, moving() ? pace : 320));
   state.first = false;
   decorate(el.tree, (id) => tint(id));
   el.tree.setAttribute("aria-label", `Radix tree with ${plural(Object.keys(view.nodes).length, "node")}. ${view.say}`);
-  document.body.dataset.position = `${view.g} ${view.i}`;
-  document.body.dataset.change = `${change.enter.length} ${change.exit.length} ${change.move.length}`;
-  drawSay();
-  drawTransport();
-  drawPool();
-  drawHost();
-  drawPolicy();
-  drawUsage();
-  drawHits();
-  drawLanes();
-  drawEvents();
-  brush(null);
-  speak();
+  return change;
 }
 
 function drawSay() {
@@ -261,6 +271,8 @@ function drawSay() {
     el.sayMore.append(" · ", button("why this victim?", "The policy's key, and who would have been next", () => togglePanel(el.why), ".link"));
     drawWhy();
   } else el.why.hidden = true;
+  const placed = Object.values(PARTS).flatMap((one) => one.slice(3));
+  for (const [name, reason] of Object.entries(view.failed ?? {})) if (!placed.includes(name)) el.sayMore.append(undrawn(`“${name}”`, reason));
 }
 
 /** Text with n7 and R3 as things that can be pointed at. A quiz must not hear who would be next. */
@@ -411,6 +423,7 @@ function slotText(owner, pageNumber, tier = "slots") {
   const page = source.meta.page_size;
   if (owner[0] !== "n") return owner[0] === "R" ? [`${owner}'s own, not in the tree yet`] : owner[0] === "x" ? [`free: n${owner.slice(1)} was evicted`] : ["free"];
   const node = state.view.nodes[owner.slice(1)];
+  if (!node) return [];
   let before = 0;
   for (const [first, length] of node.body[tier] ?? []) {
     if (pageNumber * page >= first && pageNumber * page < first + length) { before += pageNumber * page - first; break; }
@@ -595,7 +608,7 @@ function brush(what) {
   el.host.classList.toggle("brushing", active);
   for (const cell of [...el.pool.children, ...el.host.children]) {
     const owner = cell.dataset.owner;
-    cell.classList.toggle("lit", active && owner !== "" && (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1)))));
+    cell.classList.toggle("lit", Boolean(active && owner) && (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1)))));
   }
   for (const lane of el.lanes.children) lane.classList.toggle("lit", requests.has(lane.dataset.request));
   for (const bar of el.hits.querySelectorAll(".bar")) bar.classList.toggle("lit", requests.has(bar.dataset.request));
@@ -896,6 +909,6 @@ window.addEventListener("hashchange", () => {
   if (to[1] < source.count(to[0]) - 1) leavePresent();
   show(...to); // writes the address anew: it may have asked for more than there is
 });
-const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); sizePool(el.host); drawUsage(); drawHits(); } });
+const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); sizePool(el.host); drawPart("usage"); drawPart("hits"); } });
 for (const host of [el.pool, el.host, el.usage, el.hits, el.tree]) resized.observe(host);
 source.start();

@@ -195,6 +195,22 @@ export function until(condition, ms = 3000) {
 
 // ---------------------------------------------------------------- pieces of pages
 
+/** Draws one part of a page in its place; one that cannot be drawn (`reason`: the server could not) says so
+ *  there, and the others are drawn all the same. */
+export function part(place, name, draw, reason = "") {
+  place.querySelector(":scope > .undrawn")?.remove();
+  try {
+    if (!reason) return draw();
+  } catch (error) {
+    console.error(error);
+    reason = error.message;
+  }
+  place.replaceChildren(undrawn(name, reason));
+  return null;
+}
+
+export const undrawn = (name, reason) => h("p.undrawn", { title: reason }, `${name} cannot be drawn: ${reason}`);
+
 export const button = (text, title, onclick, kind = "") => h("button" + kind, { type: "button", title, onclick }, text);
 export const key = (text, color) => h("span.key", {}, h("i", { style: { background: color } }), text);
 export const MARK_COLORS = { split: "#e8890c", evict: "#e03131", retract: "#9c36b5" };
