@@ -19,12 +19,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minirad.config import SamplingParams
+from minirad.events import RequestAdded
 from minirad.frontend import Program
 from minirad.model.classroom import corpus
 from minirad.programs import programs
@@ -41,6 +42,7 @@ class Turn:
     """One request of a session: what is added to the history, and how to go on from there.
 
     text, or token_ids where a recording or file has them. wait: steps after the reply before.
+    sampling: all that a recording says of how to continue, in the place of the six fields before it.
     """
 
     text: str = ""
@@ -51,10 +53,11 @@ class Turn:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    sampling: SamplingParams | None = None
     wait: int = 2
 
     def params(self) -> SamplingParams:
-        return SamplingParams(
+        return self.sampling or SamplingParams(
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n, seed=self.seed,
             stop=self.stop, ignore_eos=self.ignore_eos,
         )  # fmt: skip
@@ -288,7 +291,7 @@ def from_json(data: Any) -> Workload:
         raise ValueError('it must be an object with a list of "sessions"')
     sessions = []
     for number, each in enumerate(data["sessions"], start=1):
-        turns = tuple(Turn(**{**turn, **_tuples(turn)}) for turn in each["turns"])
+        turns = tuple(Turn(**{**turn, **_typed(turn)}) for turn in each["turns"])
         for turn in turns:
             turn.params()  # ValueError now rather than in the middle of a run
             if not turn.text and not turn.token_ids:
@@ -300,8 +303,21 @@ def from_json(data: Any) -> Workload:
     return Workload(name, str(data.get("title", name)), tuple(sessions), pool)
 
 
-def _tuples(turn: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    return {key: tuple(turn[key]) for key in ("token_ids", "stop") if key in turn}
+def _typed(turn: dict[str, Any]) -> dict[str, Any]:
+    """What JSON has no type of its own for."""
+    found: dict[str, Any] = {key: tuple(turn[key]) for key in ("token_ids", "stop") if key in turn}
+    if turn.get("sampling") is not None:
+        found["sampling"] = SamplingParams(**turn["sampling"])
+    return found
+
+
+def recorded_request(event: RequestAdded) -> Session:
+    """A recorded request as it came, to be asked again: its prompt, and all that the event says of how it
+    was to be continued. (Masks are functions, and no event holds one.)"""
+    names = [each.name for each in fields(SamplingParams)]
+    sampling = SamplingParams(**{name: getattr(event, name) for name in names if hasattr(event, name)})
+    turn = Turn(token_ids=event.token_ids, sampling=sampling)
+    return Session(event.request, (turn,), 0, event.namespace or None, event.priority)
 
 
 def from_recording(recording: Any, until: int | None = None, name: str = "fork") -> Workload:
@@ -310,19 +326,12 @@ def from_recording(recording: Any, until: int | None = None, name: str = "fork")
     until: index of the last frame whose requests count; None: all. Replies may differ from those
     recorded (another policy, pool or seed), prompts do not: they come as they came.
     """
-    from minirad.events import RequestAdded
-
     sessions = []
     frames = recording.frames if until is None else recording.frames[: until + 1]
     for frame in frames:
         for event in frame.events:
             if isinstance(event, RequestAdded):
-                turn = Turn(
-                    token_ids=event.token_ids, max_new_tokens=event.max_new_tokens,
-                    temperature=event.temperature, n=event.n,
-                )  # fmt: skip
-                key = event.namespace or None
-                sessions.append(Session(event.request, (turn,), max(frame.step - 1, 0), key, event.priority))
+                sessions.append(replace(recorded_request(event), arrival=max(frame.step - 1, 0)))
     pool = int(recording.header["start"]["kv_tokens"]) or 512
     return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
 

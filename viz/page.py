@@ -34,45 +34,12 @@ from viz.trace import (
     tier_sums,
     units,
 )
+from viz.words import PASSED, word_of
 
 Json = dict[str, Any]
 _TEXT = 600  # characters of a node's text that a view carries
 _CANDIDATES = 12
 _LANES = 60  # requests that the page lists at a time
-
-# Event type -> (tag in the list, colour, whether it is one of the many small ones)
-_TAGS: dict[type[ev.Event], tuple[str, str, bool]] = {
-    ev.RequestAdded: ("wait", "grey", False),
-    ev.RequestAdmitted: ("match", "hit", False),
-    ev.RequestDeferred: ("defer", "amber", False),
-    ev.RequestForked: ("fork", "violet", False),
-    ev.Committed: ("commit", "violet", False),
-    ev.TokenSampled: ("token", "grey", True),
-    ev.RequestRetracted: ("retract", "evict", False),
-    ev.RequestAborted: ("abort", "evict", False),
-    ev.RequestFinished: ("done", "dark", False),
-    ev.PrefixTouched: ("touch", "hit", True),
-    ev.NodeInserted: ("insert", "new", False),
-    ev.NodeGrown: ("grow", "teal", False),
-    ev.NodeSplit: ("split", "amber", False),
-    ev.NodeLocked: ("lock", "dark", True),
-    ev.NodeUnlocked: ("unlock", "grey", True),
-    ev.NodeEvicted: ("evict", "evict", False),
-    ev.BackupStarted: ("copy", "violet", False),
-    ev.BackupEnded: ("copied", "violet", True),
-    ev.NodeDemoted: ("demote", "evict", False),
-    ev.LoadStarted: ("load", "hit", False),
-    ev.LoadEnded: ("loaded", "violet", True),
-    ev.NodeAdopted: ("again", "new", False),
-    ev.HostEvicted: ("h-evict", "evict", False),
-    ev.VersionBumped: ("weights", "evict", False),
-    ev.PolicyChanged: ("policy", "dark", False),
-    ev.CacheFlushed: ("flush", "evict", False),
-    ev.SlotsAllocated: ("alloc", "grey", True),
-    ev.SlotsFreed: ("free", "grey", True),
-    ev.BatchScheduled: ("batch", "dark", False),
-    ev.StepEnded: ("step", "grey", True),
-}
 
 
 class Page:
@@ -366,19 +333,16 @@ class Page:
                 text = (
                     f"{name} is passed over: {listed(by)}, behind it, {verb} admitted ({times(nth)} so far)"
                 )
-                found.append({"tag": "passed", "color": "amber", "small": False, "text": text,
-                              "nodes": [], "requests": [name], "on": True, "later": False})  # fmt: skip
+                found.append({**PASSED._asdict(), "text": text, "nodes": [], "requests": [name],
+                              "on": True, "later": False})  # fmt: skip
         return found
 
     def _event(self, event: ev.Event, present: bool, future: bool) -> Json:
-        tag, color, small = _TAGS.get(type(event), (type(event).__name__, "grey", True))
         text = event.describe()
         if isinstance(event, ev.TokenSampled):
             text += f": {tree.visible(self.trace.decode([event.token]))!r}"
         return {
-            "tag": tag,
-            "color": color,
-            "small": small,
+            **word_of(event)._asdict(),
             "text": text,
             "nodes": list(nodes_of(event)),
             "requests": list(requests_of(event)),

@@ -568,7 +568,7 @@ function drawEvents() {
   const shown = events.filter((e) => state.everything || !e.small || (g === "event" && e.on));
   el.eventsTitle.textContent = `Events of ${g === "event" ? "this step" : "this " + g}`;
   const items = shown.map((e) => h("li" + (e.on && g === "event" ? ".on" : "") + (e.later ? ".later" : ""), { onpointerenter: () => brush(e), onpointerleave: () => brush(null) },
-    h("em." + e.color, {}, e.tag), h("span", {}, ...linked(e.text))));
+    h("em." + e.kind, {}, e.tag), h("span", {}, ...linked(e.text))));
   for (const [k, item] of items.entries()) item.mrEvent = shown[k];
   const hidden = events.length - shown.length;
   el.events.replaceChildren(...items, hidden ? h("li.rest", {}, `${plural(hidden, "smaller event")} (tokens, slots, locks): tick “all”`) : "");
