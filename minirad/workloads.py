@@ -217,22 +217,71 @@ def mixed() -> Workload:
 
     talk = chat().sessions
     add(0, talk[0])
-    add(9, talk[1])
+    add(6, talk[1])
     shots = few_shot(5).sessions
-    add(24, shots[0])
-    add(30, shots[1], shots[2], shots[3])
+    add(10, shots[0])
+    add(13, shots[1], shots[2], shots[3])
     agent = agents().sessions
-    add(44, agent[0])
-    add(58, agent[1], agent[2])
-    add(66, talk[2])
+    add(20, agent[0])
+    add(34, agent[1], agent[2])
+    add(42, talk[2])
     story = {"max_new_tokens": 110, "temperature": 0.7}
     for number, animal in enumerate(("cat", "dog", "cow", "bee", "pig"), start=1):
         ask = f"Write a story about a {animal}."
-        add(92 + number, _chat(f"story {number}", 0, (ask,), corpus.SYSTEM_PROMPT, seed=number, **story))
-    add(150, self_consistency(4).sessions[2], *raw().sessions[:3])
-    add(166, talk[3], agent[3])
+        add(68 + number, _chat(f"story {number}", 0, (ask,), corpus.SYSTEM_PROMPT, seed=number, **story))
+    add(126, self_consistency(4).sessions[2], *raw().sessions[:3])
+    add(142, talk[3], agent[3])
     title = "Chats, few-shot, agents, stories, samples, raw prompts"
     return Workload("mixed", title, tuple(sorted(sessions, key=lambda s: s.arrival)), kv_tokens=400)
+
+
+def queue() -> Workload:
+    """Who runs next matters: questions about three long texts come in turn, and the pool holds one text.
+
+    First come, first served computes a text anew for nearly every question; to take those first whose
+    text is there computes each once, and lets the others wait.
+    """
+    sessions = []
+    for number in range(12):
+        text, turn = number % 3, number // 3
+        name = f"text {'ABC'[text]}, question {turn + 1}"
+        prompt = _few_shot_text(text, 6) + corpus.few_shot_question(7, _QUESTIONS[number])
+        sessions.append(Session(name, (Turn(prompt, max_new_tokens=2 + number % 4),), number // 4))
+    return Workload("queue", "Questions about three texts, in turn", tuple(sessions), kv_tokens=210)
+
+
+def again() -> Workload:
+    """Who is evicted matters: prompts come again and again, and the pool holds three of them."""
+    sessions = []
+    for step, letter in enumerate("ABCADADABEDADEADEDA"):
+        text = raw_prompt("ABCDE".index(letter) + 1)
+        priority = int(letter == "C")  # for the policy of that name: precious, and never wanted again
+        sessions.append(Session(f"prompt {letter}", (Turn(text, max_new_tokens=1),), step, None, priority))
+    return Workload("again", "Prompts that come again, room for three", tuple(sessions), kv_tokens=170)
+
+
+def tiers() -> Workload:
+    """Four long texts asked about in turn, in a pool for two: what is evicted is soon wanted again."""
+    sessions = []
+    for number in range(16):
+        name = f"text {'ABCD'[number % 4]}, question {number // 4 + 1}"
+        prompt = _few_shot_text(number % 4, 6) + corpus.few_shot_question(7, _QUESTIONS[number % 12])
+        sessions.append(Session(name, (Turn(prompt, max_new_tokens=3),), 4 * number))
+    return Workload("tiers", "Four texts in turn, room for two", tuple(sessions), kv_tokens=300)
+
+
+_QUESTIONS = (
+    "What is the capital of Italy?", "What color is snow?", "What does a cow say?",
+    "What is the opposite of big?", "What day comes after Monday?", "What is the capital of Peru?",
+    "What color is grass?", "What does a dog say?", "What is the opposite of hot?",
+    "What day comes after Friday?", "What is the capital of Japan?", "What color is the sky?",
+)  # fmt: skip
+
+
+def _few_shot_text(text: int, examples: int) -> str:
+    """Solved examples, others for each `text`."""
+    found = corpus.few_shot_examples(examples, random.Random(f"text {text}"))
+    return corpus.few_shot_header(found)
 
 
 def nothing() -> Workload:
@@ -253,6 +302,9 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "agents": agents,
     "raw": raw,
     "self-consistency": self_consistency,
+    "queue": queue,
+    "again": again,
+    "tiers": tiers,
     **{name: partial(of_program, name) for name in programs()},
     "none": nothing,
 }

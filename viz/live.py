@@ -2,8 +2,8 @@
 
     python -m viz.live                               a mixed workload on the classroom Llama
     python -m viz.live --workload agents --kv-tokens 600 --eviction-policy lfu
-    python -m viz.live --kv-tokens 300 --host-kv-tokens 900      with a second tier in host memory
-    python -m viz.live --compare lpm,fcfs            two engines side by side, stepping together
+    python -m viz.live --host-kv-tokens 2000 --host-write write_back      with a second tier in host memory
+    python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
     python -m viz.live --replay run.jsonl            a recording instead of an engine
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
@@ -726,7 +726,8 @@ def _pace(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m viz.live", description="Watch RadixAttention at work.")
     names = ", ".join(workloads.WORKLOADS)
-    parser.add_argument("--workload", default="mixed", metavar="NAME|FILE", help=f"{names}; or a file")
+    parser.add_argument("--workload", metavar="NAME|FILE",
+                        help=f"{names}; or a file (default: one that shows what is asked for)")  # fmt: skip
     parser.add_argument("--model", help="default: the classroom Llama that comes with minirad")
     parser.add_argument("--kv-tokens", type=int, help="size of the KV pool (default: the workload's)")
     parser.add_argument("--page-size", type=int, default=1)
@@ -757,15 +758,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    settings = Settings(
-        options.workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
+def settings_of(options: argparse.Namespace) -> Settings:
+    """What the command line asks for; without --workload one on which that shows within seconds."""
+    workload = options.workload
+    if workload is None:
+        workload = telling_workload(options.compare, options.host_kv_tokens)
+    return Settings(
+        workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
         bigram_keys=options.bigram_keys,
     )  # fmt: skip
+
+
+def telling_workload(compare: str | None, host_kv_tokens: int) -> str:
+    """The built-in workload on which two policies differ at a glance, or a host tier is used."""
+    names = [name.strip() for name in (compare or "").split(",")]
+    if all(name in SCHEDULE_POLICIES for name in names):
+        return "queue"
+    if all(name in EVICTION_POLICIES for name in names):
+        return "again"
+    return "tiers" if host_kv_tokens else "mixed"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    settings = settings_of(options)
     try:
         settings.config(workloads.load(settings.workload).kv_tokens)
         settings.students_tree()
