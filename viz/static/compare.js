@@ -204,7 +204,7 @@ function drawHeader() {
 
 function drawStatus() {
   const { error, playing, idle, drivable, notices } = source.status;
-  el.statusText.textContent = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !drivable ? `recording of ${plural(last(), "step")}`
+  el.statusText.textContent = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !error && source.run === "" ? "the engines start" : !drivable ? `recording of ${plural(last(), "step")}`
     : idle ? "both are done" : playing ? "engines running" : `paused at step ${last()}`;
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;

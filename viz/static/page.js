@@ -346,7 +346,8 @@ function drawStatus() {
   el.refused.hidden = !refused;
   if (el.refused.textContent !== refused) el.refused.textContent = refused;
   const nobody = refused && !Object.keys(source.requests).length;
-  const text = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !drivable ? `recording of ${plural(frames, "step")}`
+  const starting = !error && source.run === "";
+  const text = error ? "engine stopped" : source.lost ? "connection lost, trying again" : starting ? "the engine starts" : !drivable ? `recording of ${plural(frames, "step")}`
     : idle ? (nobody ? "no request was taken" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
@@ -362,7 +363,7 @@ function drawStatus() {
   }
   el.restartButton.hidden = !drivable && !error; // needs an engine; a file has no tokenizer either
   el.doctorButton.hidden = source instanceof FileSource;
-  el.kind.textContent = drivable || error ? "live" : "recording";
+  el.kind.textContent = drivable || error || starting ? "live" : "recording";
   el.quizButton.setAttribute("aria-pressed", String(state.quizOn));
   if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
 }

@@ -140,7 +140,8 @@ export class LiveSource extends Source {
     if (!this.views.has(key)) {
       const query = new URLSearchParams({ run: this.run, g, i, open: opened.join(","), height });
       const promise = fetch("view?" + query).then(answer);
-      promise.catch(() => this.views.delete(key));
+      const forget = () => this.views.delete(key);
+      promise.then((view) => view.failed && forget(), forget); // what failed is asked for again
       this.views.set(key, promise);
       if (this.views.size > 300) this.views.delete(this.views.keys().next().value);
     }
