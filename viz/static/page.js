@@ -674,13 +674,15 @@ function setMode(name) {
   whatIf();
 }
 
-let peekTimer = null, peekTicket = 0;
+let peekTimer = null, peekTicket = 0, peeking = null; // one at a time: a busy engine would hold all of a browser's connections
 function whatIf() {
   clearTimeout(peekTimer);
   const ticket = ++peekTicket;
   if (!el.prompt.value || !source.status.drivable) { el.whatif.replaceChildren(h("span.hint", {}, "While you type: how much of the prompt would hit.")); return; }
   peekTimer = setTimeout(async () => {
-    const found = await command("peek", { text: el.prompt.value, as: el.as }, true);
+    await peeking;
+    if (ticket !== peekTicket) return;
+    const found = await (peeking = command("peek", { text: el.prompt.value, as: el.as }, true));
     if (!found || ticket !== peekTicket) return;
     const cut = (text, end) => (text.length <= 70 ? text : end ? "…" + text.slice(-68) : text.slice(0, 68) + "…");
     const line = (text) => text.replaceAll("\n", "¶");
@@ -784,8 +786,12 @@ function consultSoon() {
   doctor.timer = setTimeout(async () => {
     const { a, b } = doctor.sides;
     if (!a.text.value || !b.text.value) return doctor.result.replaceChildren();
+    await doctor.asking;
+    if (ticket !== doctor.ticket) return;
     try {
-      const found = await source.command("doctor", { a: a.text.value, b: b.text.value, from_a: a.pick.value, from_b: b.pick.value });
+      const asked = source.command("doctor", { a: a.text.value, b: b.text.value, from_a: a.pick.value, from_b: b.pick.value });
+      doctor.asking = asked.catch(() => {});
+      const found = await asked;
       if (ticket === doctor.ticket) drawDiagnosis(found);
     } catch (error) { doctor.result.replaceChildren(h("p.bad", {}, error.message)); }
   }, 200);
