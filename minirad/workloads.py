@@ -19,12 +19,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minirad.config import SamplingParams
+from minirad.events import RequestAdded
 from minirad.frontend import Program
 from minirad.model.classroom import corpus
 from minirad.programs import programs
@@ -41,6 +42,7 @@ class Turn:
     """One request of a session: what is added to the history, and how to go on from there.
 
     text, or token_ids where a recording or file has them. wait: steps after the reply before.
+    sampling: all that a recording says of how to continue, in the place of the six fields before it.
     """
 
     text: str = ""
@@ -51,10 +53,11 @@ class Turn:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    sampling: SamplingParams | None = None
     wait: int = 2
 
     def params(self) -> SamplingParams:
-        return SamplingParams(
+        return self.sampling or SamplingParams(
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, n=self.n, seed=self.seed,
             stop=self.stop, ignore_eos=self.ignore_eos,
         )  # fmt: skip
@@ -214,22 +217,71 @@ def mixed() -> Workload:
 
     talk = chat().sessions
     add(0, talk[0])
-    add(9, talk[1])
+    add(6, talk[1])
     shots = few_shot(5).sessions
-    add(24, shots[0])
-    add(30, shots[1], shots[2], shots[3])
+    add(10, shots[0])
+    add(13, shots[1], shots[2], shots[3])
     agent = agents().sessions
-    add(44, agent[0])
-    add(58, agent[1], agent[2])
-    add(66, talk[2])
+    add(20, agent[0])
+    add(34, agent[1], agent[2])
+    add(42, talk[2])
     story = {"max_new_tokens": 110, "temperature": 0.7}
     for number, animal in enumerate(("cat", "dog", "cow", "bee", "pig"), start=1):
         ask = f"Write a story about a {animal}."
-        add(92 + number, _chat(f"story {number}", 0, (ask,), corpus.SYSTEM_PROMPT, seed=number, **story))
-    add(150, self_consistency(4).sessions[2], *raw().sessions[:3])
-    add(166, talk[3], agent[3])
+        add(68 + number, _chat(f"story {number}", 0, (ask,), corpus.SYSTEM_PROMPT, seed=number, **story))
+    add(126, self_consistency(4).sessions[2], *raw().sessions[:3])
+    add(142, talk[3], agent[3])
     title = "Chats, few-shot, agents, stories, samples, raw prompts"
     return Workload("mixed", title, tuple(sorted(sessions, key=lambda s: s.arrival)), kv_tokens=400)
+
+
+def queue() -> Workload:
+    """Who runs next matters: questions about three long texts come in turn, and the pool holds one text.
+
+    First come, first served computes a text anew for nearly every question; to take those first whose
+    text is there computes each once, and lets the others wait.
+    """
+    sessions = []
+    for number in range(12):
+        text, turn = number % 3, number // 3
+        name = f"text {'ABC'[text]}, question {turn + 1}"
+        prompt = _few_shot_text(text, 6) + corpus.few_shot_question(7, _QUESTIONS[number])
+        sessions.append(Session(name, (Turn(prompt, max_new_tokens=2 + number % 4),), number // 4))
+    return Workload("queue", "Questions about three texts, in turn", tuple(sessions), kv_tokens=210)
+
+
+def again() -> Workload:
+    """Who is evicted matters: prompts come again and again, and the pool holds three of them."""
+    sessions = []
+    for step, letter in enumerate("ABCADADABEDADEADEDA"):
+        text = raw_prompt("ABCDE".index(letter) + 1)
+        priority = int(letter == "C")  # for the policy of that name: precious, and never wanted again
+        sessions.append(Session(f"prompt {letter}", (Turn(text, max_new_tokens=1),), step, None, priority))
+    return Workload("again", "Prompts that come again, room for three", tuple(sessions), kv_tokens=170)
+
+
+def tiers() -> Workload:
+    """Four long texts asked about in turn, in a pool for two: what is evicted is soon wanted again."""
+    sessions = []
+    for number in range(16):
+        name = f"text {'ABCD'[number % 4]}, question {number // 4 + 1}"
+        prompt = _few_shot_text(number % 4, 6) + corpus.few_shot_question(7, _QUESTIONS[number % 12])
+        sessions.append(Session(name, (Turn(prompt, max_new_tokens=3),), 4 * number))
+    return Workload("tiers", "Four texts in turn, room for two", tuple(sessions), kv_tokens=300)
+
+
+_QUESTIONS = (
+    "What is the capital of Italy?", "What color is snow?", "What does a cow say?",
+    "What is the opposite of big?", "What day comes after Monday?", "What is the capital of Peru?",
+    "What color is grass?", "What does a dog say?", "What is the opposite of hot?",
+    "What day comes after Friday?", "What is the capital of Japan?", "What color is the sky?",
+)  # fmt: skip
+
+
+def _few_shot_text(text: int, examples: int) -> str:
+    """Solved examples, others for each `text`."""
+    found = corpus.few_shot_examples(examples, random.Random(f"text {text}"))
+    return corpus.few_shot_header(found)
 
 
 def nothing() -> Workload:
@@ -250,6 +302,9 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "agents": agents,
     "raw": raw,
     "self-consistency": self_consistency,
+    "queue": queue,
+    "again": again,
+    "tiers": tiers,
     **{name: partial(of_program, name) for name in programs()},
     "none": nothing,
 }
@@ -288,7 +343,7 @@ def from_json(data: Any) -> Workload:
         raise ValueError('it must be an object with a list of "sessions"')
     sessions = []
     for number, each in enumerate(data["sessions"], start=1):
-        turns = tuple(Turn(**{**turn, **_tuples(turn)}) for turn in each["turns"])
+        turns = tuple(Turn(**{**turn, **_typed(turn)}) for turn in each["turns"])
         for turn in turns:
             turn.params()  # ValueError now rather than in the middle of a run
             if not turn.text and not turn.token_ids:
@@ -300,8 +355,21 @@ def from_json(data: Any) -> Workload:
     return Workload(name, str(data.get("title", name)), tuple(sessions), pool)
 
 
-def _tuples(turn: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    return {key: tuple(turn[key]) for key in ("token_ids", "stop") if key in turn}
+def _typed(turn: dict[str, Any]) -> dict[str, Any]:
+    """What JSON has no type of its own for."""
+    found: dict[str, Any] = {key: tuple(turn[key]) for key in ("token_ids", "stop") if key in turn}
+    if turn.get("sampling") is not None:
+        found["sampling"] = SamplingParams(**turn["sampling"])
+    return found
+
+
+def recorded_request(event: RequestAdded) -> Session:
+    """A recorded request as it came, to be asked again: its prompt, and all that the event says of how it
+    was to be continued. (Masks are functions, and no event holds one.)"""
+    names = [each.name for each in fields(SamplingParams)]
+    sampling = SamplingParams(**{name: getattr(event, name) for name in names if hasattr(event, name)})
+    turn = Turn(token_ids=event.token_ids, sampling=sampling)
+    return Session(event.request, (turn,), 0, event.namespace or None, event.priority)
 
 
 def from_recording(recording: Any, until: int | None = None, name: str = "fork") -> Workload:
@@ -310,19 +378,12 @@ def from_recording(recording: Any, until: int | None = None, name: str = "fork")
     until: index of the last frame whose requests count; None: all. Replies may differ from those
     recorded (another policy, pool or seed), prompts do not: they come as they came.
     """
-    from minirad.events import RequestAdded
-
     sessions = []
     frames = recording.frames if until is None else recording.frames[: until + 1]
     for frame in frames:
         for event in frame.events:
             if isinstance(event, RequestAdded):
-                turn = Turn(
-                    token_ids=event.token_ids, max_new_tokens=event.max_new_tokens,
-                    temperature=event.temperature, n=event.n,
-                )  # fmt: skip
-                key = event.namespace or None
-                sessions.append(Session(event.request, (turn,), max(frame.step - 1, 0), key, event.priority))
+                sessions.append(replace(recorded_request(event), arrival=max(frame.step - 1, 0)))
     pool = int(recording.header["start"]["kv_tokens"]) or 512
     return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
 

@@ -517,6 +517,7 @@ def test_a_long_recording_scrubs(tab, make_engine):
             tab.evaluate(SEEK, i)
             at(tab, f"step {i}")
             times.append(float(tab.evaluate("document.body.dataset.latency")))
+        tab.goto("about:blank")  # what it draws ahead is no longer asked for
         print(f"\n3000 steps: {statistics.median(times):.0f} ms median to any of them")
 
 
@@ -599,3 +600,68 @@ def test_a_large_pool_s_usage_can_be_seen(tab, tmp_path):
     )
     assert max(tab.evaluate(boxes)) > 20
     assert "of 50000" in tab.inner_text(".two .card:first-child h2")
+
+
+# ---------------------------------------------------------------------- what cannot be drawn
+
+
+def test_a_tree_that_cannot_be_drawn_says_so_in_its_place(tab, served, monkeypatch):
+    from viz import tree
+
+    server, _ = served
+    index = first_mark(served, "evict")
+    open_at(tab, server.url, f"step {index}")
+    drawn = {name: tab.inner_html(name) for name in (".pool", ".lanes", ".events", ".say")}
+    whole = tree.tree_svg
+
+    def broken(*_):
+        raise RuntimeError("of no use")
+
+    monkeypatch.setattr(tree, "tree_svg", broken)
+    tab.goto("about:blank")
+    open_at(tab, server.url, f"step {index}")
+    assert tab.inner_text(".mr-tree") == "The tree cannot be drawn: RuntimeError: of no use"
+    assert tab.locator(".undrawn").count() == 1
+    for name, html in drawn.items():
+        assert tab.inner_html(name) == html, name
+    monkeypatch.setattr(tree, "tree_svg", whole)
+    tab.keyboard.press("ArrowRight")
+    until(tab, "document.querySelector('.mr-tree g.node')")
+    assert tab.locator(".undrawn").count() == 0
+    server.driver.run_now.page._failures.clear()
+
+
+@pytest.mark.parametrize(
+    ("function", "place", "name"),
+    [
+        ("drawHits", ".two .card:last-child .chart", "The hit rate"),
+        ("drawLanes", ".lanes", "The requests"),
+        ("drawEvents", ".events", "The events"),
+        ("drawPool", ".pool", "The pool"),
+        ("drawTree", ".mr-tree", "The tree"),
+    ],
+)
+def test_a_chart_that_fails_in_the_page_takes_nothing_with_it(tab, served, function, place, name):
+    server, _ = served
+
+    def spoil(route):
+        text = route.fetch().text()
+        assert text.count(f"\nfunction {function}() {{\n") == 1
+        route.fulfill(
+            body=text.replace(
+                f"function {function}() {{\n", f"function {function}() {{ throw Error('no use');\n"
+            ),
+            content_type="text/javascript",
+        )
+
+    tab.allowed_complaints.append("no use")
+    tab.route("**/static/page.js", spoil)
+    index = first_mark(served, "evict")
+    open_at(tab, server.url, f"step {index}")
+    assert tab.inner_text(place) == f"{name} cannot be drawn: no use"
+    assert tab.locator(".undrawn").count() == 1
+    for other in (".mr-tree g.node", ".pool i", ".lane", ".events li", ".chart svg"):
+        if not place.startswith(other.split()[0]):
+            assert tab.locator(other).count() > 0, other
+    tab.keyboard.press("ArrowLeft")
+    at(tab, f"step {index - 1}")

@@ -19,9 +19,10 @@ from minirad.engine import Engine
 from minirad.errors import InvariantError
 from minirad.model.classroom import corpus
 from minirad.record import Recorder, Recording
+from viz import words
 from viz.dot import find_dot
 from viz.fork import evict_by_hand
-from viz.panels import TAGS, Ledger, event_lines, payload, pool_cells, ranges
+from viz.panels import Ledger, event_lines, payload, pool_cells, ranges
 from viz.quiz import question_for, state_before, unlocked_leaves, why
 from viz.stepper import Output, Stepper, _esm, fork
 from viz.trace import Trace, ids_as_text
@@ -255,7 +256,9 @@ def test_requests_that_were_there_before_the_recording(make_engine) -> None:
 
 
 def test_every_event_type_has_a_tag(make_engine) -> None:
-    assert set(TAGS) == set(ev.EVENT_TYPES)
+    known = words.WORDS
+    assert set(known) == set(ev.EVENT_TYPES)
+    assert len({word.tag for word in (*known.values(), words.PASSED)}) == len(known) + 1, "one meaning each"
     _, recording = tiny_run(make_engine)
     lines = event_lines(Trace(recording).view("step", 1))
     assert [line["text"] for line in lines] == [e.describe() for e in recording.frames[0].events]

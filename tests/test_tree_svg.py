@@ -7,6 +7,8 @@ import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.record import Recorder
@@ -144,6 +146,26 @@ def test_any_text_is_text(detail):
     drawn = "".join(root.itertext())
     assert "<script>" in drawn and "emoji" in drawn
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e\ud800-\udfff]", drawn)
+
+
+@pytest.mark.parametrize("detail", tree.DETAILS)
+def test_tokens_that_decode_to_nothing_are_drawn(detail):
+    """A lone "▁" of some tokenizers: Graphviz refuses a label without text, and the whole picture with it."""
+    trace = recorded(put([1, 2]), put([1, 3]), put([4]))
+    nothing = lambda tokens: "" if tokens[0] in (1, 4) else ids_as_text(tokens)  # noqa: E731
+    svg = tree.tree_svg(trace.view("step", 3), nothing, tree.Options(detail=detail))
+    cards = [g for g in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}g") if g.get("class") != "edge"]
+    empty = [g.get("id") for g in cards if tree.NO_TEXT in "".join(g.itertext()) and g.get("id") != "graph0"]
+    assert len(empty) == 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.text(max_size=30), min_size=8, max_size=8), st.sampled_from(tree.DETAILS))
+def test_whatever_tokens_decode_to_is_drawn(texts, detail):
+    trace = recorded(*(put([token, 9, token]) for token in range(8)))
+    svg = tree.tree_svg(trace.view(), lambda tokens: texts[tokens[0] % 8], tree.Options(detail=detail))
+    shown = {g.get("id") for g in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}g")}
+    assert {f"n{number}" for number in range(1, 9)} <= shown
 
 
 def test_long_text_is_cut_in_the_middle():

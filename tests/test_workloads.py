@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
 from minirad import workloads
 from minirad.config import EngineConfig, SamplingParams
+from minirad.events import RequestAdded
 from minirad.model.classroom import corpus
 from minirad.record import Recorder
 from minirad.workloads import Player, Session, Turn, Workload
@@ -168,6 +169,40 @@ def test_requests_of_a_recording_come_as_they_came(make_engine, tmp_path):
     assert len(workloads.from_recording(recorder, until=0).sessions) == 1
     recorder.save(tmp_path / "run.jsonl")
     assert workloads.load(tmp_path / "run.jsonl").sessions == fork.sessions
+
+
+def test_a_recorded_request_loses_nothing(tmp_path):
+    """Each field of SamplingParams, by both ways of asking again: a workload, and `viz.fork`."""
+    from minirad.engine import Engine
+    from viz.fork import fork
+
+    asked = SamplingParams(max_new_tokens=3, temperature=0.7, top_p=0.9, top_k=5, stop=("x", "yz"),
+                           ignore_eos=True, n=2, seed=11, logprob_start=1)  # fmt: skip
+    plain = SamplingParams()
+    same = [f.name for f in fields(SamplingParams) if getattr(asked, f.name) == getattr(plain, f.name)]
+    assert set(same) <= {"stop_token_ids"}, "each one is asked for here with another value than its default"
+    assert {f.name for f in fields(SamplingParams)} <= {f.name for f in fields(RequestAdded)}
+    engine = Engine(EngineConfig(kv_tokens=64, device="cpu"))  # with a tokenizer: there are stop texts
+    with Recorder(engine) as recorder:
+        engine.add_request([3, 4, 5], asked, extra_key="tenant", priority=2)
+        while engine.has_work:
+            engine.step()
+    (added,) = (e for e in recorder.frames[0].events if isinstance(e, RequestAdded))
+    workload = workloads.from_recording(recorder)
+    (session,) = workload.sessions
+    assert session.turns[0].params() == asked
+    workload.save(tmp_path / "w.json")
+    assert workloads.load(tmp_path / "w.json").sessions == workload.sessions
+    again = Engine(engine.config, model=engine.model, tokenizer=engine.tokenizer)
+    player = Player(workload, again.encode)
+    _, forked = fork(recorder, 0)
+    with Recorder(again) as replayed:
+        for due in player.due(0):
+            again.add_request(due.prompt, due.params, due.session.extra_key, due.session.priority)
+        replayed.cut()
+    for other in (replayed, forked):
+        (found,) = (e for e in other.frames[0].events if isinstance(e, RequestAdded))
+        assert found == replace(added, request=found.request)
 
 
 def test_bad_files_are_named(tmp_path):

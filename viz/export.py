@@ -22,6 +22,7 @@ from typing import Any
 from minirad import events as ev
 from viz import tree
 from viz.compare import PairPage
+from viz.dot import find_dot
 from viz.page import Page
 from viz.trace import MARKS, summary
 
@@ -53,13 +54,13 @@ _HEAD = """<!doctype html>
 
 
 def page_html(data: Any = None, title: str = "minirad live", kind: str = "page") -> str:
-    """The page: with `data` a self-contained file, without it the live one that loads /static/.
+    """The page: with `data` a self-contained file, without it the live one that loads static/NAME.
 
     kind: "page", or "compare" for two engines side by side.
     """
     if data is None:
-        links = "".join(f'<link rel="stylesheet" href="/static/{n}">' for n in ("tree.css", "style.css"))
-        script = f'<script type="module" src="/static/{kind}.js"></script>'
+        links = "".join(f'<link rel="stylesheet" href="static/{n}">' for n in ("tree.css", "style.css"))
+        script = f'<script type="module" src="static/{kind}.js"></script>'
         return _HEAD.format(title=html.escape(title), head=links, data="", script=script, kind=kind)
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
     style = "\n".join(_static(name) for name in ("tree.css", "style.css"))
@@ -106,6 +107,7 @@ def export(page: Page | PairPage, path: str | Path, title: str = "", note: str =
 
 def export_html(page: Page | PairPage, path: str | Path, title: str = "", note: str = "") -> int:
     """One file with every position of a recording (of a long one: those that matter)."""
+    find_dot()  # DotError rather than a file without trees
     name = f"minirad: {title}" if title else "minirad"
     if isinstance(page, PairPage):
         text = page_html(pair_data(page, title, note), name, "compare")

@@ -15,9 +15,10 @@ import dataclasses
 from typing import Any
 
 from minirad import events as ev
-from minirad.config import EngineConfig, SamplingParams
+from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.record import Frame, Recorder, Recording
+from minirad.workloads import recorded_request
 
 
 def fork(
@@ -85,7 +86,9 @@ def _replay_frame(engine: Engine, frame: Frame, keep_policy: bool) -> None:
     is_step = any(isinstance(event, ev.StepEnded) for event in frame.events)
     for event in frame.events:
         if isinstance(event, ev.RequestAdded):
-            engine.add_request(event.token_ids, sampling_of(event), event.namespace or None, event.priority)
+            asked = recorded_request(event)
+            (turn,) = asked.turns
+            engine.add_request(turn.token_ids, turn.params(), asked.extra_key, asked.priority)
         elif isinstance(event, ev.RequestAborted):
             engine.abort(event.request.split(".")[0])
         elif isinstance(event, ev.PolicyChanged) and keep_policy:
@@ -106,9 +109,3 @@ def _flush(engine: Engine) -> None:
         evict_by_hand(engine, engine.cache.evictable_size)
     else:
         engine.flush_cache()
-
-
-def sampling_of(event: ev.RequestAdded) -> SamplingParams:
-    """How a recorded request was to be continued, as far as the event says it."""
-    names = [field.name for field in dataclasses.fields(SamplingParams)]
-    return SamplingParams(**{name: getattr(event, name) for name in names if hasattr(event, name)})

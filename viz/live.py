@@ -2,15 +2,18 @@
 
     python -m viz.live                               a mixed workload on the classroom Llama
     python -m viz.live --workload agents --kv-tokens 600 --eviction-policy lfu
-    python -m viz.live --kv-tokens 300 --host-kv-tokens 900      with a second tier in host memory
-    python -m viz.live --compare lpm,fcfs            two engines side by side, stepping together
+    python -m viz.live --host-kv-tokens 2000 --host-write write_back      with a second tier in host memory
+    python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
     python -m viz.live --replay run.jsonl            a recording instead of an engine
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
 
 Three kinds of threads: ONE drives the engine (whoever wants something of it puts a command into its
-queue and waits), the HTTP threads only read what was recorded, and the main thread waits for Ctrl-C.
-Listens on 127.0.0.1 alone and answers only its own page: Host and Origin are checked, sizes limited.
+queue), one serves (web.py: who is let in; routes.py: what is answered) and only reads what was recorded,
+and the main thread waits for Ctrl-C. Listens on 127.0.0.1 alone, unless --host says otherwise. Behind
+a forwarded port or a proxy on localhost nothing has to be said; behind one with a name of its own:
+
+    python -m viz.live --allow-host hub.example.org
 
 Does not draw (tree.py), count (page.py) or lay out (static/); the engine does not know of it.
 """
@@ -19,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import os
 import queue
@@ -31,14 +33,10 @@ import traceback
 import webbrowser
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as AnswerTimeout  # not the builtin one before Python 3.11
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import parse_qs, urlsplit
 
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
@@ -52,21 +50,14 @@ from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.compare import Pair, compared
 from viz.consult import consult
 from viz.page import Page, asked_text
-from viz.trace import GRANULARITIES, Trace, decoder_of
+from viz.routes import rules
+from viz.trace import Trace, decoder_of
+from viz.web import HOST, LOOPBACK, Gate, Json, Server
 
-Json = dict[str, Any]
-HOST, PORT = "127.0.0.1", 8321
-STATIC = Path(__file__).parent / "static"
-STATIC_TYPES = {".js": "text/javascript", ".css": "text/css"}
-LARGEST_BODY = 64 * 1024
-LONGEST_WAIT = 30.0  # seconds that a page's command may wait for the engine
+PORT = 8321
 NEW_TOKENS = 24  # of a prompt typed on the page
 MOST_KV_TOKENS = 1_000_000  # that a page may ask for: a slip of the finger must not take all memory
 FASTEST = 1000.0  # steps per second that can be asked for
-SECURITY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,25 +285,26 @@ class Driver(threading.Thread):
         self.playing = not paused and replay is None
         self.run_now: Run | Pair | Replay | None = replay
         self.error = ""
-        self.busy = False
-        self.changed = threading.Condition()
-        self.version = 0
+        self._listeners: list[Callable[[], None]] = []
         self._token = secrets.token_hex(4)
         self._commands: queue.Queue[tuple[Callable[..., Any], Json, Future[Any]]] = queue.Queue()
-        self._stopping = threading.Event()
+        self._stopping, self._ended = threading.Event(), threading.Event()
 
     # ------------------------------------------------------------ from other threads
 
-    def ask(self, name: str, arguments: Json) -> Any:
-        """Runs a command in the engine's thread and returns its answer, or raises its ValueError."""
-        command = COMMANDS.get(name)
-        if command is None:
-            raise ValueError(f"unknown command {name!r}")
-        if self.error:
-            raise ValueError("the engine has stopped with an error")
+    def command(self, name: str, arguments: Json) -> Future[Any]:
+        """Asks for a command in the engine's thread. Its answer, or its ValueError; one that is given up
+        before it began is not run."""
         answer: Future[Any] = Future()
-        self._commands.put((command, arguments, answer))
-        return answer.result(timeout=LONGEST_WAIT)
+        if name not in COMMANDS:
+            answer.set_exception(ValueError(f"unknown command {name!r}"))
+        elif self.error or self._ended.is_set():
+            answer.set_exception(
+                ValueError("the engine has stopped with an error" if self.error else "the engine has stopped")
+            )
+        else:
+            self._commands.put((COMMANDS[name], arguments, answer))
+        return answer
 
     def stop(self) -> None:
         """Ends the thread after the step that it is in."""
@@ -320,11 +312,10 @@ class Driver(threading.Thread):
         self._commands.put((_nothing, {}, Future()))  # it may be waiting for one
         self._announce()
 
-    def wait_for_news(self, version: int, seconds: float) -> int:
-        """Blocks until something has changed since `version`; returns the present version."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.version != version or self._stopping.is_set(), seconds)
-            return self.version
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """`listener` is called, in any thread, whenever something has changed; returns how to end that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def key(self, run: Run | Pair | Replay) -> str:
         """Names a run so that no page takes it for one of a server that was here before."""
@@ -333,6 +324,34 @@ class Driver(threading.Thread):
     @property
     def stopping(self) -> bool:
         return self._stopping.is_set()
+
+    @property
+    def page_kind(self) -> str:
+        """Which page shows this: viz/static/page.js, or compare.js for two engines."""
+        return "compare" if self.settings.compare else "page"
+
+    def hello(self, run: Run | Pair | Replay) -> Json:
+        """What a page needs when a run begins."""
+        settings = dataclasses.asdict(self.settings)
+        return {
+            "run": self.key(run),
+            "meta": run.page.meta(run.workload.title),
+            "choices": {
+                "workload": list(workloads.WORKLOADS),
+                "schedule_policy": list(SCHEDULE_POLICIES),
+                "eviction_policy": list(EVICTION_POLICIES),
+                "page_size": [1, 2, 4, 8, 16],
+                "host_write": list(HOST_WRITE),
+            },
+            "settings": {
+                **settings,
+                "record": None,
+                "model": None,
+                "cache": None,
+                "workload": run.workload.name,
+            },
+            "status": self.status(),
+        }
 
     def status(self) -> Json:
         """What the page's header and buttons depend on."""
@@ -366,7 +385,17 @@ class Driver(threading.Thread):
                 if self.run_now is not None:
                     self.run_now.close(broken=bool(self.error))
             finally:
-                self._announce()  # after the last frame: what broke a student's tree is in it
+                self._end()
+
+    def _end(self) -> None:
+        """Nobody waits for what will not be done; pages hear it after the last frame, which may hold what
+        broke a student's tree."""
+        self._ended.set()
+        while not self._commands.empty():
+            _, _, answer = self._commands.get_nowait()
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(ValueError("the engine has stopped"))
+        self._announce()
 
     def begin(self, settings: Settings, workload: workloads.Workload | None) -> None:
         """A new engine with a new recording takes the place of the present one."""
@@ -398,6 +427,8 @@ class Driver(threading.Thread):
     def _obey(self, command: Callable[..., Any], arguments: Json, answer: Future[Any]) -> bool:
         """Runs one command. What is wrong with the command is the page's to show, and the run goes on;
         only what broke within the run ends it."""
+        if not answer.set_running_or_notify_cancel():
+            return False  # its page no longer waits
         try:
             answer.set_result(command(self, arguments))
         except ValueError as error:
@@ -412,9 +443,8 @@ class Driver(threading.Thread):
         return command not in (_peek, _prompt, _doctor)  # these may come at any time: no step for them
 
     def _announce(self) -> None:
-        with self.changed:
-            self.version += 1
-            self.changed.notify_all()
+        for listener in tuple(self._listeners):
+            listener()
 
 
 # ---------------------------------------------------------------------- commands of the page
@@ -647,262 +677,32 @@ COMMANDS: dict[str, Callable[[Driver, Json], Json]] = {
 }  # fmt: skip
 
 
-# ---------------------------------------------------------------------- HTTP
-
-
-class Server(ThreadingHTTPServer):
-    """Serves one driver's page on 127.0.0.1. port 0: any free one; a taken one: the next free one."""
-
-    daemon_threads = True
-    allow_reuse_address = sys.platform != "win32"  # there it would share the port with others
-
-    def __init__(self, driver: Driver, port: int = PORT) -> None:
-        self.driver = driver
-        try:
-            super().__init__((HOST, port), Handler)
-        except OSError:
-            super().__init__((HOST, 0), Handler)
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}/"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes its tab in the middle of an answer is no error."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
-
-
-class Handler(BaseHTTPRequestHandler):
-    """GET / /static/* /hello /view /stream, POST /do/<command>."""
-
-    server: Server
-    protocol_version = "HTTP/1.1"
-    timeout = 60
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: the terminal is for the engine."""
-
-    # ------------------------------------------------------------ checks
-
-    def _refusal(self) -> str:
-        """Why a request is not answered: it does not come from our own page; else empty.
-
-        A page of another origin could otherwise drive the engine, or (by a name that is made to
-        resolve to 127.0.0.1) read what is shown here.
-        """
-        names = {f"{name}:{self.server.port}" for name in (HOST, "localhost")}
-        if self.headers.get("Host", "") not in names:
-            return f"host {self.headers.get('Host', '')!r} is not this server"
-        origin = self.headers.get("Origin")
-        if origin is not None and origin not in {f"http://{name}" for name in names}:
-            return f"requests from {origin!r} are refused"
-        if self.headers.get("Sec-Fetch-Site") == "cross-site" and self.path.partition("?")[0] not in (
-            "/",
-            "",
-        ):
-            return "requests from other sites are refused"
-        return ""
-
-    # ------------------------------------------------------------ routes
-
-    def do_GET(self) -> None:
-        refusal = self._refusal()
-        if refusal:
-            return self._error(HTTPStatus.FORBIDDEN, refusal)
-        try:
-            parts = urlsplit(self.path)
-        except ValueError as error:  # "http://[": not an address
-            return self._error(HTTPStatus.BAD_REQUEST, str(error))
-        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        if parts.path == "/":
-            from viz.export import page_html
-
-            kind = "compare" if self.server.driver.settings.compare else "page"
-            return self._send(page_html(kind=kind).encode("utf-8"), "text/html; charset=utf-8")
-        if parts.path == "/favicon.ico":  # some browsers ask, whatever the page says
-            return self._send(b"", "image/x-icon", HTTPStatus.OK)
-        if parts.path.startswith("/static/"):
-            return self._static(parts.path.removeprefix("/static/"))
-        if parts.path == "/view":
-            return self._view(query)
-        if parts.path == "/stream":
-            since = self.headers.get("Last-Event-ID") or query.get("since", "")
-            key, _, sent = since.partition(":")
-            if since and not _is_number(sent):
-                return self._error(HTTPStatus.BAD_REQUEST, f"{since!r} is not the id of an event")
-            return self._stream(key, int(sent or 0))
-        return self._error(HTTPStatus.NOT_FOUND, f"there is nothing at {parts.path}")
-
-    def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        refusal = self._refusal()
-        if refusal:
-            return self._error(HTTPStatus.FORBIDDEN, refusal)
-        if not _is_number(length):
-            return self._error(HTTPStatus.BAD_REQUEST, f"Content-Length {length!r} is not a number")
-        if int(length) > LARGEST_BODY:
-            return self._error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {LARGEST_BODY} bytes are taken")
-        if self.headers.get("Content-Type", "").partition(";")[0] != "application/json":
-            return self._error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "JSON only")
-        try:
-            name = urlsplit(self.path).path.removeprefix("/do/")
-            arguments = json.loads(self.rfile.read(int(length)) or b"{}")
-            if not isinstance(arguments, dict):
-                raise ValueError("the body must be a JSON object")
-            self._json(self.server.driver.ask(name, arguments))
-        except (ValueError, TypeError, RecursionError) as error:
-            self._error(HTTPStatus.BAD_REQUEST, str(error))
-        except (TimeoutError, AnswerTimeout):
-            self._error(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is busy")
-
-    def _static(self, name: str) -> None:
-        files = {file.name: file for file in STATIC.iterdir() if file.suffix in STATIC_TYPES}
-        if name not in files:
-            return self._error(HTTPStatus.NOT_FOUND, f"there is no {name}")
-        file = files[name]
-        return self._send(file.read_bytes(), f"{STATIC_TYPES[file.suffix]}; charset=utf-8")
-
-    def _view(self, query: dict[str, str]) -> None:
-        run = self.server.driver.run_now
-        if run is None or self.server.driver.key(run) != query.get("run"):
-            return self._error(HTTPStatus.CONFLICT, "that run is over")
-        granularity = query.get("g", "step")
-        try:
-            if granularity not in GRANULARITIES:
-                raise ValueError(f"unknown granularity {granularity!r}")
-            opened = frozenset(int(number) for number in query.get("open", "").split(",") if number)
-            height = min(max(int(query.get("height", "400")), 100), 4000)
-            view = run.page.view(granularity, int(query.get("i", "0")), opened, height)
-        except ValueError as error:
-            return self._error(HTTPStatus.BAD_REQUEST, str(error))
-        return self._json(view)
-
-    # ------------------------------------------------------------ the stream
-
-    def _stream(self, key: str, sent: int) -> None:
-        """Server-sent events: the history first (what comes after `sent` frames of the run `key`, if
-        that is still on), then what comes. `run:frames` is each event's id,
-        so a browser that lost its connection goes on where it was."""
-        self.send_response(HTTPStatus.OK)
-        for name, value in self._headers("text/event-stream").items():
-            self.send_header(name, value)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        driver = self.server.driver
-        version, status = -1, None
-        while not driver.stopping:
-            version = driver.wait_for_news(version, 10.0)
-            run = driver.run_now
-            if run is not None and driver.key(run) != key:
-                key, sent = driver.key(run), 0
-                self._event("run", _hello(driver, run), f"{key}:0")
-            if run is not None:
-                sent = self._send_frames(run, key, sent)
-            now = driver.status()
-            if now != status:
-                self._event("status", now, f"{key}:{sent}")
-                status = now
-            elif run is None or sent == len(run.trace):
-                self.wfile.write(b": still here\n\n")
-            self.wfile.flush()
-
-    def _send_frames(self, run: Run | Pair | Replay, key: str, sent: int) -> int:
-        """In pieces, so that a long history shows while it still loads."""
-        while (known := len(run.trace)) > sent and not self.server.driver.stopping:
-            stop = min(known, sent + 2000)
-            frames = run.page.frames(sent)[: stop - sent]
-            requests = run.page.requests(sent)
-            news = {"run": key, "from": sent, "frames": frames, "requests": requests}
-            self._event("frames", news, f"{key}:{stop}")
-            sent = stop
-        return sent
-
-    def _event(self, name: str, data: Json, number: str) -> None:
-        text = json.dumps(data, separators=(",", ":"))
-        self.wfile.write(f"id: {number}\nevent: {name}\ndata: {text}\n\n".encode())
-        self.wfile.flush()
-
-    # ------------------------------------------------------------ answers
-
-    def _headers(self, kind: str) -> dict[str, str]:
-        return {
-            "Content-Type": kind,
-            "Cache-Control": "no-store",
-            "Content-Security-Policy": SECURITY,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cross-Origin-Resource-Policy": "same-origin",
-        }
-
-    def _send(self, body: bytes, kind: str, code: HTTPStatus = HTTPStatus.OK) -> None:
-        self.send_response(code)
-        for name, value in self._headers(kind).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        if code >= HTTPStatus.BAD_REQUEST:
-            self.send_header("Connection", "close")  # what is left of the request is not read
-            self.close_connection = True
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _json(self, data: Json) -> None:
-        self._send(json.dumps(data, separators=(",", ":")).encode(), "application/json")
-
-    def _error(self, code: HTTPStatus, reason: str) -> None:
-        self._send(json.dumps({"error": reason}).encode(), "application/json", code)
-
-
-def _is_number(text: str) -> bool:
-    """Digits that int() takes, and not too many of them; "²".isdigit() is true, too."""
-    return text.isascii() and text.isdigit() and len(text) < 16
-
-
-def _hello(driver: Driver, run: Run | Pair | Replay) -> Json:
-    """What a page needs when a run begins."""
-    return {
-        "run": driver.key(run),
-        "meta": run.page.meta(run.workload.title),
-        "choices": {
-            "workload": list(workloads.WORKLOADS),
-            "schedule_policy": list(SCHEDULE_POLICIES),
-            "eviction_policy": list(EVICTION_POLICIES),
-            "page_size": [1, 2, 4, 8, 16],
-            "host_write": list(HOST_WRITE),
-        },
-        "settings": {**dataclasses.asdict(driver.settings), "record": None, "model": None, "cache": None,
-                     "workload": run.workload.name},
-        "status": driver.status(),
-    }  # fmt: skip
-
-
 # ---------------------------------------------------------------------- command line
 
 
 @dataclass(slots=True)
 class Live:
-    """Driver and server together, for tests and notebooks: `with Live(...) as live: live.url`."""
+    """Driver and server together, for tests and notebooks: `with Live(...) as live: live.url`.
+
+    host: the address to listen on; allowed: further names under which a browser may know it (viz/web.py).
+    """
 
     driver: Driver
     port: int = 0
+    host: str = HOST
+    allowed: tuple[str, ...] = ()
     server: Server = field(init=False)
 
     def __enter__(self) -> Live:
-        self.server = Server(self.driver, self.port)
-        threading.Thread(target=self.server.serve_forever, args=(0.1,), name="http", daemon=True).start()
+        self.server = Server(rules(self.driver), self.port, self.host, self.allowed)
+        self.server.start()
         self.driver.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.driver.stop()
         self.driver.join(timeout=0.3)
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.stop()
 
     @property
     def url(self) -> str:
@@ -926,7 +726,8 @@ def _pace(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m viz.live", description="Watch RadixAttention at work.")
     names = ", ".join(workloads.WORKLOADS)
-    parser.add_argument("--workload", default="mixed", metavar="NAME|FILE", help=f"{names}; or a file")
+    parser.add_argument("--workload", metavar="NAME|FILE",
+                        help=f"{names}; or a file (default: one that shows what is asked for)")  # fmt: skip
     parser.add_argument("--model", help="default: the classroom Llama that comes with minirad")
     parser.add_argument("--kv-tokens", type=int, help="size of the KV pool (default: the workload's)")
     parser.add_argument("--page-size", type=int, default=1)
@@ -942,6 +743,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--speed", type=_pace, default=3.0, help="steps per second; 0: as fast as it goes")
     parser.add_argument("--paused", action="store_true", help="wait for the page to press play")
     parser.add_argument("--port", type=_port, default=PORT, help="any free one if it is taken")
+    parser.add_argument("--host", default=HOST, metavar="ADDRESS",
+                        help=f"address to listen on (default: {HOST}, this machine alone)")  # fmt: skip
+    parser.add_argument("--allow-host", metavar="NAME[:PORT]", action="append", default=[],
+                        help="a name under which a proxy shows the page, e.g. hub.example.org")  # fmt: skip
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")
     parser.add_argument("--cache", metavar="FILE.py", action="append", default=[],
                         help="a lesson's exercise.py as the tree, or several together")  # fmt: skip
@@ -953,15 +758,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    settings = Settings(
-        options.workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
+def settings_of(options: argparse.Namespace) -> Settings:
+    """What the command line asks for; without --workload one on which that shows within seconds."""
+    workload = options.workload
+    if workload is None:
+        workload = telling_workload(options.compare, options.host_kv_tokens)
+    return Settings(
+        workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
         bigram_keys=options.bigram_keys,
     )  # fmt: skip
+
+
+def telling_workload(compare: str | None, host_kv_tokens: int) -> str:
+    """The built-in workload on which two policies differ at a glance, or a host tier is used."""
+    names = [name.strip() for name in (compare or "").split(",")]
+    if all(name in SCHEDULE_POLICIES for name in names):
+        return "queue"
+    if all(name in EVICTION_POLICIES for name in names):
+        return "again"
+    return "tiers" if host_kv_tokens else "mixed"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    settings = settings_of(options)
     try:
         settings.config(workloads.load(settings.workload).kv_tokens)
         settings.students_tree()
@@ -969,16 +792,17 @@ def main(arguments: list[str] | None = None) -> int:
             settings.sides()
             if options.replay:
                 raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
+        Gate(options.host, tuple(options.allow_host))
         resolve_model(settings.model)
         replay = _replay(options.replay) if options.replay else None
         if options.steps is not None and not options.export:
             raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
         if options.export:
             return _export(options, settings, replay)
+        return _serve(options, settings, replay)
     except (ValueError, OSError) as error:
         print(f"python -m viz.live: {error}", file=sys.stderr)
         return 2
-    return _serve(options, settings, replay)
 
 
 def _replay(path: str) -> Replay:
@@ -992,8 +816,13 @@ def _replay(path: str) -> Replay:
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
     _one_thread(settings)
     driver = Driver(settings, options.speed, paused=options.paused, replay=replay)
-    with Live(driver, options.port) as live:
+    with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
+        if live.server.address not in LOOPBACK:
+            print(
+                f"anyone who reaches {live.server.address} can drive the engine: it has no password",
+                flush=True,
+            )
         if not options.no_open:
             threading.Thread(target=webbrowser.open, args=(live.url,), daemon=True).start()
         told = ""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from minirad import events as ev
@@ -33,45 +34,12 @@ from viz.trace import (
     tier_sums,
     units,
 )
+from viz.words import PASSED, word_of
 
 Json = dict[str, Any]
 _TEXT = 600  # characters of a node's text that a view carries
 _CANDIDATES = 12
 _LANES = 60  # requests that the page lists at a time
-
-# Event type -> (tag in the list, colour, whether it is one of the many small ones)
-_TAGS: dict[type[ev.Event], tuple[str, str, bool]] = {
-    ev.RequestAdded: ("wait", "grey", False),
-    ev.RequestAdmitted: ("match", "hit", False),
-    ev.RequestDeferred: ("defer", "amber", False),
-    ev.RequestForked: ("fork", "violet", False),
-    ev.Committed: ("commit", "violet", False),
-    ev.TokenSampled: ("token", "grey", True),
-    ev.RequestRetracted: ("retract", "evict", False),
-    ev.RequestAborted: ("abort", "evict", False),
-    ev.RequestFinished: ("done", "dark", False),
-    ev.PrefixTouched: ("touch", "hit", True),
-    ev.NodeInserted: ("insert", "new", False),
-    ev.NodeGrown: ("grow", "teal", False),
-    ev.NodeSplit: ("split", "amber", False),
-    ev.NodeLocked: ("lock", "dark", True),
-    ev.NodeUnlocked: ("unlock", "grey", True),
-    ev.NodeEvicted: ("evict", "evict", False),
-    ev.BackupStarted: ("copy", "violet", False),
-    ev.BackupEnded: ("copied", "violet", True),
-    ev.NodeDemoted: ("demote", "evict", False),
-    ev.LoadStarted: ("load", "hit", False),
-    ev.LoadEnded: ("loaded", "violet", True),
-    ev.NodeAdopted: ("again", "new", False),
-    ev.HostEvicted: ("h-evict", "evict", False),
-    ev.VersionBumped: ("weights", "evict", False),
-    ev.PolicyChanged: ("policy", "dark", False),
-    ev.CacheFlushed: ("flush", "evict", False),
-    ev.SlotsAllocated: ("alloc", "grey", True),
-    ev.SlotsFreed: ("free", "grey", True),
-    ev.BatchScheduled: ("batch", "dark", False),
-    ev.StepEnded: ("step", "grey", True),
-}
 
 
 class Page:
@@ -85,6 +53,7 @@ class Page:
         self.labels: Mapping[str, str] = labels if labels is not None else {}
         self.refused = ""  # requests that never got into the engine, in a sentence: no event tells of them
         self._lock = threading.RLock()
+        self._failures: set[tuple[str, str]] = set()
         self._frames: list[Json] = []
         self._requests: dict[str, Json] = {}
         self._prompts: dict[str, tuple[tuple[int, ...], int]] = {}  # token ids and namespace
@@ -248,15 +217,32 @@ class Page:
     def view(
         self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400
     ) -> Json:
-        """Everything that the page shows of a position, the tree's SVG included."""
+        """Everything that the page shows of a position, the tree's SVG included.
+
+        A part that cannot be made is empty, and "failed" says why, by its name: the others are shown.
+        """
         with self._lock:
             self._catch_up()
         view = self.trace.view(granularity, index)
-        kind, sentence = summary(view.events)
         state = view.state
         nodes = {**view.nodes, **view.ghosts}
         options = tree.Options(opened=opened, height=height)
-        return {
+        parts: dict[str, tuple[Callable[[], Any], Any]] = {
+            "svg": (lambda: tree.tree_svg(view, self.trace.decode, options), ""),
+            "nodes": (lambda: {number: self._node(nodes[number], view) for number in sorted(nodes)}, {}),
+            "pool": (lambda: pool_runs(view), []),
+            "usage": (lambda: usage_of(state), [0, 0, 0, 0]),
+            "requests": (lambda: _requests(state, nodes), {}),
+            "left": (lambda: self._left(view), {}),
+            "events": (lambda: self._events(view), []),
+            "why": (lambda: self._why(view), []),
+            "quiz": (lambda: self._quiz(view), None),
+        }
+        if self._tiers:
+            nothing = {"host": [], "host_used": 0, "host_only": 0, "tier_sums": {}}
+            parts["host"] = (lambda: host_part(view), nothing)
+        kind, sentence = summary(view.events)
+        shown: Json = {
             "g": granularity,
             "i": index,
             "frame": view.frame,
@@ -265,25 +251,25 @@ class Page:
             "title": view.title,
             "kind": kind,
             "say": sentence,
-            "svg": tree.tree_svg(view, self.trace.decode, options),
-            "nodes": {number: self._node(nodes[number], view) for number in sorted(nodes)},
-            "pool": pool_runs(view),
-            "usage": usage_of(state),
-            "requests": {
-                name: {
-                    "path": path_of(nodes, request["node"]) if request["row"] >= 0 else [],
-                    "length": request["length"],
-                    "waiting": request["row"] < 0,
-                }
-                for name, request in state["requests"].items()
-            },
-            "left": self._left(view),
-            "events": self._events(view),
             "policy": state["tree"]["eviction_policy"],
-            "why": self._why(view),
-            "quiz": self._quiz(view),
-            **(host_part(view) if self._tiers else {}),
         }
+        for name, (make, empty) in parts.items():
+            try:
+                made = make()
+            except Exception as error:  # whatever it is, it is this part's alone
+                made = empty
+                shown.setdefault("failed", {})[name] = self._told(name, error)
+            shown.update(made if name == "host" else {name: made})
+        return shown
+
+    def _told(self, part: str, error: Exception) -> str:
+        """What failed, in short; all of it in the terminal, where it is told once."""
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = text if len(text) <= 200 else f"{text[:199]}…"
+        if (part, text) not in self._failures:
+            self._failures.add((part, text))
+            traceback.print_exc()
+        return text
 
     def _left(self, view: View) -> Json:
         """Of the latest requests that are done: the path of what is still in the tree of their prompt."""
@@ -347,19 +333,16 @@ class Page:
                 text = (
                     f"{name} is passed over: {listed(by)}, behind it, {verb} admitted ({times(nth)} so far)"
                 )
-                found.append({"tag": "passed", "color": "amber", "small": False, "text": text,
-                              "nodes": [], "requests": [name], "on": True, "later": False})  # fmt: skip
+                found.append({**PASSED._asdict(), "text": text, "nodes": [], "requests": [name],
+                              "on": True, "later": False})  # fmt: skip
         return found
 
     def _event(self, event: ev.Event, present: bool, future: bool) -> Json:
-        tag, color, small = _TAGS.get(type(event), (type(event).__name__, "grey", True))
         text = event.describe()
         if isinstance(event, ev.TokenSampled):
             text += f": {tree.visible(self.trace.decode([event.token]))!r}"
         return {
-            "tag": tag,
-            "color": color,
-            "small": small,
+            **word_of(event)._asdict(),
             "text": text,
             "nodes": list(nodes_of(event)),
             "requests": list(requests_of(event)),
@@ -428,6 +411,18 @@ class Page:
                     "of": event.length, "text": request.get("text", ""), "label": self._label(event.request),
                 }  # fmt: skip
         return None
+
+
+def _requests(state: State, nodes: Mapping[int, State]) -> Json:
+    """Live requests: the nodes that each runs on, and whether it waits."""
+    return {
+        name: {
+            "path": path_of(nodes, request["node"]) if request["row"] >= 0 else [],
+            "length": request["length"],
+            "waiting": request["row"] < 0,
+        }
+        for name, request in state["requests"].items()
+    }
 
 
 def _moves(event: ev.Event, request: Json, index: int) -> bool:

@@ -30,28 +30,11 @@ from viz.trace import (
     units,
 )
 from viz.tree import pretty, visible
+from viz.words import word_of
 
 TEXTS_UP_TO = 2048  # pages; a larger pool's map does not say what each page holds
 MOST_EVENTS = 200
 MOST_REQUESTS = 60
-
-TAGS: dict[type[ev.Event], tuple[str, str]] = {
-    ev.RequestAdded: ("queue", "plain"), ev.RequestAdmitted: ("admit", "hit"),
-    ev.RequestDeferred: ("defer", "plain"), ev.RequestForked: ("fork", "plain"),
-    ev.Committed: ("commit", "commit"), ev.TokenSampled: ("sample", "plain"),
-    ev.RequestRetracted: ("retract", "evict"), ev.RequestAborted: ("abort", "evict"),
-    ev.RequestFinished: ("finish", "new"), ev.PrefixTouched: ("match", "hit"),
-    ev.NodeInserted: ("insert", "new"), ev.NodeGrown: ("grow", "new"), ev.NodeSplit: ("split", "split"),
-    ev.NodeLocked: ("lock", "lock"), ev.NodeUnlocked: ("unlock", "lock"),
-    ev.NodeEvicted: ("evict", "evict"), ev.PolicyChanged: ("policy", "plain"),
-    ev.BackupStarted: ("copy", "host"), ev.BackupEnded: ("copied", "host"),
-    ev.NodeDemoted: ("demote", "evict"), ev.LoadStarted: ("load", "hit"), ev.LoadEnded: ("loaded", "host"),
-    ev.NodeAdopted: ("again", "new"), ev.HostEvicted: ("h-evict", "evict"),
-    ev.VersionBumped: ("weights", "evict"), ev.CacheFlushed: ("flush", "evict"),
-    ev.SlotsAllocated: ("alloc", "plain"), ev.SlotsFreed: ("free", "plain"),
-    ev.BatchScheduled: ("batch", "plain"), ev.StepEnded: ("books", "plain"),
-}  # fmt: skip
-"""The short word before an event's sentence, and its colour class in stepper.css."""
 
 
 @dataclass(slots=True)
@@ -259,11 +242,11 @@ def event_lines(view: View) -> list[dict[str, Any]]:
     page = int(view.state["tree"]["page_size"])
     lines = []
     for event in events[-MOST_EVENTS:]:
-        tag, kind = TAGS[type(event)]
+        word = word_of(event)
         lines.append(
             {
-                "tag": tag, "kind": kind, "text": visible(event.describe()), "nodes": list(nodes_of(event)),
-                "requests": list(requests_of(event)),
+                "tag": word.tag, "kind": word.kind, "text": visible(event.describe()),
+                "nodes": list(nodes_of(event)), "requests": list(requests_of(event)),
                 "pages": ranges(slot // page for slot in getattr(event, "slots", ())),
                 **_host_part(event, page),
             }

@@ -48,6 +48,7 @@ _WIDTH = {"full": 140, "compact": 132, "tiny": 168}  # of all cards alike, so th
 _LINES = {"full": 3, "compact": 1, "tiny": 1}
 _STRIP = 17  # pixels more where a full card has a second floor
 _ENDS = 60  # tokens decoded at either end of a long node
+NO_TEXT = "∅"  # on the card of tokens that decode to nothing: a lone "▁" of some tokenizers
 HOST_ONLY = "DOTTED"  # the outline of what has no slots: square, whatever happened to it
 _OUTLINES = {"host": HOST_ONLY, "copying": "ROUNDED,DASHED", "loading": "ROUNDED,DASHED"}
 TIER_SIGNS: Mapping[str, str] = {
@@ -265,7 +266,8 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     name = options.letter(number) or f"n{number}"
     words = _words(node, view)
     title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)
-    lines = [escape(line) for line in text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])]
+    shown = text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])
+    lines = [escape(line) or NO_TEXT for line in shown]
     if detail == "tiny":
         title = _font(9, style.stroke, escape(" · ".join([name, *words[:1]])), bold=True)
         text = f"{_font(10, _INK, lines[0], face=MONO)} {_font(9, _SOFT, f'{sign}{size}')}"
@@ -329,6 +331,8 @@ def _row(left: str, right: str) -> str:
 
 
 def _font(size: int, color: str, inner: str, bold: bool = False, face: str = SANS) -> str:
+    if not inner:
+        return ""  # Graphviz refuses an element without text, and with it the whole picture
     if bold:
         inner = f"<B>{inner}</B>"
     return f'<FONT FACE="{face}" POINT-SIZE="{size}" COLOR="{color}">{inner}</FONT>'

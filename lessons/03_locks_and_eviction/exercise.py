@@ -1,7 +1,7 @@
 """Lesson 03: locks and eviction. Fill in the functions; README.md says what and why.
 
     pytest lessons/03_locks_and_eviction                      grades this file
-    python -m viz.live --cache lessons/03_locks_and_eviction/exercise.py --kv-tokens 300
+    python -m viz.live --cache lessons/03_locks_and_eviction/exercise.py
 
 You are given (lessons/grading/tree.py): nodes as in lesson 02, and
 

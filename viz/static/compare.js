@@ -1,6 +1,6 @@
 // Two engines side by side: one workload, one policy apart. Both are shown at the same step; the controls
 // drive both. Draws what viz/compare.py says; data, pool map and helpers are parts.js', the trees tree.js'.
-import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, h, icon, order, percent, plural, s, sizePool, tint, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, h, icon, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
@@ -140,6 +140,12 @@ async function command(name, body) {
 
 // ---------------------------------------------------------------- drawing
 
+const PARTS = { // place, name, drawing
+  transport: [() => el.where, "The time line", drawTransport], hits: [() => el.hits, "The hit rate", drawHits],
+  waits: [() => el.waits, "The waits", drawWaits], score: [() => el.score, "The table", drawScore],
+};
+const drawPart = (name) => part(PARTS[name][0](), ...PARTS[name].slice(1));
+
 function draw() {
   const pace = source.status.speed > 0 ? 800 / source.status.speed : 60;
   state.view.sides.forEach((view, number) => drawSide(number, view, Math.min(320, moving() ? pace : 320)));
@@ -147,21 +153,20 @@ function draw() {
   el.sayMore.replaceChildren(state.view.title);
   el.say.dataset.kind = "compare";
   document.body.dataset.position = `step ${state.i}`;
-  drawTransport();
-  drawHits();
-  drawWaits();
-  drawScore();
+  for (const name of Object.keys(PARTS)) drawPart(name);
   const now = performance.now();
   if (!moving() || now - state.lastSpoken > 2500) { state.lastSpoken = now; el.live.textContent = `${state.view.title}: ${state.view.say}.`; }
 }
 
 function drawSide(number, view, ms) {
-  const side = el.sides[number], totals = state.view.totals[number];
-  morph(side.tree, view.svg, side.drawn ? ms : 0);
-  side.drawn = true;
-  decorate(side.tree, (id) => tint(id));
+  const side = el.sides[number], totals = state.view.totals[number], failed = view.failed ?? {};
+  part(side.tree, "The tree", () => {
+    morph(side.tree, view.svg, side.drawn ? ms : 0);
+    side.drawn = true;
+    decorate(side.tree, (id) => tint(id));
+  }, failed.svg);
   side.tree.setAttribute("aria-label", `Tree of ${source.meta.names[number]}: ${view.say}`);
-  fillPool(side.pool, view.pool);
+  part(side.pool, "The pool", () => fillPool(side.pool, view.pool), failed.pool);
   const [free] = view.usage, waiting = Object.entries(view.requests).filter(([, r]) => r.waiting).map(([id]) => id);
   side.name.textContent = source.meta.names[number];
   side.say.textContent = totals.done ? `done after ${plural(totals.steps, "step")}` : view.say;
@@ -174,6 +179,7 @@ function drawSide(number, view, ms) {
   side.waiting.textContent = waiting.length;
   const waits = waiting.map((id) => requestsOf(number)[id]).filter(Boolean).map((r) => [waitOf(number, r), r.id]).sort((a, b) => b[0] - a[0] || order(a[1]) - order(b[1]));
   side.longest.textContent = waits.length && waits[0][0] > 1 ? `${waits[0][1]}: ${plural(waits[0][0], "step")}` : " ";
+  for (const name of ["nodes", "usage", "requests"]) if (failed[name]) side.say.replaceChildren(undrawn(`“${name}”`, failed[name]));
   brush(number, null);
 }
 
@@ -198,7 +204,7 @@ function drawHeader() {
 
 function drawStatus() {
   const { error, playing, idle, drivable, notices } = source.status;
-  el.statusText.textContent = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !drivable ? `recording of ${plural(last(), "step")}`
+  el.statusText.textContent = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !error && source.run === "" ? "the engines start" : !drivable ? `recording of ${plural(last(), "step")}`
     : idle ? "both are done" : playing ? "engines running" : `paused at step ${last()}`;
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
@@ -302,7 +308,7 @@ function brush(number, what) {
   side.pool.classList.toggle("brushing", Boolean(what) && (nodes.size > 0 || Boolean(what.request)));
   for (const cell of side.pool.children) {
     const owner = cell.dataset.owner;
-    cell.classList.toggle("lit", Boolean(what) && owner !== "" && (owner[0] === "R" ? owner === what.request : nodes.has(Number(owner.slice(1)))));
+    cell.classList.toggle("lit", Boolean(what && owner) && (owner[0] === "R" ? owner === what.request : nodes.has(Number(owner.slice(1)))));
   }
 }
 
@@ -373,7 +379,7 @@ document.addEventListener("keydown", onKey);
 window.addEventListener("hashchange", () => { const i = fromHash(); if (i !== null) { leavePresent(); show(i, { hash: false }); } });
 const resized = new ResizeObserver(() => {
   for (const host of [el.hits, el.waits]) state.sizes.set(host, [host.clientWidth, host.clientHeight]);
-  if (state.view) { for (const side of el.sides) sizePool(side.pool); drawHits(); drawWaits(); }
+  if (state.view) { for (const side of el.sides) sizePool(side.pool); drawPart("hits"); drawPart("waits"); }
 });
 for (const host of [el.hits, el.waits, el.sides[0].pool, el.sides[1].pool]) resized.observe(host);
 source.start();

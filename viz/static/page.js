@@ -1,7 +1,7 @@
 // The live page: draws what viz/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
-import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, h, icon, key, order, percent, plural, s, sizePool, tint, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, h, icon, key, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 // ---------------------------------------------------------------- the page
@@ -230,26 +230,36 @@ async function command(name, body, quiet = false) {
 
 // ---------------------------------------------------------------- drawing
 
+// Each part of the page: its place, its name, how it is drawn, and which parts of a view it needs.
+const PARTS = {
+  tree: [() => el.tree, "The tree", drawTree, "svg"], say: [() => el.sayMore, "This sentence", drawSay],
+  transport: [() => el.where, "The time line", drawTransport], policy: [() => el.policyChip, "The policy", drawPolicy],
+  pool: [() => el.pool, "The pool", drawPool, "pool", "usage"], host: [() => el.host, "Host memory", drawHost, "host"],
+  usage: [() => el.usage, "Usage", drawUsage, "usage"], hits: [() => el.hits, "The hit rate", drawHits],
+  lanes: [() => el.lanes, "The requests", drawLanes, "requests"], events: [() => el.events, "The events", drawEvents, "events"],
+};
+
+function drawPart(name) {
+  const [place, words, drawing, ...needs] = PARTS[name], failed = state.view.failed ?? {};
+  return part(place(), words, drawing, needs.map((need) => failed[need]).find(Boolean));
+}
+
 function draw() {
-  const view = state.view;
-  const pace = source.status.speed > 0 ? 800 / source.status.speed : 60;
+  const change = drawPart("tree") ?? { enter: [], exit: [], move: [] };
+  document.body.dataset.position = `${state.view.g} ${state.view.i}`;
+  document.body.dataset.change = `${change.enter.length} ${change.exit.length} ${change.move.length}`;
+  for (const name of Object.keys(PARTS)) if (name !== "tree") drawPart(name);
+  brush(null);
+  speak();
+}
+
+function drawTree() {
+  const view = state.view, pace = source.status.speed > 0 ? 800 / source.status.speed : 60;
   const change = morph(el.tree, view.svg, state.first === undefined ? 0 : Math.min(380, moving() ? pace : 320));
   state.first = false;
   decorate(el.tree, (id) => tint(id));
   el.tree.setAttribute("aria-label", `Radix tree with ${plural(Object.keys(view.nodes).length, "node")}. ${view.say}`);
-  document.body.dataset.position = `${view.g} ${view.i}`;
-  document.body.dataset.change = `${change.enter.length} ${change.exit.length} ${change.move.length}`;
-  drawSay();
-  drawTransport();
-  drawPool();
-  drawHost();
-  drawPolicy();
-  drawUsage();
-  drawHits();
-  drawLanes();
-  drawEvents();
-  brush(null);
-  speak();
+  return change;
 }
 
 function drawSay() {
@@ -261,6 +271,8 @@ function drawSay() {
     el.sayMore.append(" · ", button("why this victim?", "The policy's key, and who would have been next", () => togglePanel(el.why), ".link"));
     drawWhy();
   } else el.why.hidden = true;
+  const placed = Object.values(PARTS).flatMap((one) => one.slice(3));
+  for (const [name, reason] of Object.entries(view.failed ?? {})) if (!placed.includes(name)) el.sayMore.append(undrawn(`“${name}”`, reason));
 }
 
 /** Text with n7 and R3 as things that can be pointed at. A quiz must not hear who would be next. */
@@ -334,7 +346,8 @@ function drawStatus() {
   el.refused.hidden = !refused;
   if (el.refused.textContent !== refused) el.refused.textContent = refused;
   const nobody = refused && !Object.keys(source.requests).length;
-  const text = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !drivable ? `recording of ${plural(frames, "step")}`
+  const starting = !error && source.run === "";
+  const text = error ? "engine stopped" : source.lost ? "connection lost, trying again" : starting ? "the engine starts" : !drivable ? `recording of ${plural(frames, "step")}`
     : idle ? (nobody ? "no request was taken" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
@@ -350,7 +363,7 @@ function drawStatus() {
   }
   el.restartButton.hidden = !drivable && !error; // needs an engine; a file has no tokenizer either
   el.doctorButton.hidden = source instanceof FileSource;
-  el.kind.textContent = drivable || error ? "live" : "recording";
+  el.kind.textContent = drivable || error || starting ? "live" : "recording";
   el.quizButton.setAttribute("aria-pressed", String(state.quizOn));
   if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
 }
@@ -411,6 +424,7 @@ function slotText(owner, pageNumber, tier = "slots") {
   const page = source.meta.page_size;
   if (owner[0] !== "n") return owner[0] === "R" ? [`${owner}'s own, not in the tree yet`] : owner[0] === "x" ? [`free: n${owner.slice(1)} was evicted`] : ["free"];
   const node = state.view.nodes[owner.slice(1)];
+  if (!node) return [];
   let before = 0;
   for (const [first, length] of node.body[tier] ?? []) {
     if (pageNumber * page >= first && pageNumber * page < first + length) { before += pageNumber * page - first; break; }
@@ -555,7 +569,7 @@ function drawEvents() {
   const shown = events.filter((e) => state.everything || !e.small || (g === "event" && e.on));
   el.eventsTitle.textContent = `Events of ${g === "event" ? "this step" : "this " + g}`;
   const items = shown.map((e) => h("li" + (e.on && g === "event" ? ".on" : "") + (e.later ? ".later" : ""), { onpointerenter: () => brush(e), onpointerleave: () => brush(null) },
-    h("em." + e.color, {}, e.tag), h("span", {}, ...linked(e.text))));
+    h("em." + e.kind, {}, e.tag), h("span", {}, ...linked(e.text))));
   for (const [k, item] of items.entries()) item.mrEvent = shown[k];
   const hidden = events.length - shown.length;
   el.events.replaceChildren(...items, hidden ? h("li.rest", {}, `${plural(hidden, "smaller event")} (tokens, slots, locks): tick “all”`) : "");
@@ -595,7 +609,7 @@ function brush(what) {
   el.host.classList.toggle("brushing", active);
   for (const cell of [...el.pool.children, ...el.host.children]) {
     const owner = cell.dataset.owner;
-    cell.classList.toggle("lit", active && owner !== "" && (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1)))));
+    cell.classList.toggle("lit", Boolean(active && owner) && (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1)))));
   }
   for (const lane of el.lanes.children) lane.classList.toggle("lit", requests.has(lane.dataset.request));
   for (const bar of el.hits.querySelectorAll(".bar")) bar.classList.toggle("lit", requests.has(bar.dataset.request));
@@ -660,13 +674,15 @@ function setMode(name) {
   whatIf();
 }
 
-let peekTimer = null, peekTicket = 0;
+let peekTimer = null, peekTicket = 0, peeking = null; // one at a time: a busy engine would hold all of a browser's connections
 function whatIf() {
   clearTimeout(peekTimer);
   const ticket = ++peekTicket;
   if (!el.prompt.value || !source.status.drivable) { el.whatif.replaceChildren(h("span.hint", {}, "While you type: how much of the prompt would hit.")); return; }
   peekTimer = setTimeout(async () => {
-    const found = await command("peek", { text: el.prompt.value, as: el.as }, true);
+    await peeking;
+    if (ticket !== peekTicket) return;
+    const found = await (peeking = command("peek", { text: el.prompt.value, as: el.as }, true));
     if (!found || ticket !== peekTicket) return;
     const cut = (text, end) => (text.length <= 70 ? text : end ? "…" + text.slice(-68) : text.slice(0, 68) + "…");
     const line = (text) => text.replaceAll("\n", "¶");
@@ -770,8 +786,12 @@ function consultSoon() {
   doctor.timer = setTimeout(async () => {
     const { a, b } = doctor.sides;
     if (!a.text.value || !b.text.value) return doctor.result.replaceChildren();
+    await doctor.asking;
+    if (ticket !== doctor.ticket) return;
     try {
-      const found = await source.command("doctor", { a: a.text.value, b: b.text.value, from_a: a.pick.value, from_b: b.pick.value });
+      const asked = source.command("doctor", { a: a.text.value, b: b.text.value, from_a: a.pick.value, from_b: b.pick.value });
+      doctor.asking = asked.catch(() => {});
+      const found = await asked;
       if (ticket === doctor.ticket) drawDiagnosis(found);
     } catch (error) { doctor.result.replaceChildren(h("p.bad", {}, error.message)); }
   }, 200);
@@ -896,6 +916,6 @@ window.addEventListener("hashchange", () => {
   if (to[1] < source.count(to[0]) - 1) leavePresent();
   show(...to); // writes the address anew: it may have asked for more than there is
 });
-const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); sizePool(el.host); drawUsage(); drawHits(); } });
+const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); sizePool(el.host); drawPart("usage"); drawPart("hits"); } });
 for (const host of [el.pool, el.host, el.usage, el.hits, el.tree]) resized.observe(host);
 source.start();

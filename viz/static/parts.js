@@ -1,8 +1,8 @@
 // What the live page and the comparison of two engines have in common: small helpers, the data, the pool.
 //
-// Data comes from a source: `LiveSource` (server-sent events and fetch, same origin only) or
-// `FileSource` (everything inside the file). All text from outside goes through textContent; nothing is
-// fetched from anywhere else.
+// Data comes from a source: `LiveSource` (a WebSocket and fetch, same origin only, all addresses
+// relative to the page's) or `FileSource` (everything inside the file). All text from outside goes through
+// textContent; nothing is fetched from anywhere else.
 
 /** h("div.card#x", {onclick, title, ...}, children...): an element; strings become text. */
 export function h(spec, props = {}, ...children) {
@@ -88,6 +88,8 @@ export class Source {
   granularities() { return ["event", "step", "scene"]; }
 }
 
+const RETRY = 1000, SILENT = 30000; // milliseconds; the server says something every ten seconds
+
 export class LiveSource extends Source {
   constructor() {
     super();
@@ -95,13 +97,30 @@ export class LiveSource extends Source {
     this.views = new Map();
     this.lost = false;
   }
+  /** Opens the stream of news, and again whenever it ends; it goes on behind the last that came. */
   start() {
-    const stream = new EventSource("/stream");
-    stream.addEventListener("run", (event) => this.begin(JSON.parse(event.data)));
-    stream.addEventListener("frames", (event) => this.grow(JSON.parse(event.data)));
-    stream.addEventListener("status", (event) => { this.status = JSON.parse(event.data); this.tell("status"); });
-    stream.onopen = () => { this.lost = false; this.tell("status"); };
-    stream.onerror = () => { this.lost = true; this.tell("status"); };
+    const address = new URL("stream", document.baseURI);
+    address.protocol = address.protocol.replace("http", "ws");
+    if (this.last) address.searchParams.set("since", this.last);
+    const socket = new WebSocket(address);
+    let silence;
+    const heard = () => { clearTimeout(silence); silence = setTimeout(() => socket.close(), SILENT); };
+    heard();
+    socket.onmessage = (message) => {
+      heard();
+      const { event, id, data } = JSON.parse(message.data);
+      this.last = id;
+      if (this.lost) { this.lost = false; this.tell("status"); }
+      if (event === "run") this.begin(data);
+      else if (event === "frames") this.grow(data);
+      else if (event === "status") { this.status = data; this.tell("status"); }
+    };
+    socket.onclose = () => {
+      clearTimeout(silence);
+      this.lost = true;
+      this.tell("status");
+      setTimeout(() => this.start(), RETRY);
+    };
   }
   begin(hello) {
     Object.assign(this, { run: hello.run, meta: hello.meta, choices: hello.choices, settings: hello.settings, status: hello.status });
@@ -120,15 +139,16 @@ export class LiveSource extends Source {
     const key = `${g} ${i} ${opened} ${height} ${growing ? this.frames.length : ""}`;
     if (!this.views.has(key)) {
       const query = new URLSearchParams({ run: this.run, g, i, open: opened.join(","), height });
-      const promise = fetch("/view?" + query).then(answer);
-      promise.catch(() => this.views.delete(key));
+      const promise = fetch("view?" + query).then(answer);
+      const forget = () => this.views.delete(key);
+      promise.then((view) => view.failed && forget(), forget); // what failed is asked for again
       this.views.set(key, promise);
       if (this.views.size > 300) this.views.delete(this.views.keys().next().value);
     }
     return this.views.get(key);
   }
   command(name, body = {}) {
-    return fetch("/do/" + name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).then(answer);
+    return fetch("do/" + name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).then(answer);
   }
 }
 
@@ -175,6 +195,22 @@ export function until(condition, ms = 3000) {
 }
 
 // ---------------------------------------------------------------- pieces of pages
+
+/** Draws one part of a page in its place; one that cannot be drawn (`reason`: the server could not) says so
+ *  there, and the others are drawn all the same. */
+export function part(place, name, draw, reason = "") {
+  place.querySelector(":scope > .undrawn")?.remove();
+  try {
+    if (!reason) return draw();
+  } catch (error) {
+    console.error(error);
+    reason = error.message;
+  }
+  place.replaceChildren(undrawn(name, reason));
+  return null;
+}
+
+export const undrawn = (name, reason) => h("p.undrawn", { title: reason }, `${name} cannot be drawn: ${reason}`);
 
 export const button = (text, title, onclick, kind = "") => h("button" + kind, { type: "button", title, onclick }, text);
 export const key = (text, color) => h("span.key", {}, h("i", { style: { background: color } }), text);

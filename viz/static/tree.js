@@ -56,8 +56,9 @@ function boxes(svg) {
 
 /** Puts `text` into `host`. Returns what changed: {enter, exit, move} (ids of nodes). */
 export function morph(host, text, ms = 350) {
-  if (host.treeText === text) return { enter: [], exit: [], move: [] };
-  const before = host.querySelector("svg.tree"), next = parse(text);
+  const before = host.querySelector("svg.tree");
+  if (before && host.treeText === text) return { enter: [], exit: [], move: [] };
+  const next = parse(text);
   next.classList.add("tree");
   next.setAttribute("preserveAspectRatio", "xMidYMid meet");
   const from = before ? host.treeBoxes : new Map(), to = boxes(next);

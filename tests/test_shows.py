@@ -1,0 +1,98 @@
+"""What the README promises of `python -m viz.live` is there within ten seconds, and nothing is refused."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from minirad import events as ev
+from minirad import workloads
+from minirad.cache.eviction import POLICIES as EVICTION
+from viz import live
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+STEPS = 24  # at three steps a second: eight seconds, and two until the model is there
+TIERS = "--host-kv-tokens 2000 --host-write write_back"
+
+
+def shown(arguments: str, steps: int = STEPS):
+    """What the command shows after so many steps of its engines."""
+    run = live.make_run(1, live.settings_of(live._parser().parse_args(arguments.split())))
+    for _ in range(steps):
+        if run.idle:
+            break
+        run.advance()
+    return run
+
+
+def happened(run) -> set[type[ev.Event]]:
+    return {type(event) for frame in run.recorder.frames for event in frame.events}
+
+
+def test_these_are_the_commands_of_the_readme():
+    told = re.findall(r"`python -m viz\.live ?([^`]*)`((?:, `--compare [^`]*`)*)", README)
+    commands = {first for first, _ in told} | {
+        more for _, rest in told for more in re.findall("`(.*?)`", rest)
+    }
+    assert commands - {"--cache lessons/02_radix_tree/exercise.py"} == {
+        "", "--compare lru,lfu", "--compare lpm,fcfs", TIERS,
+    }  # fmt: skip
+
+
+def test_the_tree_grows_splits_and_is_evicted():
+    run = shown("")
+    assert {ev.NodeInserted, ev.NodeGrown, ev.NodeSplit, ev.NodeEvicted} <= happened(run)
+    assert not run.refused and not run.notices
+
+
+@pytest.mark.parametrize("arguments", [TIERS, f"--kv-tokens 300 {TIERS}", "--host-kv-tokens 2000"])
+def test_kv_goes_to_the_host_and_comes_back(arguments):
+    run = shown(arguments)
+    assert {ev.NodeDemoted, ev.LoadStarted, ev.LoadEnded} <= happened(run)
+    while not run.idle:
+        run.advance()
+    run.engine.check()
+    assert not run.refused and not run.notices
+    assert run.page.requests()["R13"]["hit"] > 100, "a text that was loaded back, not computed again"
+
+
+def differ(pair) -> list[float]:
+    """The hit rates of both sides, which must be told apart by the sentence and in the trees."""
+    view = pair.page.view("step", len(pair.page))
+    assert not view["say"].startswith("No difference") and "nobody has come" not in view["say"]
+    assert view["sides"][0]["svg"] != view["sides"][1]["svg"]
+    assert not pair.page.refused and not pair.notices
+    return [totals["hit"] for totals in view["totals"]]
+
+
+@pytest.mark.parametrize("other", ["fcfs", "lof", "random"])
+def test_a_schedule_policy_that_knows_the_cache_is_told_from_one_that_does_not(other):
+    lpm, blind = differ(shown(f"--compare lpm,{other}"))
+    assert lpm > blind + 0.3
+
+
+def test_two_eviction_policies_are_told_apart():
+    lru, lfu = differ(shown("--compare lru,lfu"))
+    assert lfu > lru + 0.05
+
+
+def test_no_two_eviction_policies_do_the_same_there():
+    hits = {}
+    for name in EVICTION:
+        run = shown(f"--workload again --eviction-policy {name}")
+        run.engine.check()
+        hits[name] = run.engine.scheduler.books.first.cached
+    for one, two in itertools.combinations(hits, 2):
+        assert abs(hits[one] - hits[two]) >= 20, (one, two, hits)
+
+
+@pytest.mark.parametrize("name", [name for name in workloads.WORKLOADS if not workloads.load(name).program])
+def test_every_workload_fits_its_own_pool(name):
+    workload = workloads.load(name)
+    run = live.Run(1, live.Settings(workload=name), workload)
+    while not run.idle:
+        run.advance()
+    assert not run.refused and not run.notices
