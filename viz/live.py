@@ -208,7 +208,6 @@ class Replay:
     """A finished recording in the place of a Run: nothing can be driven."""
 
     def __init__(self, recording: Recording, title: str) -> None:
-        recording.check()
         self.number, self.engine = 1, None
         self.recorder, self.trace = recording, Trace(recording)
         notes = recording.header.get("notes")
@@ -220,7 +219,7 @@ class Replay:
             self.trace, {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
         )
         self.page.refused = self.refused = str(notes.get("refused", ""))
-        self.notices: list[str] = []
+        self.notices = [recording.missing] if recording.missing else []
         self.idle = True
 
     def close(self, broken: bool = False) -> None:
@@ -982,11 +981,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _replay(path: str) -> Replay:
-    try:
-        return Replay(Recorder.load(path), Path(path).name)
-    except ValueError as error:
-        known = str(error).startswith(path)
-        raise ValueError(str(error) if known else f"{path}: {error}") from error
+    recording = Recorder.load(path)
+    if recording.missing:
+        print(f"python -m viz.live: {recording.missing}", file=sys.stderr)
+    return Replay(recording, Path(path).name)
 
 
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
@@ -1040,7 +1038,9 @@ def _export(options: argparse.Namespace, settings: Settings, replay: Replay | No
         run = make_run(1, settings)
         broken = _run_out(run, 2000 if options.steps is None else options.steps, settings)
     for path in options.export:
-        size = export(run.page, path, title=run.workload.title)
+        size = export(
+            run.page, path, title=run.workload.title, note=replay.recorder.missing if replay else ""
+        )
         print(f"{path}: {len(run.trace)} steps, {size / 1000:.0f} KB")
     _tell_refusals(run, "")
     if broken:
