@@ -5,6 +5,11 @@ Each command imports what it needs when it runs, so that `--help` is instant.
 
 from __future__ import annotations
 
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("minirad")  # before what takes its time to import
+
 import argparse
 import contextlib
 import dataclasses
@@ -16,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minirad.checks import read_text
 from minirad.options import add_engine_options, add_sampling_options, engine_config, sampling_params
 
 if TYPE_CHECKING:
@@ -44,28 +50,22 @@ WITHOUT_MODEL = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code. A caller's mistake is one line on stderr and 2."""
-    parser = _parser()
-    args, rest = parser.parse_known_args(argv)
-    if hasattr(args, "module"):
-        args.rest = rest
-    elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
+
+    def work() -> int:
+        parser = _parser()
+        args, rest = parser.parse_known_args(argv)
+        if hasattr(args, "module"):
+            args.rest = rest
+        elif rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
         code: int = args.run(args)
         return code
-    except BrokenPipeError:  # `| head` has seen enough
-        sys.stderr.close()
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"minirad: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 130
+
+    return command.run("minirad", work)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m minirad", description=__doc__)
+    parser = command.Parser(prog="python -m minirad", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
 
     generate = commands.add_parser("generate", help="continue prompts and show what the cache saved")
@@ -86,9 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", default=SYSTEM)
     chat.add_argument("--record", type=Path, help="write every step to this file (JSON lines)")
     chat.set_defaults(run=_chat)
-    for command in (generate, chat):
-        add_sampling_options(command)
-        add_engine_options(command)
+    for talks in (generate, chat):
+        add_sampling_options(talks)
+        add_engine_options(talks)
 
     info = commands.add_parser("info", help="model, configuration, pool and backend")
     info.add_argument("--json", action="store_true")
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _with_own_options(args: argparse.Namespace) -> int:
     module = import_module(f"minirad.{args.module}")
-    parser = argparse.ArgumentParser(
+    parser = command.Parser(
         prog=f"python -m minirad {args.module.replace('.', ' ')}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -137,7 +137,7 @@ def _recording(engine: Engine, path: Path | None) -> Iterator[None]:
 def _generate(args: argparse.Namespace) -> int:
     prompts = list(args.prompts)
     if args.file is not None:
-        prompts += [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts += [line for line in read_text(args.file).splitlines() if line.strip()]
     if not prompts:
         raise ValueError("no prompt given: say one, or --file with one per line")
     params = sampling_params(args)

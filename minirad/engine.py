@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from minirad import checks
 from minirad import events as ev
 from minirad.ahead import RunAhead
 from minirad.attention.flashinfer import FlashInferAttention
@@ -61,6 +62,7 @@ class Engine:
         model: LlamaModel | None = None,
         tokenizer: Any = None,
     ) -> None:
+        checks.engine(config, cache, model)
         config = config or EngineConfig()
         ready = model is not None or config.dummy_weights is not None
         self.model_path = None if ready else resolve_model(config.model)
@@ -447,27 +449,27 @@ class Engine:
         Raises ValueError, and changes nothing, for an empty prompt, ids outside the vocabulary, or
         a prompt that with its reply is longer than the context or the pool.
         """
-        request = self._new_request(prompt, params or SamplingParams(), extra_key, priority)
+        checks.mask(token_mask)
+        request = self._new_request(prompt, params, extra_key, priority)
         request.token_mask = token_mask
         return self._enqueue(request)
 
     def check_prompt(self, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """Raises the ValueError that `add_request` would raise; changes nothing."""
-        self._checked_prompt(self.encode(prompt), params or SamplingParams())
+        self._checked_prompt(self.encode(prompt), checks.sampling(params))
 
     def _new_request(
-        self, prompt: Prompt, params: SamplingParams, extra_key: Hashable, priority: int
+        self, prompt: Prompt, params: SamplingParams | None, extra_key: Hashable, priority: int
     ) -> Request:
+        params, priority = checks.sampling(params), checks.whole("priority", priority)
         tokens = self._checked_prompt(self.encode(prompt), params)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise ValueError(f"priority must be a whole number, got {priority!r}")
         self._key((), extra_key)  # refuses what cannot be hashed
         seed = params.seed if params.seed is not None else self.config.seed * 1_000_003
         bigram = self.config.bigram_keys
         return Request("", tokens, params, seed, 0, extra_key, priority, is_bigram=bigram)
 
     def _key(self, tokens: IntSequence, extra_key: Hashable) -> RadixKey:
-        return RadixKey(tokens, extra_key, self.config.bigram_keys)
+        return RadixKey(tokens, checks.extra_key(extra_key), self.config.bigram_keys)
 
     def _enqueue(self, request: Request) -> str:
         self._arrivals += 1
@@ -535,9 +537,9 @@ class Engine:
         """
         many = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(many)
-        if len(params) != len(many):
-            raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
+            params = [checks.sampling(params)] * len(many)
+        if not isinstance(params, Sequence) or len(params) != len(many):
+            raise ValueError(f"{len(many)} prompts need as many SamplingParams, got {checks.said(params)}")
         requests = [
             self._new_request(prompt, param, extra_key, 0) for prompt, param in zip(many, params, strict=True)
         ]
@@ -560,7 +562,7 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None
     ) -> Iterator[StreamToken]:
         """Yields each token of one prompt as soon as it is sampled. Leaving the loop aborts it."""
-        request = self._new_request(prompt, params or SamplingParams(), extra_key, 0)
+        request = self._new_request(prompt, params, extra_key, 0)
         return self._stream(request)
 
     def _stream(self, request: Request) -> Iterator[StreamToken]:
@@ -629,6 +631,7 @@ class Engine:
 
         Its outputs, finish_reason "abort", are in the next step's report.
         """
+        checks.request_id(request_id)
         self.ahead.settle()
         mine = [r for r in self.scheduler.everyone() if r.group == request_id]
         self._held += [self._finish(request, "abort") for request in mine]
@@ -649,13 +652,15 @@ class Engine:
         uncounted = {"count_hit": False} if isinstance(self.cache, RadixCache) else {}
         match = self.cache.match_prefix(key, **uncounted)
         self.cache.inc_lock_ref(match.last_node)
-        pin = Pin(self._next_pin, int(match.length))
+        pin = Pin(self._next_pin, int(match.length), self)
         self._pins[pin.id] = match.last_node
         self._next_pin += 1
         return pin
 
     def unpin(self, pin: Pin) -> None:
         """Lets a pinned prefix go; ValueError if that was done before."""
+        if not isinstance(pin, Pin) or pin.engine is not self:
+            raise ValueError(f"a pin that this engine's pin() returned is needed, got {checks.said(pin)}")
         if pin.id not in self._pins:
             raise ValueError(f"pin {pin.id} is not held")
         self.cache.dec_lock_ref(self._pins.pop(pin.id))
@@ -688,6 +693,8 @@ class Engine:
 
         Raises ValueError, and changes nothing, for a model of another shape, type or place.
         """
+        if not isinstance(model, LlamaModel):
+            raise ValueError(f"the new weights must be a LlamaModel, got {checks.said(model)}")
         new, old = (
             (model.config, model.dtype, model.device),
             (self.model.config, self.model.dtype, self.device),
@@ -786,6 +793,7 @@ class Engine:
             except UnicodeEncodeError as error:
                 raise ValueError(f"the prompt is no valid text: {error}") from error
             prompt = self.tokenizer.encode(prompt)
+        checks.prompt(prompt)
         tokens: Slots = as_int64(prompt, "a prompt").copy()
         return tokens
 
@@ -807,6 +815,7 @@ def _wants_prompt_logprobs(request: Request) -> bool:
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several: a text is one, and so is a row of ids."""
+    checks.prompts(prompts)
     if isinstance(prompts, str) or (
         len(prompts) and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
     ):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,11 @@ class StreamToken:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A held prefix: `length` tokens of it are in the tree and stay there until `unpin`."""
+    """A held prefix: `length` tokens of it are in the tree and stay there until `unpin` of its engine."""
 
     id: int
     length: int
+    engine: Any = field(default=None, repr=False, compare=False)
 
 
 class StreamText:

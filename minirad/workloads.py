@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minirad.checks import read_text
 from minirad.config import SamplingParams
 from minirad.frontend import Program
 from minirad.model.classroom import corpus
@@ -271,14 +272,15 @@ def load(name_or_file: str | Path) -> Workload:
             f"no workload {str(name_or_file)!r}: there is no such file, and the names are "
             f"{', '.join(WORKLOADS)}"
         )
-    text = path.read_text(encoding="utf-8")
-    if text.startswith('{"minirad"'):
+    with path.open("rb") as file:
+        is_recording = file.read(13).removeprefix(b"\xef\xbb\xbf").startswith(b'{"minirad"')
+    if is_recording:
         from minirad.record import Recorder
 
         return from_recording(Recorder.load(path), name=path.stem)
     try:
-        return from_json(json.loads(text))
-    except (ValueError, TypeError, KeyError) as error:
+        return from_json(json.loads(read_text(path)))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no workload: {error}") from error
 
 

@@ -39,7 +39,7 @@ WRONG_PROMPTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "truth values": ([True, False], {}, "must be one row of integers, got bool"),
     "two rows": ([[1, 2], [3, 4]], {}, r"must be one row of integers, got int64 of shape \(2, 2\)"),
     "words": (["a", "b"], {}, "must be one row of integers"),
-    "nothing": (None, {}, "must be one row of integers"),
+    "nothing": (None, {}, "a text or a row of token ids"),
     "text without a tokenizer": ("hello", {}, "no tokenizer: give token ids"),
     "beyond the context": ([5] * 30, {"max_new_tokens": 11}, "30 prompt .* 11 new .* = 41 .* context of 40"),
     "beyond the pool": ([5] * 30, {"max_new_tokens": 3}, "30 prompt .* 3 new .* = 33 .* KV pool of 32"),

@@ -29,12 +29,13 @@ Lines = list[Any]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 VALUES: tuple[Any, ...] = (
     None, True, "", "x", "R1", "\ud800", [], {}, [[]], ["x"], [None], -1, 0, 1, 2, 7,
-    10**9, 2**63, 10**30, -(10**30), 0.5, 1e308, float("nan"), float("inf"), [10**9], [-1], [0, 0, 0], {"id": 1},
+    10**9, 2**63, 10**30, -(10**30), 0.5, 1e308, float("nan"), float("inf"),
+    [10**9], [-1], [0, 0, 0], {"id": 1},
 )  # fmt: skip
 
 
 def recorded(make_engine: MakeEngine, kind: str) -> Lines:
-    """The lines of a small recording, parsed. kind: "plain", "tiers" (a host's, too), "silent" (another tree)."""
+    """The lines of a small recording, parsed: "plain", with two "tiers", or of a "silent" tree."""
     tight: dict[str, Any] = {"kv_tokens": 24, "chunk_tokens": 5, "page_size": 1 if kind == "silent" else 2}
     if kind == "tiers":
         tight.update(host_kv_tokens=32, load_back_threshold=2)

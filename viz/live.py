@@ -17,6 +17,11 @@ Does not draw (tree.py), count (page.py) or lay out (static/); the engine does n
 
 from __future__ import annotations
 
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("python -m viz.live")  # before what takes its time to import
+
 import argparse
 import dataclasses
 import json
@@ -51,6 +56,7 @@ from minirad.record import Recorder, Recording
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.compare import Pair, compared
 from viz.consult import consult
+from viz.dot import DotError
 from viz.page import Page, asked_text
 from viz.trace import GRANULARITIES, Trace, decoder_of
 
@@ -923,7 +929,7 @@ def _pace(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m viz.live", description="Watch RadixAttention at work.")
+    parser = command.Parser(prog="python -m viz.live", description="Watch RadixAttention at work.")
     names = ", ".join(workloads.WORKLOADS)
     parser.add_argument("--workload", default="mixed", metavar="NAME|FILE", help=f"{names}; or a file")
     parser.add_argument("--model", help="default: the classroom Llama that comes with minirad")
@@ -954,29 +960,30 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    return command.run(parser.prog, lambda: _main(options), DotError)
+
+
+def _main(options: argparse.Namespace) -> int:
     settings = Settings(
         options.workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
         bigram_keys=options.bigram_keys,
     )  # fmt: skip
-    try:
-        settings.config(workloads.load(settings.workload).kv_tokens)
-        settings.students_tree()
-        if settings.compare is not None:
-            settings.sides()
-            if options.replay:
-                raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
-        resolve_model(settings.model)
-        replay = _replay(options.replay) if options.replay else None
-        if options.steps is not None and not options.export:
-            raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
-        if options.export:
-            return _export(options, settings, replay)
-    except (ValueError, OSError) as error:
-        print(f"python -m viz.live: {error}", file=sys.stderr)
-        return 2
+    settings.config(workloads.load(settings.workload).kv_tokens)
+    settings.students_tree()
+    if settings.compare is not None:
+        settings.sides()
+        if options.replay:
+            raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
+    resolve_model(settings.model)
+    replay = _replay(options.replay) if options.replay else None
+    if options.steps is not None and not options.export:
+        raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
+    if options.export:
+        return _export(options, settings, replay)
     return _serve(options, settings, replay)
 
 

@@ -185,7 +185,9 @@ class Page:
         if isinstance(event, ev.RequestAdded):
             self._requests[name] = self._new_request(event, index)
         elif isinstance(event, ev.RequestForked):
-            leader = self._requests.get(event.leader, {})
+            leader = self._requests.get(event.leader)
+            if leader is None:  # it was there before the recording began
+                return
             kind = "decode" if event.row >= 0 else "waiting"
             own: Json = {"segs": [[kind, index, None]], "defers": [], "passed": [], "sample": True}
             self._requests[name] = {**leader, "id": name, "added": index, **own}
