@@ -6,6 +6,7 @@ Numpy's scalars are numbers. Nothing here changes anything or imports torch.
 from __future__ import annotations
 
 import inspect
+import os
 import reprlib
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ def plain(value: Any) -> Any:
 
 def whole(name: str, value: Any, least: int = -MOST) -> int:
     """A whole number of at most 64 bits as an int; ValueError names it otherwise."""
+    if type(value) is int and least <= value <= MOST:  # nearly always
+        return value
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name} must be a whole number, got {said(value)}")
@@ -116,6 +119,13 @@ def request_id(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"a request's id is a text such as 'R1', got {said(value)}")
     return value
+
+
+def path(name: str, value: Any) -> Path:
+    """A file's or a directory's path; ValueError names the argument otherwise."""
+    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+        raise ValueError(f"{name} must be a path, got {said(value)}")
+    return Path(value)
 
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:

@@ -40,11 +40,9 @@ def share(name: str, value: float) -> None:
 
 
 def number(name: str, value: float) -> None:
-    """ValueError naming the value, unless it is a finite number."""
+    """ValueError naming the value, unless it is a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be a number, got {said(value)}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
 
 
 def _simple(config: Any) -> None:
@@ -235,7 +233,7 @@ class SamplingParams:
         at_least("n", self.n, 1)
         for name in ("temperature", "top_p"):
             number(name, getattr(self, name))
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")

@@ -538,8 +538,10 @@ class Engine:
         many = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [checks.sampling(params)] * len(many)
-        if not isinstance(params, Sequence) or len(params) != len(many):
-            raise ValueError(f"{len(many)} prompts need as many SamplingParams, got {checks.said(params)}")
+        if not isinstance(params, Sequence) or isinstance(params, str):
+            checks.sampling(params)  # says what it should have been
+        if len(params) != len(many):
+            raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
         requests = [
             self._new_request(prompt, param, extra_key, 0) for prompt, param in zip(many, params, strict=True)
         ]

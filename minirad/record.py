@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 
 from minirad import events as ev
+from minirad.checks import path as a_path
+from minirad.checks import said, whole
 
 SCHEMA = 1
 State = dict[str, Any]
@@ -92,7 +94,7 @@ class Recording:
 
     def replay_to(self, index: int) -> ReplayState:
         """A fresh ReplayState after frame `index`, from the nearest keyframe before it."""
-        if not -1 <= index < len(self.frames):
+        if not -1 <= whole("a frame's index", index) < len(self.frames):
             raise ValueError(f"frame {index} is not in this recording of {len(self.frames)} frames")
         at = index
         while at >= 0 and self.frames[at].keyframe is None:
@@ -128,7 +130,7 @@ class Recording:
 
     def save(self, path: str | Path) -> None:
         """Writes header and frames as JSON lines."""
-        with Path(path).open("wb") as file:
+        with a_path("path", path).open("wb") as file:
             file.write(_encoded(_header_line(self.header)))
             file.writelines(_encoded(frame.to_json() + "\n") for frame in self.frames)
 
@@ -141,7 +143,7 @@ class Recording:
         """
         from minirad.recording_file import read_recording
 
-        return read_recording(path)
+        return read_recording(a_path("a recording", path))
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -242,8 +244,12 @@ class Recorder(Recording):
         self, source: Any, path: str | Path | None = None, *, keyframe_every: int = 100,
         notes: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        if keyframe_every < 1:
-            raise ValueError(f"keyframe_every must be at least 1, got {keyframe_every}")
+        whole("keyframe_every", keyframe_every, 1)
+        path = None if path is None else a_path("path", path)
+        if not hasattr(source, "step") and not hasattr(source, "walk"):
+            raise ValueError(f"an engine or a tree can be recorded, not {said(source)}")
+        if notes is not None and not isinstance(notes, dict):
+            raise ValueError(f"notes must be a dict that JSON can hold, or None, got {said(notes)}")
         self._engine = source if hasattr(source, "step") else None
         self._cache = source.cache if self._engine is not None else source
         bus = getattr(source, "bus", None)
@@ -263,6 +269,8 @@ class Recorder(Recording):
 
     def scene(self, title: str) -> None:
         """The next frame begins a new scene: a run of frames that is shown as one."""
+        if not isinstance(title, str):
+            raise ValueError(f"a scene's title is a text, got {said(title)}")
         self.cut()
         self._scene = title
 

@@ -302,8 +302,10 @@ def _mooncake(record: dict[str, Any], where: Where, known: dict[int, int]) -> Tr
 
 def _whole(record: dict[str, Any], name: str, least: int) -> int:
     value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_TOKEN:
-        raise ValueError(f"{name} must be a whole number from {least} to {MAX_TOKEN}, not {said(value)}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number, {least} or more, not {said(value)}")
+    if value > MAX_TOKEN:
+        raise ValueError(f"{name} must be at most {MAX_TOKEN}, not {said(value)}")
     return value
 
 
@@ -317,7 +319,7 @@ def _openai(record: dict[str, Any], where: Where, text: Tokenizer) -> Iterator[T
     output = _reply(outer, text) if len(prompts) == 1 else None
     length = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT
     if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= MAX_TOKEN:
-        raise ValueError(f"max_tokens must be a whole number from 0 to {MAX_TOKEN}, not {said(length)}")
+        raise ValueError(f"max_tokens must be a whole number, not {said(length)}")
     model = body.get("model")
     for ids in prompts:
         yield TraceRequest(

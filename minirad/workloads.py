@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minirad.checks import read_text
+from minirad import checks
 from minirad.config import SamplingParams
 from minirad.frontend import Program
 from minirad.model.classroom import corpus
@@ -264,6 +264,7 @@ def load(name_or_file: str | Path) -> Workload:
 
     ValueError names what is wrong with the name or the file.
     """
+    checks.path("a workload", name_or_file)
     if str(name_or_file) in WORKLOADS:
         return WORKLOADS[str(name_or_file)]()
     path = Path(name_or_file)
@@ -279,7 +280,7 @@ def load(name_or_file: str | Path) -> Workload:
 
         return from_recording(Recorder.load(path), name=path.stem)
     try:
-        return from_json(json.loads(read_text(path)))
+        return from_json(json.loads(checks.read_text(path)))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no workload: {error}") from error
 

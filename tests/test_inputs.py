@@ -82,7 +82,7 @@ def test_what_is_no_priority_or_key_is_refused(make_engine: MakeEngine) -> None:
     for priority in (1.5, True, "high", None):
         with pytest.raises(ValueError, match="priority must be a whole number, got"):
             engine.add_request(PROMPT, FOUR, priority=priority)
-    with pytest.raises(TypeError, match="unhashable type: 'list'"):
+    with pytest.raises(ValueError, match=r"extra_key must be hashable, got \['a'\]"):
         engine.add_request(PROMPT, FOUR, extra_key=["a"])
     assert not engine.has_work
 
@@ -178,7 +178,7 @@ def test_a_model_directory_that_lacks_something(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"{tmp_path.name} lacks .*{missing}"):
             Engine(EngineConfig(model=tmp_path))
         (tmp_path / name).write_bytes((source / name).read_bytes())
-    with pytest.raises(ValueError, match=r"lacks weights \(\*\.safetensors\)$"):
+    with pytest.raises(ValueError, match=r"lacks weights \(model\.safetensors or .*\.index\.json\)$"):
         Engine(EngineConfig(model=tmp_path))
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.update(model_type="gpt2", architectures=["GPT2LMHeadModel"])

@@ -40,7 +40,7 @@ import numpy.typing as npt
 
 from minirad import events as ev
 from minirad.cache.eviction import EvictionPolicy, EvictionQueue, OutdatedFirst, eviction_policy
-from minirad.checks import said, whole
+from minirad.checks import said, truth, whole
 from minirad.errors import InvariantError, require
 
 Slots = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ def as_int64(values: Any, what: str) -> Slots:
         return np.empty(0, dtype=np.int64)
     kind = array.dtype.kind
     if array.ndim == 0 or kind == "O":
-        raise ValueError(f"{what} must be one row of integers, got {said(values)}")
+        raise ValueError(f"{what} must be one row of integers, got {array.dtype} {said(values)}")
     if array.ndim != 1 or kind not in "iu":
         raise ValueError(f"{what} must be one row of integers, got {array.dtype} of shape {array.shape}")
     if kind == "u" and array.max() > MAX_INT64:
@@ -86,6 +86,7 @@ class RadixKey:
             bad = int(tokens[(tokens < 0) | (tokens > MAX_TOKEN)][0])
             raise ValueError(f"token id {bad} is out of range 0 to {MAX_TOKEN}")
         hash(extra_key)  # a TypeError here names the type; later it would be far from its cause
+        truth("is_bigram", is_bigram)
         units = tokens.astype(np.int32)
         if is_bigram:
             units = np.stack((units[:-1], units[1:]), axis=1)
@@ -232,6 +233,8 @@ class RadixCache:
         self, page_size: int = 1, eviction_policy: str = "lru", bus: ev.EventBus | None = None
     ) -> None:
         self.page_size = whole("page_size", page_size, 1)
+        if bus is not None and not isinstance(bus, ev.EventBus):
+            raise ValueError(f"bus must be an EventBus or None, got {said(bus)}")
         self.bus = bus if bus is not None else ev.EventBus()
         self._queue = EvictionQueue(_policy(eviction_policy))
         self._next_id = 1  # ids are never used again, also not after a reset
@@ -253,7 +256,10 @@ class RadixCache:
         Returns the nodes that match whole, the bytes they hold, and, if the walk ended inside a
         further node, that node with the bytes of whole pages that match in it (else None, 0).
         """
-        data, page = key.data, key.width * self.page_size
+        try:
+            data, page = key.data, key.width * self.page_size
+        except AttributeError:
+            raise ValueError(f"a RadixKey is needed, got {said(key)}") from None
         path: list[Node] = []
         pos = 0
         child = self.root.children.get((key.namespace, data[:page]))
@@ -353,7 +359,9 @@ class RadixCache:
         grow: the leaf that this request inserted earlier. It is made longer instead of getting a
         child iff the walk ends exactly there, nothing hangs below it and nobody else locks it.
         """
-        slots = as_int64(slots, "slots")
+        if not isinstance(key, RadixKey):
+            raise ValueError(f"a RadixKey is needed, got {said(key)}")
+        slots, priority = as_int64(slots, "slots"), whole("priority", priority)
         if len(slots) != len(key):
             raise ValueError(f"{len(slots)} slots for a key of {len(key)} units")
         path, pos = self._touch(key, False, priority)

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from minirad import checks
 from minirad.model.llama import LlamaConfig, LlamaModel
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def resolve_model(name: str | Path | None) -> Path:
     """
     if name is None or name == CLASSROOM:
         return _checked(_classroom_dir())
-    path = Path(name).expanduser()
+    path = checks.path("a model", name).expanduser()
     if path.is_dir():
         return _checked(path)
     if name == SMOLLM2:
