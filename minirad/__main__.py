@@ -149,6 +149,7 @@ def _generate(args: argparse.Namespace) -> int:
     for tokens in ids:  # all are checked before any is run
         engine.check_prompt(tokens, params)
     with _recording(engine, args.record):
+        _note(engine)
         outputs = _run(engine, ids, params, together=args.together)
     if args.json:
         records = [{"prompt": prompts[at], **dataclasses.asdict(out)} for at, out in outputs]
@@ -162,10 +163,13 @@ def _generate(args: argparse.Namespace) -> int:
 def _engine(args: argparse.Namespace) -> Engine:
     from minirad.engine import Engine
 
-    engine = Engine(engine_config(args))
+    return Engine(engine_config(args))
+
+
+def _note(engine: Engine) -> None:
+    """Said once it is known that the command runs: of a mistake there is one line."""
     if engine.attention_note:
         print(engine.attention_note, file=sys.stderr)
-    return engine
 
 
 def _numbers(text: str) -> Any:
@@ -222,6 +226,7 @@ def _chat(args: argparse.Namespace) -> int:
     session = ChatSession(engine, args.system)
     print("Talk to the model. /new starts over (the cache stays), /quit or Ctrl-D ends.")
     with _recording(engine, args.record):
+        _note(engine)
         while True:
             try:
                 line = input("you> ").strip()
@@ -263,6 +268,7 @@ def _info(args: argparse.Namespace) -> int:
     import minirad
 
     engine = _engine(args)
+    _note(engine)
     facts: dict[str, Any] = {
         "minirad": minirad.__version__,
         "model": {

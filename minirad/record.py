@@ -183,7 +183,7 @@ class _Lines:
     """The file of a recorder: a header and whole lines at any moment, however writing them ends."""
 
     def __init__(self, path: Path, header: str) -> None:
-        self._file = path.open("wb", buffering=0)
+        self._path, self._file = path, path.open("wb", buffering=0)
         self._whole = 0  # bytes of whole lines
         self._owed: deque[Frame] = deque()
         self._torn = False  # part of a line may lie behind the whole ones
@@ -211,8 +211,11 @@ class _Lines:
         data = _encoded(line)
         self._torn = True
         done = 0
-        while done < len(data):
-            done += self._file.write(data[done:])
+        try:
+            while done < len(data):
+                done += self._file.write(data[done:])
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
         self._whole += len(data)
         self._torn = False
 

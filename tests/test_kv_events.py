@@ -494,7 +494,7 @@ def test_what_is_no_event_of_ours_is_a_value_error(sent: Any) -> None:
 
 def test_a_table_that_hears_of_half_of_it_says_so() -> None:
     late = rebuild([from_dict({**SENT, "parent_block_hash": 9})])
-    with pytest.raises(ValueError, match="block 1[12] stands behind block 9, which was never stored"):
+    with pytest.raises(ValueError, match=r"block 1[12] stands behind block 9, which was never stored"):
         late.prefixes("GPU")
     circle = rebuild([from_dict({**SENT, "parent_block_hash": 12})])
     with pytest.raises(ValueError, match="stands behind itself"):
