@@ -26,6 +26,28 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {one_line(message)} (--help lists the options)\n")
 
 
+def positive(text: str) -> int:
+    """An option's whole number, 1 or more."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if not 1 <= number < 1 << 31:
+        raise argparse.ArgumentTypeError(f"a whole number, 1 or more, is needed, not {one_line(text)!r}")
+    return number
+
+
+def above_zero(text: str) -> float:
+    """An option's number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number above 0 is needed, not {one_line(text)!r}")
+    return number
+
+
 def one_line(error: object) -> str:
     """What went wrong as one line of bounded length."""
     text = " ".join(str(error).split()) or type(error).__name__
