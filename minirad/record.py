@@ -249,7 +249,7 @@ class Recorder(Recording):
     ) -> None:  # fmt: skip
         whole("keyframe_every", keyframe_every, 1)
         path = None if path is None else a_path("path", path)
-        if not hasattr(source, "step") and not hasattr(source, "walk"):
+        if isinstance(source, type) or not (hasattr(source, "step") or hasattr(source, "walk")):
             raise ValueError(f"an engine or a tree can be recorded, not {said(source)}")
         if notes is not None and not isinstance(notes, dict):
             raise ValueError(f"notes must be a dict that JSON can hold, or None, got {said(notes)}")

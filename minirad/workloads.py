@@ -202,6 +202,9 @@ def self_consistency(samples: int = 4) -> Workload:
     sessions = []
     for number, ask in enumerate(asks, start=1):
         turn = Turn(chat_prompt(ask), max_new_tokens=28, temperature=0.9, n=samples, seed=number)
+        checks.whole("arrival", rest.get("arrival", 0), 0)
+        checks.whole("priority", rest.get("priority", 0))
+        checks.extra_key(rest.get("extra_key"))
         sessions.append(Session(f"samples {number}", (turn,), 12 * (number - 1)))
     return Workload("self-consistency", "Several samples of one prompt", tuple(sessions), kv_tokens=300)
 
@@ -292,14 +295,23 @@ def from_json(data: Any) -> Workload:
     sessions = []
     for number, each in enumerate(data["sessions"], start=1):
         turns = tuple(Turn(**{**turn, **_tuples(turn)}) for turn in each["turns"])
+        if not turns:
+            raise ValueError(f"session {number} has no turns")
         for turn in turns:
             turn.params()  # ValueError now rather than in the middle of a run
+            if not isinstance(turn.text, str):
+                raise ValueError(f"session {number} has a turn whose text is {checks.said(turn.text)}")
+            for token in turn.token_ids:
+                checks.whole("a token id", token, 0)
             if not turn.text and not turn.token_ids:
                 raise ValueError(f"session {number} has a turn without text or token_ids")
         rest = {key: value for key, value in each.items() if key not in ("turns", "name")}
+        checks.whole("arrival", rest.get("arrival", 0), 0)
+        checks.whole("priority", rest.get("priority", 0))
+        checks.extra_key(rest.get("extra_key"))
         sessions.append(Session(str(each.get("name", f"session {number}")), turns, **rest))
     name = str(data.get("name", "file"))
-    pool = int(data.get("kv_tokens", 512))
+    pool = checks.whole("kv_tokens", data.get("kv_tokens", 512), 1)
     return Workload(name, str(data.get("title", name)), tuple(sessions), pool)
 
 
@@ -325,7 +337,10 @@ def from_recording(recording: Any, until: int | None = None, name: str = "fork")
                     temperature=event.temperature, n=event.n,
                 )  # fmt: skip
                 key = event.namespace or None
-                sessions.append(Session(event.request, (turn,), max(frame.step - 1, 0), key, event.priority))
+                checks.whole("arrival", rest.get("arrival", 0), 0)
+        checks.whole("priority", rest.get("priority", 0))
+        checks.extra_key(rest.get("extra_key"))
+        sessions.append(Session(event.request, (turn,), max(frame.step - 1, 0), key, event.priority))
     pool = int(recording.header["start"]["kv_tokens"]) or 512
     return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
 

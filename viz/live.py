@@ -954,7 +954,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replay", metavar="FILE.jsonl", help="show a recording instead of an engine")
     parser.add_argument("--export", metavar="FILE.html|FILE.gif", action="append", default=[],
                         help="run to the end without a server and write a file")  # fmt: skip
-    parser.add_argument("--steps", type=int, help="with --export: steps at most (default: 2000)")
+    parser.add_argument("--steps", type=command.positive, help="with --export: steps at most (default: 2000)")
     return parser
 
 
@@ -979,7 +979,7 @@ def _main(options: argparse.Namespace) -> int:
         if options.replay:
             raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
     resolve_model(settings.model)
-    replay = _replay(options.replay) if options.replay else None
+    replay = _replay(options.replay) if options.replay is not None else None
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
     if options.export:
