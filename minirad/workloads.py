@@ -202,9 +202,6 @@ def self_consistency(samples: int = 4) -> Workload:
     sessions = []
     for number, ask in enumerate(asks, start=1):
         turn = Turn(chat_prompt(ask), max_new_tokens=28, temperature=0.9, n=samples, seed=number)
-        checks.whole("arrival", rest.get("arrival", 0), 0)
-        checks.whole("priority", rest.get("priority", 0))
-        checks.extra_key(rest.get("extra_key"))
         sessions.append(Session(f"samples {number}", (turn,), 12 * (number - 1)))
     return Workload("self-consistency", "Several samples of one prompt", tuple(sessions), kv_tokens=300)
 
@@ -337,9 +334,6 @@ def from_recording(recording: Any, until: int | None = None, name: str = "fork")
                     temperature=event.temperature, n=event.n,
                 )  # fmt: skip
                 key = event.namespace or None
-                checks.whole("arrival", rest.get("arrival", 0), 0)
-        checks.whole("priority", rest.get("priority", 0))
-        checks.extra_key(rest.get("extra_key"))
         sessions.append(Session(event.request, (turn,), max(frame.step - 1, 0), key, event.priority))
     pool = int(recording.header["start"]["kv_tokens"]) or 512
     return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
