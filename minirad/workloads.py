@@ -334,7 +334,7 @@ def from_recording(recording: Any, until: int | None = None, name: str = "fork")
                     temperature=event.temperature, n=event.n,
                 )  # fmt: skip
                 key = event.namespace or None
-        sessions.append(Session(event.request, (turn,), max(frame.step - 1, 0), key, event.priority))
+                sessions.append(Session(event.request, (turn,), max(frame.step - 1, 0), key, event.priority))
     pool = int(recording.header["start"]["kv_tokens"]) or 512
     return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
 
