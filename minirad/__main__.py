@@ -5,6 +5,11 @@ Each command imports what it needs when it runs, so that `--help` is instant.
 
 from __future__ import annotations
 
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("minirad")  # before what takes its time to import
+
 import argparse
 import contextlib
 import dataclasses
@@ -47,26 +52,20 @@ WITHOUT_MODEL = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code. A caller's mistake is one line on stderr and 2."""
-    parser = _parser()
-    args, rest = parser.parse_known_args(argv)
-    if hasattr(args, "module"):
-        args.rest = rest
-    elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
+
+    def work() -> int:
+        parser = _parser()
+        args, rest = parser.parse_known_args(argv)
+        if hasattr(args, "module"):
+            args.rest = rest
+        elif rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
         with warnings.catch_warnings():
             warnings.showwarning = _told(warnings.showwarning)
             code: int = args.run(args)
         return code
-    except BrokenPipeError:  # `| head` has seen enough
-        sys.stderr.close()
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"minirad: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 130
+
+    return command.run("minirad", work)
 
 
 def _told(usual: Any) -> Any:
@@ -82,7 +81,7 @@ def _told(usual: Any) -> Any:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m minirad", description=__doc__)
+    parser = command.Parser(prog="python -m minirad", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
 
     generate = commands.add_parser("generate", help="continue prompts and show what the cache saved")
@@ -103,9 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", default=SYSTEM)
     chat.add_argument("--record", type=Path, help="write every step to this file (JSON lines)")
     chat.set_defaults(run=_chat)
-    for command in (generate, chat):
-        add_sampling_options(command)
-        add_engine_options(command)
+    for talks in (generate, chat):
+        add_sampling_options(talks)
+        add_engine_options(talks)
 
     info = commands.add_parser("info", help="model, configuration, pool and backend")
     info.add_argument("--json", action="store_true")
@@ -126,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _with_own_options(args: argparse.Namespace) -> int:
     module = import_module(f"minirad.{args.module}")
-    parser = argparse.ArgumentParser(
+    parser = command.Parser(
         prog=f"python -m minirad {args.module.replace('.', ' ')}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -168,6 +167,7 @@ def _generate(args: argparse.Namespace) -> int:
     for tokens in ids:  # all are checked before any is run
         engine.check_prompt(tokens, params)
     with _recording(engine, args.record):
+        _note(engine)
         outputs = _run(engine, ids, params, together=args.together)
     if args.json:
         records = [{"prompt": prompts[at], **dataclasses.asdict(out)} for at, out in outputs]
@@ -198,10 +198,13 @@ def _lines(path: Path) -> tuple[list[str], int]:
 def _engine(args: argparse.Namespace) -> Engine:
     from minirad.engine import Engine
 
-    engine = Engine(engine_config(args))
+    return Engine(engine_config(args))
+
+
+def _note(engine: Engine) -> None:
+    """Said once it is known that the command runs: of a mistake there is one line."""
     if engine.attention_note:
         print(engine.attention_note, file=sys.stderr)
-    return engine
 
 
 def _numbers(text: str) -> Any:
@@ -260,6 +263,7 @@ def _chat(args: argparse.Namespace) -> int:
     session = ChatSession(engine, args.system)
     print("Talk to the model. /new starts over (the cache stays), /quit or Ctrl-D ends.")
     with _recording(engine, args.record):
+        _note(engine)
         while True:
             try:
                 line = input("you> ").strip()
@@ -304,6 +308,7 @@ def _info(args: argparse.Namespace) -> int:
     import minirad
 
     engine = _engine(args)
+    _note(engine)
     facts: dict[str, Any] = {
         "minirad": minirad.__version__,
         "model": {

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from minirad.checks import plain, said, truth, whole
 from minirad.text import valid_text
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -23,21 +25,19 @@ MOST_KV_TOKENS = 1 << 22  # that a GPU's free memory is turned into unasked
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """ValueError naming the value and the known ones, unless it is one of them."""
-    if value not in known and not (name == "device" and str(value).startswith("cuda:")):
-        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"unknown {name} {said(value)}; known: {', '.join(known)}")
 
 
 def at_least(name: str, value: int, least: int) -> None:
     """ValueError naming the value and its limit; also for what is no whole number."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+    whole(name, value, least)
 
 
 def share(name: str, value: float) -> None:
     """ValueError naming the value, unless it is a number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    number(name, value)
+    if not 0 <= value <= 1:
         raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
 
 
@@ -50,6 +50,21 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     if min(ids, default=0) < 0:
         raise ValueError(f"{name} must be a sequence of token ids, 0 or more, got {value!r}")
     return ids
+
+
+def number(name: str, value: float) -> None:
+    """ValueError naming the value, unless it is a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, got {said(value)}")
+
+
+def _simple(config: Any) -> None:
+    """Numpy's scalars become numbers, and what is declared as a bool is one."""
+    for each in fields(config):
+        value = plain(getattr(config, each.name))
+        object.__setattr__(config, each.name, value)
+        if each.type in ("bool", "bool | None"):
+            truth(each.name, value, or_none=each.type != "bool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +97,7 @@ class ScheduleOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("mixed", "preemption", "in_batch_prefix"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        _simple(self)
         at_least("in_batch_cached", self.in_batch_cached, 0)
         at_least("in_batch_shared", self.in_batch_shared, 1)
         at_least("fair_passes", self.fair_passes, 0)
@@ -168,7 +181,11 @@ class EngineConfig:
         from minirad.cache.hiradix_cache import HOST_WRITE
         from minirad.schedule.policies import POLICIES as SCHEDULE
 
-        one_of("device", self.device, DEVICES)
+        _simple(self)
+        if not (isinstance(self.device, str) and re.fullmatch(r"cuda:\d{1,3}", self.device)):
+            one_of("device", self.device, DEVICES)
+        if not (self.model is None or (isinstance(self.model, str | Path) and str(self.model).strip())):
+            raise ValueError(f"model must be a name, a directory or None, got {said(self.model)}")
         one_of("dtype", self.dtype, DTYPES)
         one_of("attention", self.attention, ATTENTION)
         one_of("eviction policy", self.eviction_policy, tuple(EVICTION))
@@ -189,13 +206,6 @@ class EngineConfig:
             one_of("shape for dummy weights", self.dummy_weights, tuple(SHAPES))
             if self.model is not None:
                 raise ValueError(f"model {str(self.model)!r} and dummy weights: only one of the two")
-        for name in ("cuda_graphs", "cascade"):
-            if not (getattr(self, name) is None or isinstance(getattr(self, name), bool)):
-                raise ValueError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
-        if not isinstance(self.overlap, bool):
-            raise ValueError(f"overlap must be True or False, got {self.overlap!r}")
-        if not isinstance(self.bigram_keys, bool):
-            raise ValueError(f"bigram_keys must be True or False, got {self.bigram_keys!r}")
         if self.host_kv_tokens % self.page_size:
             raise ValueError(
                 f"page_size {self.page_size} does not divide host_kv_tokens {self.host_kv_tokens}"
@@ -233,13 +243,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        _simple(self)
         at_least("max_new_tokens", self.max_new_tokens, 0)
         at_least("top_k", self.top_k, 0)
         at_least("n", self.n, 1)
         for name in ("temperature", "top_p"):
-            if not isinstance(getattr(self, name), (int, float)):
-                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            number(name, getattr(self, name))
+        if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
@@ -247,8 +257,10 @@ class SamplingParams:
             at_least("seed", self.seed, 0)
         if self.logprob_start is not None:
             at_least("logprob_start", self.logprob_start, 0)
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if any(not isinstance(text, str) or not text for text in stops):
-            raise ValueError(f"stop must be non-empty texts, got {self.stop!r}")
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stops, list | tuple) or any(
+            not isinstance(text, str) or not text for text in stops
+        ):
+            raise ValueError(f"stop must be non-empty texts, got {said(self.stop)}")
         object.__setattr__(self, "stop", tuple(valid_text(text, "a stop text") for text in stops))
         object.__setattr__(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))

@@ -17,8 +17,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from minirad import checks, serve
 from minirad import events as ev
-from minirad import serve
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
@@ -63,6 +63,7 @@ class Engine:
         model: LlamaModel | None = None,
         tokenizer: Any = None,
     ) -> None:
+        checks.engine(config, cache, model)
         machine = assemble(config or EngineConfig(), model)
         self.config = config = machine.config
         self.runner, self.model_path, self.attention_note = machine.runner, machine.model_path, machine.note
@@ -393,7 +394,8 @@ class Engine:
         Raises ValueError, and changes nothing, for an empty prompt, ids outside the vocabulary, or
         a prompt that with its reply is longer than the context or the pool.
         """
-        request = self._new_request(prompt, params or SamplingParams(), extra_key, priority)
+        checks.mask(token_mask)
+        request = self._new_request(prompt, params, extra_key, priority)
         request.token_mask = token_mask
         try:
             self.enqueue([request])
@@ -433,22 +435,21 @@ class Engine:
         return self._namespaces.setdefault(namespace, len(self._namespaces) - 1)
 
     def _new_request(
-        self, prompt: Prompt, params: SamplingParams, extra_key: Hashable, priority: int
+        self, prompt: Prompt, params: SamplingParams | None, extra_key: Hashable, priority: int
     ) -> Request:
+        params, priority = checks.sampling(params), checks.whole("priority", priority)
         tokens = self._checked_prompt(self.encode(prompt), params)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise ValueError(f"priority must be a whole number, got {priority!r}")
         self._key((), extra_key)  # refuses what cannot be hashed
         seed = params.seed if params.seed is not None else self.config.seed * 1_000_003
         bigram = self.config.bigram_keys
         return Request("", tokens, params, seed, 0, extra_key, priority, is_bigram=bigram)
 
     def _key(self, tokens: IntSequence, extra_key: Hashable) -> RadixKey:
-        return RadixKey(tokens, extra_key, self.config.bigram_keys)
+        return RadixKey(tokens, checks.extra_key(extra_key), self.config.bigram_keys)
 
     def check_prompt(self, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """Raises the ValueError that `add_request` would raise; changes nothing."""
-        self._checked_prompt(self.encode(prompt), params or SamplingParams())
+        self._checked_prompt(self.encode(prompt), checks.sampling(params))
 
     def _checked_prompt(self, tokens: Slots, params: SamplingParams) -> Slots:
         config, vocab = self.config, self.runner.vocab_size
@@ -495,7 +496,9 @@ class Engine:
         """
         many = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(many)
+            params = [checks.sampling(params)] * len(many)
+        if not isinstance(params, Sequence) or isinstance(params, str):
+            checks.sampling(params)  # says what it should have been
         if len(params) != len(many):
             raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
         pairs = zip(many, params, strict=True)
@@ -505,13 +508,14 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None
     ) -> Iterator[StreamToken]:
         """Yields each token of one prompt as soon as it is sampled. Leaving the loop aborts it."""
-        return serve.stream(self, self._new_request(prompt, params or SamplingParams(), extra_key, 0))
+        return serve.stream(self, self._new_request(prompt, params, extra_key, 0))
 
     def abort(self, request_id: str) -> bool:
         """Cancels a request with all its samples; False if it is not here (any more).
 
         Its outputs, finish_reason "abort", are in the next step's report.
         """
+        checks.request_id(request_id)
         with self.transaction:
             self._settle()
             return self._abort(request_id)
@@ -559,7 +563,7 @@ class Engine:
                 self.cache.inc_lock_ref(match.last_node)
                 self._pins[number] = match.last_node
                 self._next_pin += 1
-            return Pin(number, int(match.length))
+            return Pin(number, int(match.length), self)
         except BaseException:
             if number in self._pins:
                 with self.transaction:
@@ -568,6 +572,8 @@ class Engine:
 
     def unpin(self, pin: Pin) -> None:
         """Lets a pinned prefix go; ValueError if that was done before."""
+        if not isinstance(pin, Pin) or pin.engine is not self:
+            raise ValueError(f"a pin that this engine's pin() returned is needed, got {checks.said(pin)}")
         if pin.id not in self._pins:
             raise ValueError(f"pin {pin.id} is not held")
         with self.transaction:
@@ -606,6 +612,8 @@ class Engine:
 
         Raises ValueError, and changes nothing, for a model of another shape, type or place.
         """
+        if not isinstance(model, LlamaModel):
+            raise ValueError(f"the new weights must be a LlamaModel, got {checks.said(model)}")
         new, old = ((each.config, each.dtype, each.device) for each in (model, self.model))
         if new != old:
             raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
@@ -716,6 +724,7 @@ class Engine:
         """Text to token ids; ids are passed on."""
         if isinstance(prompt, str):
             prompt = encode_prompt(self.tokenizer, prompt)
+        checks.prompt(prompt)
         tokens: Slots = as_int64(prompt, "a prompt").copy()
         return tokens
 
@@ -733,6 +742,7 @@ class Engine:
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several: a text is one, and so is a row of ids."""
+    checks.prompts(prompts)
     if isinstance(prompts, str) or (
         len(prompts) and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
     ):

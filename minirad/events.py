@@ -573,8 +573,10 @@ class EventBus:
 
         Returns a function that ends the subscription; calling it twice does no harm.
         """
-        if kind is not None and kind not in EVENT_TYPES:
-            raise ValueError(f"{kind!r} is no event type; known: {[t.__name__ for t in EVENT_TYPES]}")
+        if kind is not None and not any(kind is known for known in EVENT_TYPES):
+            raise ValueError(f"{kind!r} is no event type: one of minirad.events.EVENT_TYPES, or None for all")
+        if not callable(handler):
+            raise ValueError(f"a handler is called with each event, and {handler!r} cannot be called")
         handlers = self._all if kind is None else self._by_type.setdefault(kind, [])
         handlers.append(handler)
         self._refresh()

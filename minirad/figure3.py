@@ -16,6 +16,11 @@ Does not draw (viz/figure3.py does), and does not simulate: without a model ther
 
 from __future__ import annotations
 
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("python -m minirad.figure3")  # before what takes its time to import
+
 import argparse
 import json
 import sys
@@ -654,21 +659,18 @@ def _text_node(node: Panel, state: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m minirad.figure3", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command.Parser(prog="python -m minirad.figure3", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print nine objects instead of nine trees")
     add_options(parser)
     args = parser.parse_args(arguments)
-    try:
-        _, panels = run(args.page_size, args.eviction_policy, args.kv_tokens)
-    except ValueError as error:
-        parser.error(str(error))
+    return command.run(parser.prog, lambda: _print(args))
+
+
+def _print(args: argparse.Namespace) -> int:
+    _, panels = run(args.page_size, args.eviction_policy, args.kv_tokens)
     if args.json:
         print(json.dumps(panels, indent=2))
         return 0
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a console that cannot show a tree's lines
     broken = check_story(panels)
     for panel in panels:
         print(text_panel(panel, holds(panel, broken)), end="\n\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def choose_device(name: str, model: LlamaModel | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: torch sees no NVIDIA GPU here; use 'cpu' or 'auto'")
+    if ":" in name and int(name.partition(":")[2]) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r}: there are {torch.cuda.device_count()} GPUs, counted from 0")
     return torch.device(name)
 
 
@@ -100,6 +103,39 @@ def kv_tokens_that_fit(model: LlamaModel, device: torch.device) -> int:
     return min(max(int(free * 0.8) // per_token, DEFAULT_KV_TOKENS), MOST_KV_TOKENS)
 
 
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of memory that a device has in all; None where that cannot be asked."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
+
+
+def require_memory(config: EngineConfig, model: LlamaModel, device: torch.device) -> None:
+    """ValueError for sizes that this machine has no memory for, before anything is built.
+
+    Memory is handed out lazily: what is too large would be had, and end the process later.
+    """
+    assert config.kv_tokens is not None and config.max_context is not None
+    c, host = model.config, torch.device("cpu")
+    per_token = 2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize
+    books = 17 * (config.kv_tokens // config.page_size)  # of each page: free or not, whose, and its place
+    for name, where, size in (
+        ("kv_tokens", device, (config.kv_tokens + config.page_size) * per_token),
+        ("kv_tokens", host, books),
+        ("host_kv_tokens", host, config.host_kv_tokens * per_token),
+        ("max_running", host, config.max_running * (8 * config.max_context + 100)),
+    ):
+        memory = memory_of(where)
+        if memory is not None and size > memory:
+            raise ValueError(
+                f"{name} {getattr(config, name)} takes {size / 1e9:,.1f} GB; "
+                f"{'this machine' if where == host else str(where)} has {memory / 1e9:,.1f} GB of memory"
+            )
+
+
 def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, attention: str) -> EngineConfig:
     """The config with every "auto" and None that depends on model and machine replaced."""
     kv_tokens = config.kv_tokens
@@ -109,7 +145,7 @@ def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, att
     limit = model.config.max_position_embeddings
     if config.max_context is not None and config.max_context > limit:
         raise ValueError(f"max_context {config.max_context} is more than the model's {limit}")
-    return dataclasses.replace(
+    config = dataclasses.replace(
         config,
         device=str(device),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -117,3 +153,5 @@ def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, att
         kv_tokens=kv_tokens,
         max_context=config.max_context or limit,
     )
+    require_memory(config, model, device)
+    return config

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class StreamToken:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A held prefix: `length` tokens of it are in the tree and stay there until `unpin`."""
+    """A held prefix: `length` tokens of it are in the tree and stay there until `unpin` of its engine."""
 
     id: int
     length: int
+    engine: Any = field(default=None, repr=False, compare=False)

@@ -16,17 +16,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from minirad import events as ev
+from minirad.checks import path as a_path
+from minirad.checks import said, whole
 
 SCHEMA = 1
-_EVENTS = {kind.__name__: kind for kind in ev.EVENT_TYPES}
 State = dict[str, Any]
 
 
@@ -48,17 +50,14 @@ class Frame:
         line["events"] = [_flat(event) for event in self.events]
         if self.keyframe is not None:
             line["keyframe"] = self.keyframe
-        return json.dumps(line, separators=(",", ":"), ensure_ascii=False)
+        return _json(line)
 
     @classmethod
     def from_json(cls, text: str) -> Frame:
         """ValueError for a line that is not a whole frame."""
-        line = json.loads(text)
-        try:
-            events = tuple(_unflat(flat) for flat in line["events"])
-            return cls(line["frame"], line["step"], events, line.get("keyframe"), line.get("scene"))
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a frame: {error!r}") from error
+        from minirad.recording_file import parse_frame
+
+        return parse_frame(text)
 
 
 def _flat(event: ev.Event) -> list[Any]:
@@ -66,13 +65,24 @@ def _flat(event: ev.Event) -> list[Any]:
     return [type(event).__name__, *(getattr(event, field.name) for field in fields)]
 
 
-def _unflat(flat: list[Any]) -> ev.Event:
-    values = (tuple(value) if isinstance(value, list) else value for value in flat[1:])
-    return _EVENTS[flat[0]](*values)
+def _plain(value: Any) -> Any:
+    """For json: numpy's numbers and rows, as a tree of somebody's own may hold them."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{value!r} cannot be written as JSON")
+
+
+def _json(data: State) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, default=_plain)
 
 
 class Recording:
-    """Frames and what they start from. `state(i)` is the whole state after frame i (-1: the start)."""
+    """Frames and what they start from. `state(i)` is the whole state after frame i (-1: the start).
+
+    missing: one sentence on what of a file could not be read ("": nothing is missing).
+    """
+
+    missing = ""
 
     def __init__(self, header: State, frames: Iterable[Frame] = ()) -> None:
         self.header = header
@@ -84,7 +94,7 @@ class Recording:
 
     def replay_to(self, index: int) -> ReplayState:
         """A fresh ReplayState after frame `index`, from the nearest keyframe before it."""
-        if not -1 <= index < len(self.frames):
+        if not -1 <= whole("a frame's index", index) < len(self.frames):
             raise ValueError(f"frame {index} is not in this recording of {len(self.frames)} frames")
         at = index
         while at >= 0 and self.frames[at].keyframe is None:
@@ -96,46 +106,44 @@ class Recording:
             what = f"the keyframe of frame {at}" if at >= 0 else "the header's start"
             raise ValueError(f"{what} is not a whole state: {error!r}") from error
         for frame in self.frames[at + 1 : index + 1]:
-            _apply_frame(replay, frame)
+            replay = apply_frame(replay, frame)
         return replay
 
-    def check(self) -> None:
-        """Replays everything once. ValueError names the frame that does not follow from those before it
-        (of a file that was changed by hand)."""
+    def walk(self, before: Callable[[ev.Event, ReplayState], Any] | None = None) -> Iterator[Walked]:
+        """Each frame with the state after it (one object, moved on); `before` is called ahead of each event.
+
+        Goes on from a keyframe where a frame of a silent tree does not replay.
+        """
         replay = self.replay_to(-1)
         for frame in self.frames:
-            _apply_frame(replay, frame)
+            replay = apply_frame(replay, frame, before)
+            yield frame, replay
+
+    def check(self) -> None:
+        """Looks at every frame once. ValueError names the one that does not follow from those before it."""
+        from minirad.recording_file import FrameCheck, check_state
+
+        check_state(self.header["start"])
+        check = FrameCheck(self.header["start"])
+        for frame in self.frames:
+            check.take(frame)
 
     def save(self, path: str | Path) -> None:
         """Writes header and frames as JSON lines."""
-        with Path(path).open("w", encoding="utf-8") as file:
-            file.write(_header_line(self.header))
-            file.writelines(frame.to_json() + "\n" for frame in self.frames)
+        with a_path("path", path).open("wb") as file:
+            file.write(_encoded(_header_line(self.header)))
+            file.writelines(_encoded(frame.to_json() + "\n") for frame in self.frames)
 
     @staticmethod
     def load(path: str | Path) -> Recording:
-        """Reads a file up to its last whole frame.
+        """Reads a file up to its last whole frame, or the last before one that is lost or broken.
 
-        ValueError when there is no whole header, the schema is another, a line in the middle (not
-        the last) is broken, or the frames are not numbered 0, 1, 2 and so on.
+        Frames that could not be had are told by `missing`. ValueError names file and line when there is
+        no whole header, the schema is another, or nothing whole follows.
         """
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
-        header = _parse_header(lines[0], path)
-        recording = Recording(header)
-        for number, line in enumerate(lines[1:], start=2):
-            if not line:
-                continue
-            try:
-                frame = Frame.from_json(line)
-            except ValueError as error:
-                if number < len(lines):
-                    raise ValueError(f"{path}, line {number}: {error}") from error
-                break  # cut off while it was written
-            if frame.index != len(recording):
-                told = f"this is frame {frame.index}, but frame {len(recording)} is due"
-                raise ValueError(f"{path}, line {number}: {told} (a line was lost or moved)")
-            recording.frames.append(frame)
-        return recording
+        from minirad.recording_file import read_recording
+
+        return read_recording(a_path("a recording", path))
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -144,32 +152,80 @@ class Recording:
         return iter(self.frames)
 
 
-def _apply_frame(replay: ReplayState, frame: Frame) -> None:
+Walked = tuple[Frame, "ReplayState"]
+
+
+def apply_frame(
+    replay: ReplayState, frame: Frame, before: Callable[[ev.Event, ReplayState], Any] | None = None
+) -> ReplayState:
+    """The state after a frame: `replay` moved on, or (if its events do not replay) its keyframe's.
+
+    ValueError names a frame that does not follow and has no keyframe.
+    """
     for event in frame.events:
         try:
+            if before is not None:
+                before(event, replay)
             replay.apply(event)
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            if frame.keyframe is not None:
+                return ReplayState(frame.keyframe)
             what = f"{type(event).__name__} does not fit the state: {error!r}"
             raise ValueError(f"frame {frame.index} does not follow from those before it: {what}") from error
+    return replay
 
 
 def _header_line(header: State) -> str:
-    return json.dumps(header, separators=(",", ":"), ensure_ascii=False) + "\n"
+    return _json(header) + "\n"
 
 
-def _parse_header(line: str, path: str | Path) -> State:
-    try:
-        header = json.loads(line)
-        schema = header["minirad"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} does not begin with the header of a recording") from error
-    if schema != SCHEMA:
-        raise ValueError(f"{path} has schema {schema}, this version reads {SCHEMA}")
-    start = header.get("start")
-    if not isinstance(start, dict) or not isinstance(start.get("tree"), dict):
-        raise ValueError(f'{path}: the header has no "start" with a "tree" to start from')
-    result: State = header
-    return result
+class _Lines:
+    """The file of a recorder: a header and whole lines at any moment, however writing them ends."""
+
+    def __init__(self, path: Path, header: str) -> None:
+        self._path, self._file = path, path.open("wb", buffering=0)
+        self._whole = 0  # bytes of whole lines
+        self._owed: deque[Frame] = deque()
+        self._torn = False  # part of a line may lie behind the whole ones
+        try:
+            self._write(header)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def add(self, frame: Frame) -> None:
+        """Writes a frame, and before it those that could not be written when it was their turn."""
+        self._owed.append(frame)
+        self.write_owed()
+
+    def write_owed(self) -> None:
+        """OSError if the file still cannot be written; nothing is lost by that."""
+        while self._owed:
+            self._write(self._owed[0].to_json() + "\n")
+            self._owed.popleft()
+
+    def _write(self, line: str) -> None:
+        if self._torn:
+            self._file.seek(self._whole)
+            self._file.truncate()
+        data = _encoded(line)
+        self._torn = True
+        done = 0
+        try:
+            while done < len(data):
+                done += self._file.write(data[done:])
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        self._whole += len(data)
+        self._torn = False
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _encoded(line: str) -> bytes:
+    """A text that is no valid Unicode must not keep its line out of the file: a sign stands for it."""
+    return line.encode(errors="replace")
 
 
 class Recorder(Recording):
@@ -179,7 +235,8 @@ class Recorder(Recording):
             engine.generate(...)
         recording.save("run.jsonl")
 
-    path: written to as it goes (a crash loses at most the step in progress).
+    path: written to as it goes (a crash loses at most the step in progress). A frame that cannot be written
+    (a full disk) is raised as OSError, and written before the next one: the file has no holes.
     A cache on its own has no steps: `cut()` ends a frame. A tree that emits no events (a student's)
     is compared with what it was at each step's end, and gets a keyframe every time.
     notes: anything else worth knowing, as JSON, kept in header["notes"]. It may still change while the
@@ -190,8 +247,12 @@ class Recorder(Recording):
         self, source: Any, path: str | Path | None = None, *, keyframe_every: int = 100,
         notes: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        if keyframe_every < 1:
-            raise ValueError(f"keyframe_every must be at least 1, got {keyframe_every}")
+        whole("keyframe_every", keyframe_every, 1)
+        path = None if path is None else a_path("path", path)
+        if isinstance(source, type) or not (hasattr(source, "step") or hasattr(source, "walk")):
+            raise ValueError(f"an engine or a tree can be recorded, not {said(source)}")
+        if notes is not None and not isinstance(notes, dict):
+            raise ValueError(f"notes must be a dict that JSON can hold, or None, got {said(notes)}")
         self._engine = source if hasattr(source, "step") else None
         self._cache = source.cache if self._engine is not None else source
         bus = getattr(source, "bus", None)
@@ -205,15 +266,14 @@ class Recorder(Recording):
         self._step = int(self.header["start"]["step"])
         self._scene: str | None = None
         self._before = _nodes_by_id(self._cache) if self._silent else {}
-        self._file: IO[str] | None = None
         self._path, self._first_line = path, _header_line(self.header)
-        if path is not None:
-            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  (closed in `close`)
-            self._file.write(self._first_line)
+        self._file = None if path is None else _Lines(Path(path), self._first_line)
         self._unsubscribe = self._bus.subscribe(None, self._take)
 
     def scene(self, title: str) -> None:
         """The next frame begins a new scene: a run of frames that is shown as one."""
+        if not isinstance(title, str):
+            raise ValueError(f"a scene's title is a text, got {said(title)}")
         self.cut()
         self._scene = title
 
@@ -226,11 +286,16 @@ class Recorder(Recording):
     def close(self) -> None:
         """Stops recording; what happened since the last step becomes a last frame."""
         self._unsubscribe()
-        self.cut()
-        if self._file is not None:
-            self._file.close()
+        file = self._file
+        try:
+            self.cut()
+            if file is not None:
+                file.write_owed()
+        finally:
             self._file = None
-            self._renew_header()
+            if file is not None:
+                file.close()
+                self._renew_header()
 
     def _renew_header(self) -> None:
         """Exchanges the file's first line if the notes have changed; the file is whole at any moment."""
@@ -238,11 +303,15 @@ class Recorder(Recording):
         if self._path is None or line == self._first_line:
             return
         old, new = Path(self._path), Path(f"{self._path}.new")
-        with old.open(encoding="utf-8") as source, new.open("w", encoding="utf-8") as target:
-            source.readline()
-            target.write(line)
-            shutil.copyfileobj(source, target)
-        new.replace(old)
+        try:
+            with old.open("rb") as source, new.open("wb") as target:
+                source.readline()
+                target.write(_encoded(line))
+                shutil.copyfileobj(source, target)
+            new.replace(old)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
     def __enter__(self) -> Recorder:
         return self
@@ -271,8 +340,7 @@ class Recorder(Recording):
         self._events, self._scene = [], None
         self.frames.append(frame)
         if self._file is not None:
-            self._file.write(frame.to_json() + "\n")
-            self._file.flush()
+            self._file.add(frame)
 
     def _snapshot(self) -> State:
         source = self._engine
@@ -374,6 +442,8 @@ class ReplayState:
         while node:
             parts.append(self.nodes[node]["slots"])
             node = self.nodes[node]["parent"]
+            if len(parts) > len(self.nodes):
+                raise ValueError(f"node {node} is its own ancestor")
         return [slot for part in reversed(parts) for slot in part]
 
     def apply(self, event: ev.Event) -> None:

@@ -40,6 +40,7 @@ from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.radix_cache import RadixCache, RadixKey, Slots
+from minirad.checks import read_text
 from minirad.config import SamplingParams, ScheduleOptions, at_least, one_of
 from minirad.doctor import EarlyBreak, diagnose, early_breaks
 from minirad.errors import require
@@ -1044,10 +1045,10 @@ def _prompt(text_or_file: str) -> str:
         if re.fullmatch(r"\S+\.(txt|md|json|jsonl)", text_or_file):
             raise ValueError(f"there is no file {text_or_file!r}")
         return text_or_file
-    text = Path(text_or_file).read_text(encoding="utf-8-sig")
+    text = read_text(text_or_file, "utf-8-sig")
     try:
         record = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return text
     logged = isinstance(record, dict) and {"messages", "prompt", "body", "request"} & set(record)
     return prompt_text(record) if logged else text

@@ -22,7 +22,6 @@ of an emoji, say) is left out and named: real logs have such.
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,9 +32,11 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from minirad.cache.radix_cache import MAX_TOKEN, Slots
+from minirad.checks import read_text, said
 from minirad.model.classroom import corpus
 from minirad.text import InvalidTextError, TextWarning, valid_text
 
+LATEST = 1e16  # milliseconds: no clock is later, and arithmetic with it is exact enough
 BLOCK_TOKENS = 512  # of one Mooncake hash id
 DEFAULT_OUTPUT = 64  # tokens of a reply that a log says nothing about
 FORMATS = ("mooncake", "openai", "sharegpt", "workload")
@@ -162,11 +163,11 @@ def records(path: Path) -> Iterator[Record]:
     """
     if _opening(path).startswith("["):
         try:
-            entries = json.loads(path.read_text(encoding="utf-8-sig"))
+            entries = json.loads(read_text(path, "utf-8-sig"))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {error.lineno}: no JSON: {error.msg}") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: no UTF-8 text at byte {error.start}: {error.reason}") from error
+        except RecursionError:
+            raise ValueError(f"{path}: no JSON that can be read: it is nested too deeply") from None
         yield from ((f"entry {number}", each) for number, each in enumerate(entries, start=1))
         return
     with path.open("rb") as file:
@@ -180,6 +181,9 @@ def records(path: Path) -> Iterator[Record]:
                 yield where, InvalidTextError(f"no UTF-8 text: {error.reason}")
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, {where}: no JSON: {error.msg} at column {error.colno}") from error
+            except (ValueError, RecursionError) as error:  # a number of 5,000 digits, 100,000 brackets
+                told = "it is nested too deeply" if isinstance(error, RecursionError) else error
+                raise ValueError(f"{path}, {where}: no JSON that can be read: {told}") from None
 
 
 def _opening(path: Path) -> str:
@@ -299,14 +303,14 @@ def _mooncake(record: dict[str, Any], where: Where, known: dict[int, int]) -> Tr
     """known: hash id -> key unit. Other traces of this format use ids wider than a key unit is."""
     arrival = record.get("timestamp")
     if not _is_number(arrival):
-        raise ValueError(f"timestamp must be a number of milliseconds, 0 or more, not {arrival!r}")
+        raise ValueError(f"timestamp must be a number of milliseconds, 0 or more, not {said(arrival)}")
     tokens, output = _whole(record, "input_length", 1), _whole(record, "output_length", 0)
     ids = record.get("hash_ids")
     if not isinstance(ids, list):
-        raise ValueError(f"hash_ids must be a list, not {ids!r}")
+        raise ValueError(f"hash_ids must be a list, not {said(ids)}")
     for each in ids:
         if isinstance(each, bool) or not isinstance(each, int) or each < 0:
-            raise ValueError(f"hash_ids must be whole numbers, 0 or more, not {each!r}")
+            raise ValueError(f"hash_ids must be whole numbers, 0 or more, not {said(each)}")
     blocks = -(-tokens // BLOCK_TOKENS)
     if len(ids) != blocks:
         raise ValueError(
@@ -319,7 +323,9 @@ def _mooncake(record: dict[str, Any], where: Where, known: dict[int, int]) -> Tr
 def _whole(record: dict[str, Any], name: str, least: int) -> int:
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
+        raise ValueError(f"{name} must be a whole number, {least} or more, not {said(value)}")
+    if value > MAX_TOKEN:
+        raise ValueError(f"{name} must be at most {MAX_TOKEN}, not {said(value)}")
     return value
 
 
@@ -332,8 +338,8 @@ def _openai(record: dict[str, Any], where: Where, text: Tokenizer) -> Iterator[T
     prompts = _prompts(body, text)
     output = _reply(outer, text) if len(prompts) == 1 else None
     length = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT
-    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
-        raise ValueError(f"max_tokens must be a whole number, not {length!r}")
+    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= MAX_TOKEN:
+        raise ValueError(f"max_tokens must be a whole number, not {said(length)}")
     for ids in prompts:
         yield TraceRequest(
             np.array(ids, dtype=np.int64), len(ids), output, length if output is None else len(output),
@@ -353,8 +359,8 @@ def _unwrapped(record: dict[str, Any]) -> dict[str, Any]:
             if isinstance(inner, str):
                 try:
                     inner = json.loads(inner)
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{name} is a text that is no JSON: {error.msg}") from error
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{name} is a text that is no JSON: {error}") from error
             if not isinstance(inner, dict):
                 raise ValueError(f"{name} must be an object, not {type(inner).__name__}")
             record = inner
@@ -450,14 +456,14 @@ def _arrival(record: dict[str, Any], body: dict[str, Any]) -> float | None:
                 raise ValueError(f"{name} is no date: {value!r}") from None
         if value is not None:
             if not _is_number(value):
-                raise ValueError(f"{name} must be a date or a number, 0 or more, not {value!r}")
+                raise ValueError(f"{name} must be a date or a number, 0 or more, not {said(value)}")
             return float(value) if value > 1e11 else value * 1000.0
     return None
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """A time: finite, 0 or more."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    """A time: 0 or more, and not beyond all clocks."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < LATEST
 
 
 # ---------------------------------------------------------------------- ShareGPT

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minirad import checks
 from minirad.config import SamplingParams
 from minirad.events import RequestAdded
 from minirad.frontend import Program
@@ -318,6 +319,7 @@ def load(name_or_file: str | Path) -> Workload:
 
     ValueError names what is wrong with the name or the file.
     """
+    checks.path("a workload", name_or_file)
     if str(name_or_file) in WORKLOADS:
         return WORKLOADS[str(name_or_file)]()
     path = Path(name_or_file)
@@ -326,14 +328,15 @@ def load(name_or_file: str | Path) -> Workload:
             f"no workload {str(name_or_file)!r}: there is no such file, and the names are "
             f"{', '.join(WORKLOADS)}"
         )
-    text = path.read_text(encoding="utf-8")
-    if text.startswith('{"minirad"'):
+    with path.open("rb") as file:
+        is_recording = file.read(13).removeprefix(b"\xef\xbb\xbf").startswith(b'{"minirad"')
+    if is_recording:
         from minirad.record import Recorder
 
         return from_recording(Recorder.load(path), name=path.stem)
     try:
-        return from_json(json.loads(text))
-    except (ValueError, TypeError, KeyError) as error:
+        return from_json(json.loads(checks.read_text(path)))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no workload: {error}") from error
 
 
@@ -344,14 +347,23 @@ def from_json(data: Any) -> Workload:
     sessions = []
     for number, each in enumerate(data["sessions"], start=1):
         turns = tuple(Turn(**{**turn, **_typed(turn)}) for turn in each["turns"])
+        if not turns:
+            raise ValueError(f"session {number} has no turns")
         for turn in turns:
             turn.params()  # ValueError now rather than in the middle of a run
+            if not isinstance(turn.text, str):
+                raise ValueError(f"session {number} has a turn whose text is {checks.said(turn.text)}")
+            for token in turn.token_ids:
+                checks.whole("a token id", token, 0)
             if not turn.text and not turn.token_ids:
                 raise ValueError(f"session {number} has a turn without text or token_ids")
         rest = {key: value for key, value in each.items() if key not in ("turns", "name")}
+        checks.whole("arrival", rest.get("arrival", 0), 0)
+        checks.whole("priority", rest.get("priority", 0))
+        checks.extra_key(rest.get("extra_key"))
         sessions.append(Session(str(each.get("name", f"session {number}")), turns, **rest))
     name = str(data.get("name", "file"))
-    pool = int(data.get("kv_tokens", 512))
+    pool = checks.whole("kv_tokens", data.get("kv_tokens", 512), 1)
     return Workload(name, str(data.get("title", name)), tuple(sessions), pool)
 
 

@@ -454,3 +454,54 @@ def test_a_hash_is_no_identity(make_engine: MakeEngine) -> None:
     found = [engine.generate([prompt], params)[0].token_ids for prompt in prompts]
     assert found == expected
     assert {name for event in heard if isinstance(event, BlockStored) for name in event.block_hashes} == {7}
+
+
+# ---------------------------------------------------------------------- what others send
+
+SENT: dict[str, Any] = {
+    "type": "BlockStored", "block_hashes": [11, 12], "parent_block_hash": None, "token_ids": [5, 6, 7, 8],
+    "block_size": 2, "lora_id": None, "medium": "GPU", "lora_name": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {**SENT, "extra_keys": [None, None]},
+        {**SENT, "group_idx": 0},
+        {**SENT, "block_hashes": "ab"},
+        ["BlockStored", [11], None, [5, 6], 2, None, "GPU"],
+        {**SENT, "block_size": 0},
+        {**SENT, "token_ids": [5]},
+        {**SENT, "parent_block_hash": [1]},
+        {**SENT, "medium": ["GPU"]},
+        {**SENT, "type": ["BlockStored"]},
+        {**SENT, "extra_keys": [["a"]]},
+        {**SENT, "token_ids": [[5], 6, 7, 8]},
+        None,
+        "BlockStored",
+        {},
+        {"type": 1},
+        {"type": "BlockStored"},
+        {"type": "BlockRemoved", "block_hashes": 11},
+        {"type": "AllBlocksCleared", "x": 1},
+    ],
+)
+def test_what_is_no_event_of_ours_is_a_value_error(sent: Any) -> None:
+    with pytest.raises(ValueError, match="no KV event"):
+        from_dict(sent)
+
+
+def test_a_table_that_hears_of_half_of_it_says_so() -> None:
+    late = rebuild([from_dict({**SENT, "parent_block_hash": 9})])
+    with pytest.raises(ValueError, match=r"block 1[12] stands behind block 9, which was never stored"):
+        late.prefixes("GPU")
+    circle = rebuild([from_dict({**SENT, "parent_block_hash": 12})])
+    with pytest.raises(ValueError, match="stands behind itself"):
+        circle.prefixes("GPU")
+    assert rebuild([from_dict({**SENT, "block_hashes": [], "token_ids": []})]).prefixes("GPU") == set()
+    table = rebuild([from_dict(SENT)])
+    for medium, name in (("GPU", 13), ("CPU", 11)):
+        with pytest.raises(ValueError, match=f"block {name} is removed from {medium}, but it is not there"):
+            table.take(from_dict({"type": "BlockRemoved", "block_hashes": [11, name], "medium": medium}))
+    assert {tokens for _, tokens in table.prefixes("GPU")} == {(5, 6), (5, 6, 7, 8)}

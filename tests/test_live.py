@@ -512,17 +512,21 @@ def test_a_recording_changed_by_hand_is_refused_in_one_line(tmp_path, served, ca
     frame = json.loads(lines[insertion])
     frame["events"] = [event for event in frame["events"] if event[0] != "NodeInserted"]
     renamed = [*lines[:insertion], json.dumps(frame) + "\n", *lines[insertion + 1 :]]
-    for text, told in (
-        ([*lines[:4], *lines[5:]], "line 5: this is frame 4, but frame 3 is due"),
-        ([*lines[:4], lines[5], lines[4], *lines[6:]], "line 5: this is frame 4, but frame 3 is due"),
-        (renamed, "does not follow from those before it"),
-        ([lines[0].replace('"start"', '"stop"'), *lines[1:]], 'no "start"'),
+    bad, page = tmp_path / "bad.jsonl", tmp_path / "page.html"
+    for text, code, told in (
+        ([*lines[:4], *lines[5:]], 0, "line 5: this is frame 4, but frame 3 is due"),
+        ([*lines[:4], lines[5], lines[4], *lines[6:]], 0, "line 5: this is frame 4, but frame 3 is due"),
+        (renamed, 0 if insertion > 1 else 2, "does not follow from those before it"),
+        ([lines[0].replace('"start"', '"stop"'), *lines[1:]], 2, 'no "start"'),
     ):
-        bad = tmp_path / "bad.jsonl"
         bad.write_text("".join(text), encoding="utf-8")
-        assert live.main(["--replay", str(bad), "--no-open"]) == 2
+        page.unlink(missing_ok=True)
+        assert live.main(["--replay", str(bad), "--export", str(page)]) == code
         err = capsys.readouterr().err
         assert told in err and str(bad) in err and err.count("\n") == 1
+        assert page.exists() == (code == 0), "what is whole before a hole can be seen"
+    replay = live._replay(str(good))
+    assert replay.notices == []
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,49 @@ def test_a_missing_shard_is_named(model_dir: Path) -> None:
         load_weights(model_dir, CONFIG, torch.float32, "cpu")
 
 
+def test_what_an_index_names_and_is_not_there_is_named(model_dir: Path) -> None:
+    shard(model_dir)
+    index = model_dir / "model.safetensors.index.json"
+    whole = json.loads(index.read_text(encoding="utf-8"))
+    placed = {**whole["weight_map"], "model.layers.7.gone.weight": "a.safetensors"}
+    index.write_text(json.dumps({"weight_map": placed}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"says that model\.layers\.7\.gone\.weight is in a\.safetensors"):
+        load_weights(model_dir, CONFIG, torch.float32, "cpu")
+    for nonsense in ("[", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}',
+                     '{"weight_map": {"a": ["b"]}}', "[" * 100_000):  # fmt: skip
+        index.write_text(nonsense, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"index\.json is no index of weights"):
+            load_weights(model_dir, CONFIG, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("case", ["stale index", "stale index and shards", "a backup beside it", "no index"])
+def test_the_weights_are_those_that_transformers_takes(model_dir: Path, case: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    older = {name: tensor + 1 for name, tensor in WEIGHTS.items()}
+    if case == "a backup beside it":
+        save_file(older, str(model_dir / "old_backup.safetensors"))
+        save_file(older, str(model_dir / "a.safetensors"))
+    elif case == "no index":
+        shard(model_dir)
+        (model_dir / "model.safetensors.index.json").unlink()
+        for load in (resolve_model, lambda path: load_weights(path, CONFIG, torch.float32, "cpu")):
+            with pytest.raises(ValueError, match=r"weights.*model\.safetensors"):
+                load(model_dir)
+        with pytest.raises(OSError, match="no file named"):
+            AutoModelForCausalLM.from_pretrained(model_dir)
+        return
+    else:
+        shard(model_dir)
+        for file in ("a.safetensors", "b.safetensors"):
+            if case == "stale index":
+                (model_dir / file).unlink()
+        save_file(older, str(model_dir / "model.safetensors"))
+    ours = load_weights(model_dir, CONFIG, torch.float32, "cpu")
+    theirs = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def rewritten(path: Path, **changes: torch.Tensor | None) -> None:
     weights = {**WEIGHTS, **changes}
     kept = {name: tensor for name, tensor in weights.items() if tensor is not None}
@@ -120,7 +163,7 @@ def test_a_local_directory_resolves_to_itself(model_dir: Path) -> None:
     [
         ("config.json", r"lacks config\.json"),
         ("tokenizer.json", r"lacks a tokenizer \(tokenizer\.json"),
-        ("model.safetensors", r"lacks weights \(\*\.safetensors\)"),
+        ("model.safetensors", r"lacks weights \(model\.safetensors or model\.safetensors\.index\.json\)"),
     ],
 )
 def test_an_incomplete_directory_says_what_is_missing(model_dir: Path, file: str, message: str) -> None:
@@ -128,6 +171,14 @@ def test_an_incomplete_directory_says_what_is_missing(model_dir: Path, file: str
     with pytest.raises(ValueError, match=message) as caught:
         resolve_model(model_dir)
     assert str(model_dir) in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, '"text"'])
+def test_a_configuration_that_is_none_is_named(model_dir: Path, file: str, text: str) -> None:
+    (model_dir / file).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"{file} (is no JSON|must hold a JSON object)"):
+        LlamaConfig.from_dir(model_dir)
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "./missing/dir", "a/b/c", "/missing"])

@@ -320,7 +320,7 @@ def test_a_dead_node_is_refused_by_name() -> None:
     cache.reset()
     for dead in (node, old_root):
         for operation in (cache.inc_lock_ref, cache.dec_lock_ref, cache.path_slots):
-            with pytest.raises(ValueError, match=f"n{dead.id} is no longer in this tree"):
+            with pytest.raises(ValueError, match=f"n{dead.id} is not in this tree: evicted"):
                 operation(dead)
 
 

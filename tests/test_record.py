@@ -13,6 +13,7 @@ from conftest import CheckedEngine
 from support import PlainCache, drive
 
 from minirad import events as ev
+from minirad import recording_file
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams
 from minirad.record import Frame, Recorder, Recording, ReplayState
@@ -218,27 +219,134 @@ def test_a_file_cut_off_anywhere_gives_its_whole_frames(run: Recorder, tmp_path:
         (lambda lines: [*lines[:2], '{"frame":1,"step":1,"events":[["StepEnded",1]]}', *lines[3:]], "line 3"),
     ],
 )
-def test_a_damaged_file_is_refused_with_its_line(
+def test_a_damaged_file_is_read_up_to_its_line_or_refused(
     run: Recorder, tmp_path: Path, damage: Callable[[list[str]], list[str]], message: str
 ) -> None:
     path = tmp_path / "run.jsonl"
     run.save(path)
     path.write_text("\n".join(damage(path.read_text(encoding="utf-8").split("\n"))), encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        Recorder.load(path)
+    if message == "line 3":
+        loaded = Recorder.load(path)
+        assert loaded.frames == run.frames[:1], "what is whole before it can be seen"
+        assert loaded.missing.startswith(f"{path}, line 3: ")
+        assert loaded.missing.endswith("what was before it can be seen (1 steps)")
+    else:
+        with pytest.raises(ValueError, match=message):
+            Recorder.load(path)
 
 
-def test_frames_that_do_not_follow_one_another_are_refused(run: Recorder, tmp_path: Path) -> None:
+def test_frames_that_do_not_follow_one_another_end_the_reading(run: Recorder, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     run.save(path)
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for changed in ([*lines[:3], *lines[4:]], [*lines[:3], lines[4], lines[3], *lines[5:]]):
         path.write_text("".join(changed), encoding="utf-8")
-        with pytest.raises(ValueError, match=r"run\.jsonl, line 4: this is frame 3, but frame 2 is due"):
-            Recording.load(path)
+        loaded = Recording.load(path)
+        assert loaded.frames == run.frames[:2]
+        assert f"{path}, line 4: this is frame 3, but frame 2 is due" in loaded.missing
+    path.write_text("".join([lines[0], *lines[2:]]), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"run\.jsonl, line 2: this is frame 1, but frame 0 is due"):
+        Recording.load(path)
     path.write_text('{"minirad": 1, "start": {}}\n', encoding="utf-8")
     with pytest.raises(ValueError, match='no "start" with a "tree"'):
         Recording.load(path)
+
+
+class FullDisk:
+    """A raw file with room for so many bytes; the last write ends half-way."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file, self.room = file, room
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        done = self._file.write(data[: self.room])
+        self.room -= done
+        return int(done)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_a_disk_full_for_a_moment_leaves_no_hole(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(**TIGHT), tmp_path / "run.jsonl"
+    with Recorder(engine, path, keyframe_every=4) as recording:
+        engine.generate(PROMPT, SamplingParams(max_new_tokens=2))
+        before = len(recording)
+        disk = recording._file._file = FullDisk(recording._file._file, 300)
+        engine.add_request(PROMPT, SamplingParams(max_new_tokens=3))
+        failures = 0
+        for _ in range(4):
+            try:
+                engine.step()
+            except OSError as error:
+                failures += 1
+                assert str(path) in str(error)
+                kept = Recorder.load(path)
+                assert kept.frames == recording.frames[: len(kept)] and len(kept) >= before
+        assert failures > 1
+        disk.room = 1 << 30
+        drive(engine)
+        engine.generate(PROMPT, SamplingParams(max_new_tokens=2))
+    loaded = Recorder.load(path)
+    assert loaded.frames == recording.frames and loaded.missing == ""
+
+
+def test_a_text_that_is_no_unicode_does_not_keep_its_frame_out(run: Recorder, tmp_path: Path) -> None:
+    run.frames[2] = dataclasses.replace(run.frames[2], scene="half a pair: \ud800")
+    run.save(tmp_path / "run.jsonl")
+    loaded = Recorder.load(tmp_path / "run.jsonl")
+    assert len(loaded) == len(run) and loaded.frames[2].scene == "half a pair: ?"
+
+
+def header_of(run: Recorder, **changes: Any) -> str:
+    header = json.loads(json.dumps(run.header))
+    for path, value in changes.items():
+        *inside, last = path.split("__")
+        at = header
+        for name in inside:
+            at = at[name]
+        at[last] = value
+    return json.dumps(header)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start__kv_tokens": 2 * 10**9}, "kv_tokens must be a whole number from 0 to 67108864"),
+        ({"start__kv_tokens": 60_000_000}, "kv_tokens 60000000 are more than 4194304 pages"),
+        ({"config": None}, "config must be an object, got None"),
+        ({"start__tree__page_size": 0}, "page_size must be a whole number from 1"),
+        ({"start__requests": {"Rx": {}}}, "a request has a name such as R3"),
+        ({"model__tokenizer": 3}, "tokenizer must be a text or null"),
+        ({"notes": {"title": "\ud800"}}, "title must be a text"),
+    ],
+)
+def test_a_header_is_bounded_and_typed(
+    run: Recorder, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(header_of(run, **changes) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"run\.jsonl, line 1: .*{message}"):
+        Recorder.load(path)
+
+
+def test_a_line_that_is_too_long_is_refused_at_once(
+    run: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    run.save(path)
+    first, second, rest = path.read_bytes().split(b"\n", 2)
+    for line, told in (
+        (b" " * (recording_file.LONGEST_LINE + 5), "longer than 32 MiB"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"frame":1,"step":1,"events":[' + b"[]," * 2_100_000 + b"[]]}", "at most 2000000 are read"),
+        (b'{"frame":1,"step":NaN,"events":[]}', "NaN is no number"),
+    ):
+        path.write_bytes(b"\n".join((first, second, line, rest)))
+        loaded = Recorder.load(path)
+        assert len(loaded) == 1 and f"{path}, line 3: " in loaded.missing and told in loaded.missing
 
 
 def test_a_frame_that_does_not_fit_the_state_is_named(run: Recorder) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from minirad.doctor import diagnose
 from minirad.traces import tokenizer
 from viz.page import Page
+from viz.trace import local_folder
 
 Json = dict[str, Any]
 LONGEST = 24_000  # characters of a prompt: more would keep the engine waiting
@@ -41,6 +42,8 @@ def consult(page: Page, arguments: Json) -> Json:
     source = (header.get("model") or {}).get("tokenizer", "")
     if source == "":
         raise ValueError("this run has no tokenizer: its prompts are ids without text")
+    if local_folder(source) is None:
+        raise ValueError(f"the tokenizer of this run, {source!r}, is no folder here (nothing is fetched)")
     known: dict[str, Sequence[int]] = {}
     for side in ("a", "b"):
         text, request = arguments.get(side), str(arguments.get(f"from_{side}") or "")

@@ -11,7 +11,11 @@ Does not run anything but those nine steps; viz/tree.py draws any other recordin
 
 from __future__ import annotations
 
-import argparse
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("python -m viz.figure3")  # before what takes its time to import
+
 import io
 import re
 import sys
@@ -318,23 +322,20 @@ def page_png(page: Page, dpi: int = 192) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes nine_steps.svg and nine_steps.png (and nine_steps.jsonl); returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m viz.figure3", description=(__doc__ or "").split("\n")[0])
+    parser = command.Parser(prog="python -m viz.figure3", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
     parser.add_argument("--record", action="store_true", help="write the recording as well")
     add_options(parser)
     args = parser.parse_args(arguments)
-    try:
+
+    def work() -> int:
         recording, panels = run(args.page_size, args.eviction_policy, args.kv_tokens)
         page = lay_out(recording, panels)
         files = {"nine_steps.svg": page_svg(page).encode("utf-8"), "nine_steps.png": page_png(page)}
-    except (ValueError, DotError) as error:
-        parser.error(str(error))
-    try:
         _write(args.out, files, recording if args.record else None)
-    except OSError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return command.run(parser.prog, work, DotError)
 
 
 def _write(out: Path, files: dict[str, bytes], recording: Recording | None) -> None:

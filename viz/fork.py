@@ -17,8 +17,11 @@ from typing import Any
 from minirad import events as ev
 from minirad.config import EngineConfig
 from minirad.engine import Engine
+from minirad.model.load import CLASSROOM, SMOLLM2
+from minirad.model.smollm2 import packaged_gguf
 from minirad.record import Frame, Recorder, Recording
 from minirad.workloads import recorded_request
+from viz.trace import local_folder
 
 
 def fork(
@@ -38,6 +41,10 @@ def fork(
     a request does not fit the new sizes.
     """
     config = _forked_config(recording, config_changes)
+    if model is None and not _is_here(config.model):
+        raise ValueError(
+            f"the recorded model {str(config.model)!r} is not here, and none is fetched: give model"
+        )
     last = len(recording) - 1 if upto is None else upto
     if not -1 <= last < len(recording):
         raise ValueError(f"frame {last} is not in this recording of {len(recording)} frames")
@@ -49,6 +56,13 @@ def fork(
         _replay_frame(engine, frame, keep_policy="eviction_policy" not in config_changes)
         recorder.cut()
     return engine, recorder
+
+
+def _is_here(model: Any) -> bool:
+    """A file's word for a model is never looked up on the hub: it names a folder, or what is installed."""
+    if model == SMOLLM2:
+        return packaged_gguf() is not None
+    return model in (None, CLASSROOM) or local_folder(str(model)) is not None
 
 
 def evict_by_hand(engine: Engine, tokens: int) -> int:

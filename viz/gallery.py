@@ -14,7 +14,11 @@ Does not serve anything: viz/live.py does. The stories themselves are viz/storie
 
 from __future__ import annotations
 
-import argparse
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("python -m viz.gallery")  # before what takes its time to import
+
 import html
 import re
 import sys
@@ -361,20 +365,18 @@ def _question(ask: figure3.Ask) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m viz.gallery", description=(__doc__ or "").split("\n")[0])
+    parser = command.Parser(prog="python -m viz.gallery", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the pages go")
     args = parser.parse_args(arguments)
-    try:
+
+    def work() -> int:
         paths = write(args.out)
-    except DotError as error:
-        parser.error(str(error))
-    except OSError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    for path in paths:
-        print(path)
-    print(f"Open {paths[0]} in a browser, or put the folder on any web server.")
-    return 0
+        for path in paths:
+            print(path)
+        print(f"Open {paths[0]} in a browser, or put the folder on any web server.")
+        return 0
+
+    return command.run(parser.prog, work, DotError)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -279,7 +279,7 @@ class UsagePoint:
 def usage_points(recording: Recording) -> list[UsagePoint]:
     """One point per frame: the engine's own books where the frame ends a step, else recomputed."""
     points = []
-    for frame, replay in _walk(recording):
+    for frame, replay in recording.walk():
         ended = next((e for e in frame.events if isinstance(e, ev.StepEnded)), None)
         books = (ended.free, ended.evictable, ended.protected, ended.private) if ended else _books(replay)
         points.append(UsagePoint(frame.index, frame.step, *books, host_used(replay.tree)))
@@ -552,12 +552,15 @@ def evictions(recording: Recording, decode: Decode | None = None) -> list[Evicti
     """Evicted nodes in the order in which they went."""
     decode = decode or decoder_for(recording.header)
     found: list[Eviction] = []
-    replay = ReplayState(recording.header["start"])
-    for frame in recording:
-        for event in frame.events:
-            if isinstance(event, VICTIMS) and event.node in replay.nodes:
-                found.append(_eviction(frame.step, event, replay, decode))
-            replay.apply(event)
+    step = 0
+
+    def note(event: ev.Event, replay: ReplayState) -> None:
+        if isinstance(event, VICTIMS) and event.node in replay.nodes:
+            found.append(_eviction(step, event, replay, decode))
+
+    frames = recording.walk(note)
+    for step in [frame.step for frame in recording]:  # noqa: B007  (`note` reads it)
+        next(frames)
     return found
 
 
@@ -624,15 +627,6 @@ def _plain(state: State | ReplayState | View) -> State:
     if isinstance(state, View):
         return state.state
     return state.snapshot() if isinstance(state, ReplayState) else state
-
-
-def _walk(recording: Recording) -> Iterator[tuple[Any, ReplayState]]:
-    """Frames with the replayed state after each; the state is the same object all along."""
-    replay = ReplayState(recording.header["start"])
-    for frame in recording:
-        for event in frame.events:
-            replay.apply(event)
-        yield frame, replay
 
 
 def _prompts(recording: Recording) -> dict[str, tuple[int, ...]]:

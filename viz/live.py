@@ -20,6 +20,11 @@ Does not draw (tree.py), count (page.py) or lay out (static/); the engine does n
 
 from __future__ import annotations
 
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("python -m viz.live")  # before what takes its time to import
+
 import argparse
 import dataclasses
 import math
@@ -49,6 +54,7 @@ from minirad.record import Recorder, Recording
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.compare import Pair, compared
 from viz.consult import consult
+from viz.dot import DotError
 from viz.page import Page, asked_text
 from viz.routes import rules
 from viz.trace import Trace, decoder_of
@@ -199,7 +205,6 @@ class Replay:
     """A finished recording in the place of a Run: nothing can be driven."""
 
     def __init__(self, recording: Recording, title: str) -> None:
-        recording.check()
         self.number, self.engine = 1, None
         self.recorder, self.trace = recording, Trace(recording)
         notes = recording.header.get("notes")
@@ -211,7 +216,7 @@ class Replay:
             self.trace, {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
         )
         self.page.refused = self.refused = str(notes.get("refused", ""))
-        self.notices: list[str] = []
+        self.notices = [recording.missing] if recording.missing else []
         self.idle = True
 
     def close(self, broken: bool = False) -> None:
@@ -724,7 +729,7 @@ def _pace(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m viz.live", description="Watch RadixAttention at work.")
+    parser = command.Parser(prog="python -m viz.live", description="Watch RadixAttention at work.")
     names = ", ".join(workloads.WORKLOADS)
     parser.add_argument("--workload", metavar="NAME|FILE",
                         help=f"{names}; or a file (default: one that shows what is asked for)")  # fmt: skip
@@ -754,7 +759,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replay", metavar="FILE.jsonl", help="show a recording instead of an engine")
     parser.add_argument("--export", metavar="FILE.html|FILE.gif", action="append", default=[],
                         help="run to the end without a server and write a file")  # fmt: skip
-    parser.add_argument("--steps", type=int, help="with --export: steps at most (default: 2000)")
+    parser.add_argument("--steps", type=command.positive, help="with --export: steps at most (default: 2000)")
     return parser
 
 
@@ -783,34 +788,34 @@ def telling_workload(compare: str | None, host_kv_tokens: int) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    return command.run(parser.prog, lambda: _main(options), DotError)
+
+
+def _main(options: argparse.Namespace) -> int:
     settings = settings_of(options)
-    try:
-        settings.config(workloads.load(settings.workload).kv_tokens)
-        settings.students_tree()
-        if settings.compare is not None:
-            settings.sides()
-            if options.replay:
-                raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
-        Gate(options.host, tuple(options.allow_host))
-        resolve_model(settings.model)
-        replay = _replay(options.replay) if options.replay else None
-        if options.steps is not None and not options.export:
-            raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
-        if options.export:
-            return _export(options, settings, replay)
-        return _serve(options, settings, replay)
-    except (ValueError, OSError) as error:
-        print(f"python -m viz.live: {error}", file=sys.stderr)
-        return 2
+    settings.config(workloads.load(settings.workload).kv_tokens)
+    settings.students_tree()
+    if settings.compare is not None:
+        settings.sides()
+        if options.replay:
+            raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
+    Gate(options.host, tuple(options.allow_host))
+    resolve_model(settings.model)
+    replay = _replay(options.replay) if options.replay is not None else None
+    if options.steps is not None and not options.export:
+        raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
+    if options.export:
+        return _export(options, settings, replay)
+    return _serve(options, settings, replay)
 
 
 def _replay(path: str) -> Replay:
-    try:
-        return Replay(Recorder.load(path), Path(path).name)
-    except ValueError as error:
-        known = str(error).startswith(path)
-        raise ValueError(str(error) if known else f"{path}: {error}") from error
+    recording = Recorder.load(path)
+    if recording.missing:
+        print(f"python -m viz.live: {recording.missing}", file=sys.stderr)
+    return Replay(recording, Path(path).name)
 
 
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
@@ -869,7 +874,9 @@ def _export(options: argparse.Namespace, settings: Settings, replay: Replay | No
         run = make_run(1, settings)
         broken = _run_out(run, 2000 if options.steps is None else options.steps, settings)
     for path in options.export:
-        size = export(run.page, path, title=run.workload.title)
+        size = export(
+            run.page, path, title=run.workload.title, note=replay.recorder.missing if replay else ""
+        )
         print(f"{path}: {len(run.trace)} steps, {size / 1000:.0f} KB")
     _tell_refusals(run, "")
     if broken:

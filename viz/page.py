@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from minirad import events as ev
-from minirad.record import Frame, ReplayState, State
+from minirad.record import Frame, ReplayState, State, apply_frame
 from viz import tree
 from viz.trace import (
     MARKS,
@@ -144,8 +144,7 @@ class Page:
 
     def _host_used(self, frame: Frame) -> int:
         """Host slots in use after a frame; frames come in order."""
-        for event in frame.events:
-            self._host.apply(event)
+        self._host = apply_frame(self._host, frame)
         return host_used(self._host.tree)
 
     def _note(self, event: ev.Event, index: int) -> None:
@@ -155,7 +154,9 @@ class Page:
         if isinstance(event, ev.RequestAdded):
             self._requests[name] = self._new_request(event, index)
         elif isinstance(event, ev.RequestForked):
-            leader = self._requests.get(event.leader, {})
+            leader = self._requests.get(event.leader)
+            if leader is None:  # it was there before the recording began
+                return
             kind = "decode" if event.row >= 0 else "waiting"
             own: Json = {"segs": [[kind, index, None]], "defers": [], "passed": [], "sample": True}
             self._requests[name] = {**leader, "id": name, "added": index, **own}
@@ -522,33 +523,43 @@ def runs(numbers: list[int]) -> list[list[int]]:
     return found
 
 
-def pool_owners(view: View) -> list[str]:
-    """Who owns each page, page 1 first: "n7" a node, "R3" a request alone, "x7" free since n7 was
-    evicted in this step or scene, "" free."""
+def pool_runs(view: View) -> list[list[Any]]:
+    """Who owns the pages, page 1 first, as runs: [owner, how many pages].
+
+    "n7" is a node, "R3" a request alone, "x7" free since n7 was evicted in this step or scene, "" free.
+    Takes time by what is in use, not by the size of the pool.
+    """
     state = view.state
     page = int(state["tree"]["page_size"])
-    nodes = state["tree"]["nodes"]
-    # A tree on its own has no pool: as many pages as it uses.
-    highest = max((max(node["slots"]) for node in nodes if node["slots"]), default=0)
-    owners = [""] * (max(int(state["kv_tokens"]), 0 if state["kv_tokens"] else highest) // page + 1)
-
-    def give(slots: list[int], owner: str) -> None:
-        for slot in slots:
-            if slot // page < len(owners):
-                owners[slot // page] = owner
-
+    owners: dict[int, str] = {}
     for ghost in view.ghosts.values():
-        give(ghost["slots"], f"x{ghost['id']}")
+        owners.update({slot // page: f"x{ghost['id']}" for slot in ghost["slots"]})
     for name, request in state["requests"].items():
-        give(request["slots"][request["protected"] :], name)
-    for node in nodes:
-        give(node["slots"], f"n{node['id']}")
-    return owners[1:]
+        owners.update({slot // page: name for slot in request["slots"][request["protected"] :]})
+    for node in state["tree"]["nodes"]:
+        owners.update({slot // page: f"n{node['id']}" for slot in node["slots"]})
+    used = max((n for n, owner in owners.items() if owner[0] != "x"), default=0)
+    # A tree on its own has no pool: as many pages as it uses.
+    return _runs_of(owners, int(state["kv_tokens"]) // page or used, "")
 
 
-def pool_runs(view: View) -> list[list[Any]]:
-    """`pool_owners` as runs: [owner, how many pages]."""
-    return _alike(pool_owners(view))
+def _runs_of(owners: Mapping[int, Any], last: int, nobody: Any) -> list[list[Any]]:
+    """Pages 1 to `last` as runs of equal owners: [owner, how many]."""
+    found: list[list[Any]] = []
+
+    def add(owner: Any, count: int) -> None:
+        if found and found[-1][0] == owner:
+            found[-1][1] += count
+        elif count:
+            found.append([owner, count])
+
+    at = 1
+    for number in sorted(number for number in owners if 0 < number <= last):
+        add(nobody, number - at)
+        add(owners[number], 1)
+        at = number + 1
+    add(nobody, last + 1 - at)
+    return found
 
 
 def host_part(view: View) -> Json:
@@ -556,26 +567,14 @@ def host_part(view: View) -> Json:
     state = view.state
     sums = {name: tokens for name, tokens in tier_sums(view.events).items() if tokens}
     page = int(state["tree"]["page_size"])
-    owners: list[list[Any]] = [[0, "free"] for _ in range(int(state["tree"]["host_tokens"]) // page)]
+    owners: dict[int, list[Any]] = {}
     for node in state["tree"]["nodes"]:
-        for slot in node["host"][::page]:
-            owners[slot // page - 1] = [node["id"], tier_of(node)]
+        owners.update({slot // page: [node["id"], tier_of(node)] for slot in node["host"][::page]})
     only = sum(units(node) for node in state["tree"]["nodes"] if tier_of(node) == "host")
     return {
-        "host": _alike(owners),
+        "host": _runs_of(owners, int(state["tree"]["host_tokens"]) // page, [0, "free"]),
         "host_used": host_used(state["tree"]), "host_only": only, "tier_sums": sums,
     }  # fmt: skip
-
-
-def _alike(things: Iterable[Any]) -> list[list[Any]]:
-    """Runs of equal things: [thing, how many]."""
-    found: list[list[Any]] = []
-    for thing in things:
-        if found and found[-1][0] == thing:
-            found[-1][1] += 1
-        else:
-            found.append([thing, 1])
-    return found
 
 
 def usage_of(state: State) -> list[int]:

@@ -15,7 +15,11 @@ Reads plain data and measures nothing.
 
 from __future__ import annotations
 
-import argparse
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("python -m viz.roofline")  # before what takes its time to import
+
 import html
 import json
 import sys
@@ -26,6 +30,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from minirad.checks import said
 from viz.kv import KvFigure
 
 # Okabe and Ito's colours, told apart by almost everybody; bars differ by pattern, too.
@@ -40,16 +45,25 @@ def read(path: Path) -> Row:
     """The JSON of `bench gpu`; ValueError names what is missing."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     rows = result.get("roofline") if isinstance(result, dict) else None
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path} has no list 'roofline': it is what `minirad bench gpu --json` prints")
     for number, row in enumerate(rows):
-        missing = [name for name in NEEDED if not isinstance(row.get(name), (int, float))]
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}: row {number} of 'roofline' must be an object, got {said(row)}")
+        missing = [name for name in NEEDED if not _is_size(row.get(name))]
         if missing:
             raise ValueError(f"{path}: row {number} of 'roofline' lacks the number {missing[0]!r}")
+        if not row["weight_ms"] + row["kv_ms"] > 0:
+            raise ValueError(f"{path}: row {number} of 'roofline' reads its weights in no time")
     return dict(result)
+
+
+def _is_size(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 <= value < 1e15
 
 
 def figure(result: Row) -> go.Figure:
@@ -189,19 +203,17 @@ def _name(row: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m viz.roofline", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command.Parser(prog="python -m viz.roofline", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", nargs="?", type=Path, default=MEASURED, help="JSON of `minirad bench gpu`")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page (HTML)")
     args = parser.parse_args(arguments)
-    try:
+
+    def work() -> int:
         args.out.write_text(page(read(args.file)), encoding="utf-8")
-    except (ValueError, OSError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    print(f"Open {args.out} in a browser.")
-    return 0
+        print(f"Open {args.out} in a browser.")
+        return 0
+
+    return command.run(parser.prog, work)
 
 
 if __name__ == "__main__":

@@ -343,7 +343,7 @@ class _Walk:
             for event in frame.events[start:stop]:
                 self._note(event)
                 self.state.apply(event)
-        except (KeyError, ValueError):
+        except (LookupError, TypeError, ValueError, ArithmeticError):
             if frame.keyframe is None:
                 raise
             self._take_keyframe(frame, known)
@@ -449,7 +449,7 @@ def requests_of(event: ev.Event) -> tuple[str, ...]:
 def path_of(nodes: Mapping[int, State], node: int | None) -> list[int]:
     """Ids from below the root down to a node; none for the root and for a node that is not there."""
     path: list[int] = []
-    while node and node in nodes:
+    while node and node in nodes and len(path) <= len(nodes):  # in a file it may be its own ancestor
         path.append(node)
         node = nodes[node]["parent"]
     return path[::-1]
@@ -673,26 +673,41 @@ def decoder_from(source: str | None) -> Decode:
 
     source: a model directory; None: the classroom's; "": there is none, ids are shown as numbers.
     """
-    if source == "":
+    folder = local_folder(source)
+    if folder is None:
         return ids_as_text
-    if source is None:
-        import minirad.model
-
-        folder = Path(minirad.model.__file__).parent / "classroom" / "weights"
-    else:
-        folder = Path(source)
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 
-        fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        try:
+            fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception:  # the library raises plain Exception for what is no tokenizer
+            return ids_as_text
         return _careful(lambda ids: str(fast.decode(ids, skip_special_tokens=False)), fast.get_vocab_size())
     try:
         from transformers import AutoTokenizer
 
-        slow: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        slow: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError):
         return ids_as_text
     return decoder_of(slow)
+
+
+def local_folder(source: str | None) -> Path | None:
+    """The folder of the tokenizer that a recording names, if it is one here: no name of a file is fetched.
+
+    source: None: the classroom's, which comes with the package.
+    """
+    if source is None:
+        import minirad.model
+
+        return Path(minirad.model.__file__).parent / "classroom" / "weights"
+    if not source or source.startswith(("//", "\\\\")):  # on Windows that is another machine's disk
+        return None
+    try:
+        return Path(source) if Path(source).is_dir() else None
+    except (OSError, ValueError):  # longer than a path may be, or with a zero in it
+        return None
 
 
 def decoder_of(tokenizer: Any) -> Decode:

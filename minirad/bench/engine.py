@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from minirad.command import positive
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.load import resolve_model
@@ -40,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", help="default: smollm2-135m where it is installed, else the classroom Llama"
     )
-    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--requests", type=positive, default=32)
     parser.add_argument("--shared", type=int, default=512, help="prompt tokens that all requests share")
-    parser.add_argument("--own", type=int, default=17, help="prompt tokens of each request's own")
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--reps", type=int, default=3, help="runs of each; the median is shown")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--own", type=positive, default=17, help="prompt tokens of each request's own")
+    parser.add_argument("--new-tokens", type=positive, default=64)
+    parser.add_argument("--reps", type=positive, default=3, help="runs of each; the median is shown")
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--page-size", type=positive, default=1)
     parser.add_argument("--skip-transformers", action="store_true")
     parser.add_argument("--json", action="store_true")
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from minirad import command
 from minirad import events as ev
 from minirad.bench.engine import make_prompts, processor
 from minirad.cache.radix_cache import RadixCache
@@ -36,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: with captured steps that run ahead"
     )
-    parser.add_argument("--requests", type=int, default=24)
-    parser.add_argument("--new-tokens", type=int, default=24)
+    parser.add_argument("--requests", type=command.positive, default=24)
+    parser.add_argument("--new-tokens", type=command.positive, default=24)
     parser.add_argument("--reps", type=int, default=7)
     parser.add_argument("--json", action="store_true")
 

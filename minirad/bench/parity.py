@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from minirad.command import above_zero, positive
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.launch import Result
@@ -89,10 +90,10 @@ class Outcome:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="default: the classroom Llama")
-    parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--tolerance", type=float, help="of a logit; default 2e-4 (classroom) or 1e-3")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--prompts", type=positive, default=200)
+    parser.add_argument("--new-tokens", type=positive, default=64)
+    parser.add_argument("--tolerance", type=above_zero, help="of a logit; default 2e-4 (classroom) or 1e-3")
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--json", action="store_true")
 
 

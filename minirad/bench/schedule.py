@@ -38,6 +38,7 @@ from minirad import events as ev
 from minirad.bench.tables import cpu_clock, table
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import RadixCache, RadixKey
+from minirad.command import above_zero, positive
 from minirad.config import SamplingParams, ScheduleOptions
 from minirad.schedule.ownership import SlotOwnership
 from minirad.schedule.policies import POLICIES, is_behind
@@ -53,14 +54,16 @@ Tokens = npt.NDArray[np.int64]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--queues", type=int, nargs="+", default=list(QUEUES))
+    parser.add_argument("--queues", type=positive, nargs="+", default=list(QUEUES))
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
-    parser.add_argument("--reps", type=int, default=5, help="of each ordering; the median is shown")
-    parser.add_argument("--requests", type=int, default=1500, help="of the load")
-    parser.add_argument("--rate", type=float, default=0.8, help="requests that come per step")
+    parser.add_argument("--reps", type=positive, default=5, help="of each ordering; the median is shown")
+    parser.add_argument("--requests", type=positive, default=1500, help="of the load")
+    parser.add_argument("--rate", type=above_zero, default=0.8, help="requests that come per step")
     parser.add_argument("--trace", type=Path, help="a trace file to measure the policies on as well")
-    parser.add_argument("--capacity", type=int, default=2000, help="cache for the trace, in its units")
-    parser.add_argument("--step-ms", type=float, default=250.0, help="how long a step of the trace takes")
+    parser.add_argument("--capacity", type=positive, default=2000, help="cache for the trace, in its units")
+    parser.add_argument(
+        "--step-ms", type=above_zero, default=250.0, help="how long a step of the trace takes"
+    )
     parser.add_argument("--json", action="store_true")
 
 

@@ -22,6 +22,7 @@ from minirad import events as ev
 from minirad.bench.engine import processor
 from minirad.bench.tables import table
 from minirad.cache.hiradix_cache import HOST_WRITE
+from minirad.command import above_zero, positive
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.frontend.player import send_due
@@ -41,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--model", help="default: the classroom Llama")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--share", type=float, default=0.3, help="pool, as a share of all distinct tokens")
+    parser.add_argument(
+        "--share", type=above_zero, default=0.3, help="pool, as a share of all distinct tokens"
+    )
     parser.add_argument("--host-kv-tokens", type=int, default=20000)
-    parser.add_argument("--threshold", type=int, default=10, help="fewer tokens are computed again")
-    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--threshold", type=positive, default=10, help="fewer tokens are computed again")
+    parser.add_argument("--reps", type=positive, default=3)
     parser.add_argument("--json", action="store_true")
 
 

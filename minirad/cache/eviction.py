@@ -157,7 +157,7 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
 
 def eviction_policy(name: str) -> EvictionPolicy:
     """A policy by its name; ValueError names the ones there are."""
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise ValueError(f"unknown eviction policy {name!r}; known: {', '.join(POLICIES)}")
     return POLICIES[name]()
 

@@ -49,6 +49,7 @@ from minirad.cache.radix_cache import (
     Slots,
     as_int64,
 )
+from minirad.checks import whole
 from minirad.errors import require
 
 HOST_WRITE = ("write_through", "write_through_selective", "write_back")
@@ -423,7 +424,7 @@ class HiRadixCache(RadixCache):
         What has a copy is demoted; under write_back a copy is made first, and the slots are handed out
         when it is there. What has none leaves the tree.
         """
-        if num_tokens < 0:
+        if whole("num_tokens", num_tokens) < 0:
             raise ValueError(f"cannot evict {num_tokens} tokens")
         freed: list[bytes] = []
         total = 0

@@ -38,6 +38,7 @@ import numpy as np
 
 from minirad import events as ev
 from minirad.cache.radix_cache import RadixCache
+from minirad.checks import said
 
 GPU, CPU = "GPU", "CPU"  # media: the device's pool and host memory
 HASH_BYTES = 8
@@ -97,15 +98,57 @@ def as_dict(event: KVEvent) -> dict[str, Any]:
 
 def from_dict(sent: dict[str, Any]) -> KVEvent:
     """The event that `as_dict` made this of, also by way of JSON; ValueError if there is no such."""
+    kind = sent.get("type") if isinstance(sent, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"no KV event: {said(sent)}")
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in sent.items()
     }
+    del fields["type"]
+    for name, value in fields.items():
+        if name in _FIELDS and not _FIELDS[name](value):
+            raise ValueError(f"no KV event: {kind} with {name} {said(value)}")
     if fields.get("extra_keys") is not None:
         fields["extra_keys"] = tuple(map(tuple, fields["extra_keys"]))
     try:
-        return _KINDS[fields.pop("type")](**fields)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no KV event: {sent!r}") from error
+        event = _KINDS[kind](**fields)
+    except TypeError as error:
+        raise ValueError(f"no KV event: {error}") from error
+    if isinstance(event, BlockStored):
+        _check_sizes(event)
+    return event
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _all(value: Any, check: Callable[[Any], bool]) -> bool:
+    return isinstance(value, tuple | list) and all(map(check, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "block_hashes": lambda value: _all(value, _is_number),
+    "parent_block_hash": lambda value: value is None or _is_number(value),
+    "token_ids": lambda value: _all(value, _is_number),
+    "block_size": lambda value: _is_number(value) and value > 0,
+    "lora_id": lambda value: value is None or _is_number(value),
+    "medium": _is_text,
+    "lora_name": lambda value: value is None or _is_text(value),
+    "extra_keys": lambda value: value is None or _all(value, lambda keys: _all(keys, _is_text)),
+}
+
+
+def _check_sizes(event: BlockStored) -> None:
+    blocks, tokens = len(event.block_hashes), len(event.token_ids)
+    if tokens not in (blocks * event.block_size, 2 * blocks * event.block_size):
+        raise ValueError(f"no KV event: {tokens} tokens in {blocks} blocks of {event.block_size}")
+    if event.extra_keys is not None and len(event.extra_keys) != blocks:
+        raise ValueError(f"no KV event: extra_keys of {len(event.extra_keys)} blocks, but there are {blocks}")
 
 
 class _Space(NamedTuple):
@@ -261,13 +304,17 @@ class BlockTable:
         self._stored: dict[str, dict[int, tuple[int | None, tuple[int, ...], Any]]] = {}
 
     def take(self, event: KVEvent) -> None:
-        """Moves the table on by one event; KeyError for the removal of a block that is not there."""
+        """Moves the table on by one event; ValueError for the removal of a block that is not there."""
         if isinstance(event, AllBlocksCleared):
             self._stored.clear()
         elif isinstance(event, BlockRemoved):
+            table = self._stored.get(event.medium, {})
+            unknown = [name for name in event.block_hashes if name not in table]
+            if unknown:
+                raise ValueError(f"block {unknown[0]} is removed from {event.medium}, but it is not there")
             for name in event.block_hashes:
-                del self._stored[event.medium][name]
-        else:
+                table.pop(name, None)
+        elif event.block_hashes:
             self._take_stored(event)
 
     def _take_stored(self, event: BlockStored) -> None:
@@ -279,7 +326,10 @@ class BlockTable:
             before = name
 
     def prefixes(self, medium: str) -> set[tuple[Any, tuple[int, ...]]]:
-        """(extra key, all tokens from the beginning to the end of a block) for each block in a medium."""
+        """(extra key, all tokens from the beginning to the end of a block) for each block in a medium.
+
+        ValueError where a block stands behind one that nobody has told of (who listens came late).
+        """
         known: dict[int, tuple[int | None, tuple[int, ...], Any]] = {}
         for table in self._stored.values():  # what comes before a block may lie in the other medium
             known.update(table)
@@ -290,6 +340,10 @@ class BlockTable:
         parts: list[tuple[int, ...]] = []
         step: int | None = name
         while step is not None:
+            if step not in known:
+                raise ValueError(f"block {name} stands behind block {step}, which was never stored")
+            if len(parts) > len(known):
+                raise ValueError(f"block {name} stands behind itself")
             step, tokens, _ = known[step]
             parts.append(tokens)
         return tuple(chain(*reversed(parts)))

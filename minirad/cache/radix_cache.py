@@ -33,13 +33,14 @@ rows point into a node's slots, so that eviction leaves them alone. One thread d
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from minirad import events as ev
 from minirad.cache.eviction import EvictionPolicy, EvictionQueue, OutdatedFirst, eviction_policy
+from minirad.checks import said, truth, whole
 from minirad.errors import InvariantError, require
 
 Slots = npt.NDArray[np.int64]
@@ -53,10 +54,15 @@ NO_PRIORITY = -(2**63)  # what a look-up adds to a node's priority: nothing
 
 def as_int64(values: Any, what: str) -> Slots:
     """Any one-dimensional integer sequence as a numpy int64 array; ValueError names what is off."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:  # rows of different lengths, say
+        raise ValueError(f"{what} must be one row of integers, got {said(values)}") from error
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     kind = array.dtype.kind
+    if array.ndim == 0 or kind == "O":
+        raise ValueError(f"{what} must be one row of integers, got {array.dtype} {said(values)}")
     if array.ndim != 1 or kind not in "iu":
         raise ValueError(f"{what} must be one row of integers, got {array.dtype} of shape {array.shape}")
     if kind == "u" and array.max() > MAX_INT64:
@@ -80,6 +86,7 @@ class RadixKey:
             bad = int(tokens[(tokens < 0) | (tokens > MAX_TOKEN)][0])
             raise ValueError(f"token id {bad} is out of range 0 to {MAX_TOKEN}")
         hash(extra_key)  # a TypeError here names the type; later it would be far from its cause
+        truth("is_bigram", is_bigram)
         units = tokens.astype(np.int32)
         if is_bigram:
             units = np.stack((units[:-1], units[1:]), axis=1)
@@ -225,9 +232,9 @@ class RadixCache:
     def __init__(
         self, page_size: int = 1, eviction_policy: str = "lru", bus: ev.EventBus | None = None
     ) -> None:
-        if page_size < 1:
-            raise ValueError(f"page_size must be at least 1, got {page_size}")
-        self.page_size = page_size
+        self.page_size = whole("page_size", page_size, 1)
+        if bus is not None and not isinstance(bus, ev.EventBus):
+            raise ValueError(f"bus must be an EventBus or None, got {said(bus)}")
         self.bus = bus if bus is not None else ev.EventBus()
         self._queue = EvictionQueue(_policy(eviction_policy))
         self._next_id = 1  # ids are never used again, also not after a reset
@@ -249,7 +256,10 @@ class RadixCache:
         Returns the nodes that match whole, the bytes they hold, and, if the walk ended inside a
         further node, that node with the bytes of whole pages that match in it (else None, 0).
         """
-        data, page = key.data, key.width * self.page_size
+        try:
+            data, page = key.data, key.width * self.page_size
+        except AttributeError:
+            raise ValueError(f"a RadixKey is needed, got {said(key)}") from None
         path: list[Node] = []
         pos = 0
         child = self.root.children.get((key.namespace, data[:page]))
@@ -349,7 +359,9 @@ class RadixCache:
         grow: the leaf that this request inserted earlier. It is made longer instead of getting a
         child iff the walk ends exactly there, nothing hangs below it and nobody else locks it.
         """
-        slots = as_int64(slots, "slots")
+        if not isinstance(key, RadixKey):
+            raise ValueError(f"a RadixKey is needed, got {said(key)}")
+        slots, priority = as_int64(slots, "slots"), whole("priority", priority)
         if len(slots) != len(key):
             raise ValueError(f"{len(slots)} slots for a key of {len(key)} units")
         path, pos = self._touch(key, False, priority)
@@ -408,13 +420,33 @@ class RadixCache:
 
     # -------------------------------------------------------------- holding on
 
-    def _require_alive(self, node: Node) -> None:
-        if node.parent is None and node is not self.root:
-            raise ValueError(f"n{node.id} is no longer in this tree")
+    @staticmethod
+    def _node(node: Node) -> Node:
+        if not isinstance(node, Node):
+            raise ValueError(f"a node of this tree is needed, got {said(node)}")
+        return node
+
+    def _undo(self, node: Node, by: int) -> NoReturn:
+        """Only at the top it shows that a node is another tree's: it gets its locks back."""
+        step = node
+        while step.parent is not None:
+            step.lock_ref += by
+            step = step.parent
+        self._require_mine(node)
+        raise AssertionError("unreachable")
+
+    def _require_mine(self, node: Node) -> None:
+        """ValueError unless the node is in this tree: not evicted, and not another tree's."""
+        step = node
+        while isinstance(step, Node) and step.parent is not None:
+            step = step.parent
+        if step is not self.root:
+            name = f"n{node.id}" if isinstance(node, Node) else said(node)
+            raise ValueError(f"{name} is not in this tree: evicted, or a node of another one")
 
     def path_up(self, node: Node) -> list[Node]:
         """The node and all above it, nearest first, the root left out."""
-        self._require_alive(node)
+        self._require_mine(node)
         path = []
         while node.parent is not None:
             path.append(node)
@@ -426,13 +458,14 @@ class RadixCache:
 
         Locking the root does nothing. Every call needs its own `dec_lock_ref`.
         """
-        self._require_alive(node)
-        moved, step = 0, node
+        moved, step = 0, self._node(node)
         while (parent := step.parent) is not None:
             if step.lock_ref == 0:
                 moved += len(step.edge)  # bytes: quicker to ask than the length of an array
             step.lock_ref += 1
             step = parent
+        if step is not self.root:
+            self._undo(node, -1)
         moved //= node.width
         self._evictable -= moved
         self._protected += moved
@@ -443,9 +476,9 @@ class RadixCache:
 
     def dec_lock_ref(self, node: Node) -> int:
         """Takes one lock back; returns how many tokens became evictable by it."""
-        self._require_alive(node)
         # Above it every node is locked at least as often: this one look is enough for all.
-        if node.lock_ref == 0 and node is not self.root:
+        if self._node(node).lock_ref == 0 and node is not self.root:
+            self._require_mine(node)
             raise InvariantError(f"n{node.id} is unlocked more often than it was locked")
         moved, step = 0, node
         while (parent := step.parent) is not None:
@@ -453,6 +486,8 @@ class RadixCache:
             if left == 0:
                 moved += len(step.edge)
             step = parent
+        if step is not self.root:
+            self._undo(node, 1)
         moved //= node.width
         self._evictable += moved
         self._protected -= moved
@@ -470,7 +505,7 @@ class RadixCache:
         A parent becomes a leaf, and a candidate, when its last child has gone. Stops early when
         nothing evictable is left.
         """
-        if num_tokens < 0:
+        if whole("num_tokens", num_tokens) < 0:
             raise ValueError(f"cannot evict {num_tokens} tokens")
         freed: list[bytes] = []
         total = 0

@@ -26,7 +26,7 @@ class KVPool:
         device: where they lie ("cpu", "cuda", ...).
 
     Raises:
-        ValueError: if a size is below 1.
+        ValueError: if a size is below 1, or there is no memory for it.
     """
 
     def __init__(
@@ -55,8 +55,12 @@ class KVPool:
         self.dtype = dtype
         self.device = torch.device(device)
         shape = (num_slots, num_kv_heads, head_dim)
-        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        try:
+            self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+            self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        except RuntimeError as error:  # torch's words for "no memory" differ from device to device
+            needs = f"{num_slots} slots ({self.nbytes / 1e9:,.1f} GB)"
+            raise ValueError(f"a KV pool of {needs} cannot be had: {error}") from error
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store `k` and `v` `[T, num_kv_heads, head_dim]` of one layer at `slots` `[T]` (int64)."""

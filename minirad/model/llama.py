@@ -85,9 +85,9 @@ class LlamaConfig:
         file = Path(path) / "config.json"
         if not file.is_file():
             raise ValueError(f"no config.json in the model directory {Path(path)}")
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = _json_object(file)
         generation = Path(path) / "generation_config.json"
-        extra = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}
+        extra = _json_object(generation) if generation.is_file() else {}
         return cls.from_dict(raw, more_eos=extra.get("eos_token_id"))
 
     @classmethod
@@ -163,6 +163,16 @@ def _as_ids(value: int | list[int] | None) -> list[int]:
     if value is None:
         return []
     return [value] if isinstance(value, int) else list(value)
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{file} must hold a JSON object, not {type(read).__name__}")
+    return read
 
 
 def _refuse_what_is_not_llama(raw: Mapping[str, Any]) -> None:

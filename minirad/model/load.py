@@ -1,6 +1,6 @@
 """Finding a model and reading it: name -> directory -> weights and tokenizer.
 
-Everything becomes a Hugging Face directory first (config.json, a tokenizer, *.safetensors); only a
+Everything becomes a Hugging Face directory first (config.json, a tokenizer, model.safetensors); only a
 hub id that is not cached yet needs the network, and only then. This module does not compute, and
 never runs code that comes with a model.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from minirad import checks
 from minirad.model.llama import LlamaConfig, LlamaModel
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = ["load_model", "load_tokenizer", "load_weights", "resolve_model"]
 
 CLASSROOM = "classroom"
 SMOLLM2 = "smollm2-135m"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 HUB_PATTERNS = (
     "config.json",
@@ -54,7 +55,7 @@ def resolve_model(name: str | Path | None) -> Path:
     """
     if name is None or name == CLASSROOM:
         return _checked(_classroom_dir())
-    path = Path(name).expanduser()
+    path = checks.path("a model", name).expanduser()
     if path.is_dir():
         return _checked(path)
     if name == SMOLLM2:
@@ -86,8 +87,8 @@ def _checked(path: Path) -> Path:
         missing.append("config.json")
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         missing.append("a tokenizer (" + ", ".join(TOKENIZER_FILES[:-1]) + f" or {TOKENIZER_FILES[-1]})")
-    if not any(path.glob("*.safetensors")):
-        missing.append("weights (*.safetensors)")
+    if not any((path / name).is_file() for name in (WEIGHTS, INDEX)):
+        missing.append(f"weights ({WEIGHTS} or {INDEX})")
     if missing:
         raise ValueError(f"the model directory {path} lacks {'; '.join(missing)}")
     return path
@@ -123,50 +124,64 @@ def load_weights(
     """
     expected = config.tensor_shapes()
     weights: dict[str, Tensor] = {}
-    for file, names in _shards(Path(path)):
+    found: set[str] = set()
+    files, placed = _weight_files(Path(path))
+    for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                for name in names if names is not None else tensors.keys():
-                    if _is_redundant(name, config):
-                        continue
-                    found = tuple(tensors.get_slice(name).get_shape())
-                    if name not in expected:
-                        raise ValueError(f"{file}: unexpected tensor {name} {list(found)}")
-                    if found != expected[name]:
-                        raise ValueError(
-                            f"{file}: tensor {name} has shape {list(found)}, "
-                            f"but the configuration says {list(expected[name])}"
-                        )
-                    tensor = tensors.get_tensor(name)
-                    if not tensor.is_floating_point():
-                        raise ValueError(
-                            f"{file}: tensor {name} is {tensor.dtype}: quantized weights do not work"
-                        )
-                    weights[name] = tensor.to(device=device, dtype=dtype)
-        except SafetensorError as error:
+                found.update(tensors.keys())
+                for name in tensors.keys():  # noqa: SIM118  (no mapping: it has no iterator)
+                    if not _is_redundant(name, config):
+                        tensor = _checked_tensor(tensors, name, expected, file)
+                        weights[name] = tensor.to(device=device, dtype=dtype)
+        except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} cannot be read: {error}") from error
+    for name, file_name in placed.items():
+        if name not in found:
+            raise ValueError(f"{path}: the index says that {name} is in {file_name}, but it is not there")
     for name, shape in expected.items():
         if name not in weights:
             raise ValueError(f"{path}: tensor {name} {list(shape)} is missing")
     return weights
 
 
-def _shards(path: Path) -> Iterator[tuple[Path, list[str] | None]]:
-    """Files and the tensors to take from each (None = all)."""
-    index = path / "model.safetensors.index.json"
+def _checked_tensor(tensors: Any, name: str, expected: dict[str, tuple[int, ...]], file: Path) -> Tensor:
+    found = tuple(tensors.get_slice(name).get_shape())
+    if name not in expected:
+        raise ValueError(f"{file}: unexpected tensor {name} {list(found)}")
+    if found != expected[name]:
+        raise ValueError(
+            f"{file}: tensor {name} has shape {list(found)}, "
+            f"but the configuration says {list(expected[name])}"
+        )
+    tensor: Tensor = tensors.get_tensor(name)
+    if not tensor.is_floating_point():
+        raise ValueError(f"{file}: tensor {name} is {tensor.dtype}: quantized weights do not work")
+    return tensor
+
+
+def _weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
+    """The files that a model's weights lie in, and (of an index) in which of them it says each tensor is.
+
+    As transformers chooses: model.safetensors if there is one, else what the index names, and nothing
+    else. Other *.safetensors in the folder are somebody's copies, or what an earlier save left behind.
+    """
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS], {}
+    index = path / INDEX
     if not index.is_file():
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise ValueError(f"no *.safetensors in {path}")
-        yield from ((file, None) for file in files)
-        return
-    by_file: dict[str, list[str]] = {}
-    for name, file_name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
-        by_file.setdefault(file_name, []).append(name)
-    for file_name, names in by_file.items():
-        if not (path / file_name).is_file():
-            raise ValueError(f"{index} names {file_name}, which is not in {path}")
-        yield path / file_name, names
+        raise ValueError(f"{path} has no weights: neither {WEIGHTS} nor {INDEX}")
+    try:
+        placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(placed.values()))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{index} is no index of weights: {error!r}") from error
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'{index} is no index of weights: its "weight_map" names no files')
+    for name in names:
+        if not (path / name).is_file():
+            raise ValueError(f"{index} names {name}, which is not in {path}")
+    return [path / name for name in names], placed
 
 
 def _is_redundant(name: str, config: LlamaConfig) -> bool:

@@ -1,0 +1,295 @@
+"""What a caller can do wrong: one line and exit code 2 at every command, at the API a ValueError that names
+the argument and what it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CheckedEngine
+
+from minirad import EngineConfig, RadixCache, RadixKey, Recorder, SamplingParams, command, resolve_model
+from minirad import events as ev
+from minirad.engine import Engine
+from minirad.workloads import load
+
+MakeEngine = Callable[..., CheckedEngine]
+COMMANDS = {
+    name: import_module("minirad.__main__" if name == "minirad" else name).main
+    for name in ("minirad", "minirad.figure3", "viz.live", "viz.gallery", "viz.figure3", "viz.roofline")
+}
+DIGITS = '{"timestamp":%s,"input_length":1,"output_length":1,"hash_ids":[1]}'
+FILES: dict[str, bytes] = {
+    "late.jsonl": (DIGITS % ("9" * 400)).encode(),
+    "digits.jsonl": (DIGITS % ("9" * 5000)).encode(),
+    "nested.jsonl": b"[" * 100_000,
+    "objects.jsonl": b'{"a":' * 100_000,
+    "binary.txt": b"\xff\xfe\x00abc",
+    "half.jsonl": b'{"prompt":"a"}\n\xff\n',
+    "row.json": b'{"roofline":[1]}',
+    "still.json": json.dumps(
+        {
+            "roofline": [
+                dict.fromkeys(("batch", "weight_ms", "kv_ms", "host_ms", "step_ms", "tokens_per_s"), 0)
+            ]
+        }
+    ).encode(),
+    "no-turns.json": b'{"sessions":[{"turns":[]}]}',
+    "arrival.json": b'{"sessions":[{"turns":[{"text":"a"}],"arrival":"x"}]}',
+    "turns.json": b'{"sessions":[{"turns":1}]}',
+}
+
+# command, words after it ("@name" is a file of FILES), what the line says
+WRONG: list[tuple[str, str, str]] = [
+    ("minirad", "info --kv-tokens 10000000000000", "kv_tokens 10000000000000 takes .* GB; this machine has"),
+    ("minirad", "info --max-running 1000000000", "max_running 1000000000 takes .* GB"),
+    ("minirad", "info --host-kv-tokens 10000000000000", "host_kv_tokens 10000000000000 takes .* GB"),
+    ("minirad", f"info --kv-tokens {'9' * 30}", "kv_tokens must fit into 64 bits"),
+    ("minirad", f"info --kv-tokens {'9' * 5000}", "invalid int value"),
+    ("minirad", "info --seed -1", "seed must be at least 0, got -1"),
+    ("minirad", "info --device cuda:x", "unknown device 'cuda:x'"),
+    ("minirad", "generate x --temperature nan", "temperature must be 0 or more, got nan"),
+    ("minirad", "generate --file @binary.txt", r"binary\.txt is no UTF-8 text: .* at byte 0"),
+    ("minirad", "bogus", "invalid choice: 'bogus'"),
+    ("minirad", "bench engine --requests 0", "--requests: a whole number, 1 or more, is needed, not '0'"),
+    ("minirad", "bench schedule --rate nan", "--rate: a number above 0 is needed, not 'nan'"),
+    ("minirad", "simulate @late.jsonl", r"late\.jsonl, line 1: timestamp must be a number"),
+    ("minirad", "simulate @digits.jsonl", r"digits\.jsonl, line 1: no JSON"),
+    ("minirad", "simulate @nested.jsonl", r"nested\.jsonl.*nested too deeply"),
+    ("minirad", "simulate @objects.jsonl", r"objects\.jsonl, line 1: .*nested too deeply"),
+    ("minirad", "simulate @binary.txt", r"binary\.txt, line 1: no UTF-8 text"),
+    ("minirad", "simulate @half.jsonl", r"half\.jsonl, line 2: no UTF-8 text"),
+    ("minirad", "simulate --diff @binary.txt x", r"binary\.txt is no UTF-8 text"),
+    ("minirad.figure3", "--kv-tokens 99999999999999", "kv_tokens 99999999999999 takes"),
+    ("minirad.figure3", "--page-size x", "invalid int value: 'x'"),
+    ("viz.live", "--kv-tokens 99999999999999 --export x.html", "kv_tokens 99999999999999 takes"),
+    (
+        "viz.live",
+        "--workload @binary.txt --export x.html",
+        r"binary\.txt is no workload: .* is no UTF-8 text",
+    ),
+    ("viz.live", "--workload @nested.jsonl --export x.html", r"nested\.jsonl is no workload"),
+    ("viz.live", "--workload @turns.json --export x.html", r"turns\.json is no workload"),
+    ("viz.live", "--replay @binary.txt --export x.html", r"binary\.txt does not begin with the header"),
+    ("viz.live", "--replay @nested.jsonl --export x.html", "does not begin with the header"),
+    ("viz.live", "--replay /dev/zero --export x.html", "/dev/zero does not begin with the header"),
+    ("viz.live", "--steps -5 --export x.html", "a whole number, 1 or more, is needed, not '-5'"),
+    ("viz.live", "--workload @no-turns.json --export x.html", r"no-turns\.json is no workload: session 1"),
+    ("viz.live", "--workload @arrival.json --export x.html", "arrival must be a whole number, got 'x'"),
+    ("viz.live", "--bogus", "unrecognized arguments: --bogus"),
+    ("viz.gallery", "--out @binary.txt", "binary.txt"),
+    ("viz.figure3", "--out x --kv-tokens -5", "-5"),
+    ("viz.figure3", "", "--out"),
+    ("viz.roofline", "@binary.txt --out x", r"binary\.txt is no JSON"),
+    ("viz.roofline", "@row.json --out x", "row 0 of 'roofline' must be an object, got 1"),
+    ("viz.roofline", "@still.json --out x", "reads its weights in no time"),
+    ("viz.roofline", "@nested.jsonl --out x", "is no JSON"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wrong")
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "words", "told"), WRONG)
+def test_a_mistake_is_one_line_and_code_2(
+    name: str, words: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if "/dev/zero" in words and sys.platform == "win32":
+        pytest.skip("there is no /dev/zero")
+    monkeypatch.chdir(folder)
+    try:
+        code = COMMANDS[name]([str(folder / w[1:]) if w[0] == "@" else w for w in words.split()])
+    except SystemExit as left:
+        code = left.code
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    (line,) = said.err.splitlines()
+    assert len(line) < 800
+    assert re.search(told, line), line
+
+
+# ---------------------------------------------------------------------- how a command ends
+
+
+def run_code(body: str, **options: Any) -> subprocess.Popen[str]:
+    text = f"import sys\nfrom minirad import command\n{body}"
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([sys.executable, "-c", text], **pipes)
+
+
+def test_a_closed_pipe_ends_a_command_quietly() -> None:
+    body = "sys.exit(command.run('x', lambda: [print('line ' * 50) for _ in range(5000)] and 0))"
+    process = run_code(body)
+    assert process.stdout is not None and process.stdout.readline().startswith("line")
+    process.stdout.close()
+    assert process.stderr is not None and process.stderr.read() == ""
+    assert process.wait(30) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_a_pipe_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        process = run_code("sys.exit(command.run('x', lambda: print('line') or 0))", stdout=full)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert err.count("\n") == 1 and err.startswith("x: ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send there")
+@pytest.mark.parametrize("where", ["inside", "while it imports"])
+def test_ctrl_c_is_one_line_and_code_130(where: str) -> None:
+    wait = "(print('ready', flush=True), time.sleep(60))"
+    body = {
+        "inside": f"import time\nsys.exit(command.run('x', lambda: {wait} and 0))",
+        "while it imports": f"command.end_quietly('x')\nimport time\n{wait}",
+    }[where]
+    process = run_code("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + body)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "x: interrupted\n")
+
+
+def test_every_command_that_imports_torch_ends_quietly_from_its_first_line_on() -> None:
+    for name in COMMANDS:
+        module = import_module("minirad.__main__" if name == "minirad" else name)
+        source = Path(module.__file__ or "").read_text(encoding="utf-8")
+        assert source.index("command.end_quietly(") < source.index("\nimport ")
+
+
+def test_a_long_mistake_is_shortened() -> None:
+    assert len(command.one_line("a\nb" * 5000)) < 2 * command.LONGEST
+    assert "\n" not in command.one_line("a\nb")
+
+
+# ---------------------------------------------------------------------- the Python API
+
+
+def api(engine: Engine) -> dict[str, tuple[Callable[[Any], Any], str]]:
+    """Every place for an argument, with the words that name it."""
+    ids, one = [5, 6], SamplingParams(max_new_tokens=1)
+    tree = RadixCache()
+    return {
+        "config": (lambda v: Engine(v, model=engine.model), "config must be an EngineConfig"),
+        "cache": (lambda v: Engine(EngineConfig(kv_tokens=64), v, model=engine.model), "cache must"),
+        "model": (lambda v: Engine(EngineConfig(kv_tokens=64), model=v), "model must be a LlamaModel"),
+        "prompt": (lambda v: engine.add_request(v, one), "prompt"),
+        "prompts": (lambda v: engine.generate(v, one), "prompt"),
+        "params": (lambda v: engine.add_request(ids, v), "params must be SamplingParams"),
+        "params of generate": (lambda v: engine.generate(ids, v), "params must be|sampling parameters"),
+        "params of stream": (lambda v: engine.stream(ids, v), "params must be SamplingParams"),
+        "priority": (lambda v: engine.add_request(ids, one, priority=v), "priority must be a whole number"),
+        "mask": (lambda v: engine.add_request(ids, one, token_mask=v), "token_mask must be a function"),
+        "abort": (engine.abort, "a request's id is a text"),
+        "pin": (engine.pin, "prompt"),
+        "unpin": (engine.unpin, "pin that this engine's"),
+        "policy": (engine.set_eviction_policy, "eviction policy"),
+        "weights": (engine.update_weights, "must be a LlamaModel"),
+        "kv_tokens": (lambda v: EngineConfig(kv_tokens=v), "kv_tokens must be a whole number"),
+        "radix_cache": (lambda v: EngineConfig(radix_cache=v), "radix_cache must be True or False"),
+        "device": (lambda v: EngineConfig(device=v), "unknown device"),
+        "temperature": (lambda v: SamplingParams(temperature=v), "temperature must be"),
+        "ignore_eos": (lambda v: SamplingParams(ignore_eos=v), "ignore_eos must be True or False"),
+        "page_size": (RadixCache, "page_size must be a whole number"),
+        "key": (tree.match_prefix, "a RadixKey is needed"),
+        "peek": (tree.peek, "a RadixKey is needed"),
+        "insert": (lambda v: tree.insert(v, [1]), "a RadixKey is needed"),
+        "slots": (lambda v: tree.insert(RadixKey([1]), v), "slots"),
+        "node": (tree.inc_lock_ref, "a node of this tree is needed"),
+        "unlocked node": (tree.dec_lock_ref, "a node of this tree is needed"),
+        "evict": (tree.evict, "num_tokens must be a whole number"),
+        "source": (Recorder, "an engine or a tree can be recorded"),
+        "keyframes": (lambda v: Recorder(engine, keyframe_every=v), "keyframe_every must be a whole number"),
+        "recording": (Recorder.load, "a recording must be a path"),
+        "event": (lambda v: engine.bus.subscribe(v, print), "no event type"),
+        "handler": (lambda v: engine.bus.subscribe(ev.StepEnded, v), "cannot be called"),
+        "workload": (load, "a workload must be a path"),
+        "name of a model": (resolve_model, "a model must be a path"),
+    }
+
+
+TAKEN = {"mask": {"None"}, "name of a model": {"None"}, "event": {"None"}, "kv_tokens": {"None"}}
+DEFAULTS = ("config", "cache", "model", "params", "params of generate", "params of stream")
+
+
+def test_wrong_types_get_a_sentence_that_names_the_argument(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    values = (
+        None,
+        {},
+        {"max_new_tokens": 3},
+        1.5,
+        object(),
+        b"bytes",
+        {1, 2},
+        float("nan"),
+        [None],
+        RadixCache,
+    )
+    for name, (call, told) in api(engine).items():
+        for value in values:
+            takes_number = name in ("temperature",) and isinstance(value, float) and value == value
+            if value is None and (name in DEFAULTS or "None" in TAKEN.get(name, ())):
+                continue
+            if takes_number or (name == "handler" and callable(value)):
+                continue
+            if name == "params of generate" and value == [None]:  # one for one prompt
+                continue
+            with pytest.raises(ValueError, match=told) as caught:
+                call(value)
+            assert "\n" not in str(caught.value) and len(str(caught.value)) < 300, name
+    assert not engine.has_work and not engine.bus.wants(ev.StepEnded)
+    engine.check()
+    assert engine.generate([5, 6], SamplingParams(max_new_tokens=1))[0].finish_reason == "length"
+
+
+def test_numpy_scalars_are_numbers_and_no_is_no_bool(make_engine: MakeEngine) -> None:
+    params = SamplingParams(max_new_tokens=np.int64(2), temperature=np.float32(0.5), seed=np.uint8(3))
+    assert (type(params.max_new_tokens), type(params.temperature)) == (int, float)
+    config = EngineConfig(kv_tokens=np.int32(64), mixed=np.bool_(True))
+    assert type(config.kv_tokens) is int and config.mixed is True
+    engine = make_engine()
+    assert engine.add_request(np.array([5, 6]), params, priority=np.int16(3)) == "R1"
+    for name in ("radix_cache", "poison_freed", "mixed", "overlap", "bigram_keys"):
+        with pytest.raises(ValueError, match=f"{name} must be True or False, got 'no'"):
+            EngineConfig(**{name: "no"})
+
+
+def test_pins_and_nodes_of_another_engine_are_refused(make_engine: MakeEngine) -> None:
+    one, other = make_engine(), make_engine()
+    for engine in (one, other):
+        engine.generate([5, 6, 7, 8], SamplingParams(max_new_tokens=1))
+    mine, theirs = one.pin([5, 6]), other.pin([5, 6])
+    assert mine == theirs, "they look alike"
+    with pytest.raises(ValueError, match="a pin that this engine's pin"):
+        one.unpin(theirs)
+    node = other.cache.match_prefix(RadixKey([5, 6])).last_node
+    before = other.cache.snapshot(), one.cache.snapshot()
+    for call in (one.cache.inc_lock_ref, one.cache.dec_lock_ref, one.cache.path_slots):
+        with pytest.raises(
+            ValueError, match=f"n{node.id} is not in this tree: evicted, or a node of another"
+        ):
+            call(node)
+    assert (other.cache.snapshot(), one.cache.snapshot()) == before, "nobody's locks have changed"
+    one.unpin(mine)
+    other.unpin(theirs)
+    for engine in (one, other):
+        engine.check()
