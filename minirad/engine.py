@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 
 from minirad import checks, serve
@@ -22,22 +22,25 @@ from minirad import events as ev
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
-from minirad.cache.radix_cache import MAX_TOKEN, IntSequence, RadixCache, RadixKey, Slots, as_int64
+from minirad.cache.radix_cache import IntSequence, RadixCache, Slots
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
-from minirad.errors import InvariantError
 from minirad.fast.overlap import Overlap
+from minirad.intake import Intake
 from minirad.kv.host_tier import HostTier
 from minirad.kv.kv_pool import KVPool
 from minirad.launch import Result
-from minirad.machine import assemble
+from minirad.machine import assemble, choose_cache
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_tokenizer
 from minirad.outputs import GenerationOutput, Pin, StepReport, StreamToken
+from minirad.process_result import ResultProcessor
 from minirad.schedule.admission import Books
 from minirad.schedule.ownership import PrefixCache, SlotOwnership
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
-from minirad.text import ReplyText, TokenTexts, encode_prompt
+from minirad.snapshot import engine_snapshot
+from minirad.text import TokenTexts
+from minirad.tokenizing import Tokenizing
 from minirad.transaction import Transaction
 
 Prompt = str | IntSequence
@@ -68,10 +71,8 @@ class Engine:
         self.config = config = machine.config
         self.runner, self.model_path, self.attention_note = machine.runner, machine.model_path, machine.note
         assert config.kv_tokens is not None
-        self._tokenizer = tokenizer
-        self._texts: TokenTexts | None = None
         self.host_tier = HostTier(self.pool, config) if config.host_kv_tokens else None
-        self.cache: PrefixCache = _checked_cache(cache, config, self.host_tier)
+        self.cache: PrefixCache = choose_cache(cache, config, self.host_tier)
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
         self.rows = self.runner.rows
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
@@ -86,6 +87,13 @@ class Engine:
         self.overlap = Overlap(self)
         self.transaction = Transaction(self.bus)
         self.outbox = serve.Outbox()
+        path = machine.model_path
+        load = None if path is None else partial(load_tokenizer, path)
+        self.tokenizing = Tokenizing(tokenizer, load, self.runner.eos_ids)
+        self.intake = Intake(config, self.runner.vocab_size, self.tokenizing)
+        self.results = ResultProcessor(
+            self.scheduler, self.ownership, self.runner, self.tokenizing, self.bus, self.outbox
+        )
         self.steps = 0
         self._arrivals = 0
         self._pins: dict[int, Any] = {}
@@ -137,7 +145,8 @@ class Engine:
         batch = self._schedule()
         if batch is None:
             self.steps += 1
-            self._give_up(self.scheduler.stuck)
+            if self.scheduler.stuck is not None:
+                self.results.give_up(self.scheduler.stuck)
         else:
             self.commit(batch, self._compute(batch))
         first = [r for r in batch.admitted if r.attempts == 1] if batch else []
@@ -181,192 +190,9 @@ class Engine:
             raise
 
     def commit(self, batch: Batch, results: Sequence[Result]) -> None:
-        """Gives computed KV to the tree, takes the new tokens on, branches n > 1, finishes who is done.
-
-        What fails for one request ends that request.
-        """
+        """Takes on what a launched batch said (process_result.py)."""
         self.steps += 1
-        pairs = list(zip(batch.requests, results, strict=True))
-        if batch.kind != "decode":  # whose KV stays private until the end
-            nested = [self._prefilled(*pair, at < batch.prefills) for at, pair in enumerate(pairs)]
-            pairs = [pair for some in nested for pair in some]
-        now = time.perf_counter()
-        for request, result in pairs:
-            if result.tokens:
-                request.first_token_at = request.first_token_at or now
-                self._take(request, result)
-        for request, result in pairs:
-            reason = self._finish_reason(request, result.error)
-            if reason:
-                self._finish(request, reason)
-
-    def _prefilled(self, request: Request, result: Result, prefill: bool) -> list[tuple[Request, Result]]:
-        """Commits a chunk. Returns who samples now or has failed: nobody, or the request and its branches."""
-        if result.error:
-            return [(request, result)]
-        try:
-            if request.params.logprob_start == 0 and not request.prompt_logprobs:
-                request.prompt_logprobs.append(None)  # nothing comes before the first token
-            request.prompt_logprobs += result.prompt_logprobs
-            if prefill:
-                self.ownership.commit(request, finished=False)
-            if not request.computed:
-                return []
-            if prefill:
-                self.scheduler.prefilled(request)
-        except InvariantError:
-            raise
-        except Exception as error:
-            return [(request, Result(error=f"it could not be committed: {error!r}"))]
-        branches = [self._branch(request, i, each) for i, each in enumerate(result.branches, start=1)]
-        request.branched = True
-        return [(request, result), *branches]
-
-    def _branch(self, leader: Request, index: int, result: Result) -> tuple[Request, Result]:
-        """A further sample of an n > 1 request, whose prompt has just been computed."""
-        sample = leader.branch(index)
-        try:
-            tail = self.ownership.fork(leader, sample)
-            if tail is None:
-                self.scheduler.requeue(sample)
-                if self.bus.wants(ev.RequestForked):
-                    self.bus.emit(ev.RequestForked(sample.id, leader.id, -1, 0))
-            else:
-                if len(tail):
-                    own = self.rows.rows[sample.row, sample.protected_len : sample.kv_len]
-                    self.runner.copy_slots(tail, own)
-                self.scheduler.prefilled(sample)
-        except InvariantError:
-            raise
-        except Exception as error:
-            result = Result(error=f"it could not branch off: {error!r}")
-        return sample, result
-
-    def _take(self, request: Request, result: Result) -> None:
-        """New tokens join their request, and whoever wants to know is told."""
-        for token, logprob in result.tokens:
-            request.append(token, logprob)
-            if self.bus.wants(ev.TokenSampled):
-                self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
-            if request.listener is not None:
-                request.listener.token(request, token)
-
-    # ------------------------------------------------------------ ending a request
-
-    def _finish_reason(self, request: Request, error: str) -> str:
-        """Why it ends now; "" if it goes on."""
-        params, output = request.params, request.output
-        if error:
-            request.error = f"{request.id}: {error}"
-            return "error"
-        try:
-            if output and self._is_end(request, output[-1]):
-                return "stop"
-            if params.stop and self._read(request).found:
-                return "stop"
-        except Exception as problem:
-            request.error = f"{request.id}: its text could not be made: {problem!r}"
-            return "error"
-        return "length" if len(output) >= params.max_new_tokens else ""
-
-    def _is_end(self, request: Request, token: int) -> bool:
-        """A stop token; or an end token, which only a grammar keeps where end tokens are ignored."""
-        if token in request.params.stop_token_ids:
-            return True
-        if request.params.ignore_eos and not getattr(request.token_mask, "ends_reply", False):
-            return False
-        return token in self.runner.eos_ids or token == self.texts.end_id
-
-    def _read(self, request: Request) -> ReplyText:
-        """What a reply says so far, up to a stop text."""
-        if request.reply is None:
-            request.reply = ReplyText(self.texts, request.params.stop)
-        request.reply.read(request.output)
-        return request.reply
-
-    def _finish(self, request: Request, reason: str) -> None:
-        """Commits (or, on an abort or error, drops) what a request holds and takes it off the books."""
-        freed = 0
-        if request.row >= 0:
-            for _ in range(request.ahead):
-                self.ownership.take_back_one(request)
-            request.ahead = 0
-            if reason not in ("abort", "error"):
-                reason = self._give_to_tree(request, reason)
-            if request.row >= 0:
-                freed = self.ownership.release(request, "released")
-        self.scheduler.finish(request)
-        text, reason = self._final_text(request, reason)
-        request.finish_reason = reason
-        if reason == "abort":
-            if self.bus.wants(ev.RequestAborted):
-                self.bus.emit(ev.RequestAborted(request.id, freed))
-        elif self.bus.wants(ev.RequestFinished):
-            self.bus.emit(
-                ev.RequestFinished(
-                    request.id, reason, len(request.prompt), request.cached_tokens,
-                    len(request.output),
-                )
-            )  # fmt: skip
-        for index in range(request.index, request.index + 1 + request.unbranched):  # its samples end with it
-            output = self._output(request, index, text)
-            self.outbox.put(output)
-            if request.listener is not None:
-                request.listener.ended(output)
-
-    def _give_to_tree(self, request: Request, reason: str) -> str:
-        """The last commit, which gives its row back; an error if the tree does not take it."""
-        try:
-            self.ownership.commit(request, finished=True)
-            return reason
-        except InvariantError:
-            raise
-        except Exception as problem:
-            request.error = f"{request.id}: its KV could not be kept: {problem!r}"
-            return "error"
-
-    def _final_text(self, request: Request, reason: str) -> tuple[str, str]:
-        """The reply's text, and how it ended: an error, if there is no text of these tokens."""
-        try:
-            output = request.output
-            if output and self._is_end(request, output[-1]):
-                output = output[:-1]  # what ends a reply is no part of its text
-            if not request.params.stop:
-                return self.texts.whole(output), reason
-            reply = request.reply or ReplyText(self.texts, request.params.stop)
-            reply.read(output)
-            return reply.text(), reason
-        except Exception as problem:
-            request.error = request.error or f"{request.id}: its text could not be made: {problem!r}"
-            return "", reason if reason == "abort" else "error"
-
-    def _output(self, request: Request, index: int, text: str) -> GenerationOutput:
-        now = time.perf_counter()
-        return GenerationOutput(
-            request_id=request.group,
-            index=index,
-            text=text,
-            token_ids=list(request.output),
-            prompt_tokens=len(request.prompt),
-            cached_tokens=request.cached_tokens,
-            finish_reason=request.finish_reason,
-            ttft=(request.first_token_at or now) - request.added_at,
-            seconds=now - request.added_at,
-            logprobs=request.output_logprobs,
-            prompt_logprobs=request.prompt_logprobs,
-            error=request.error,
-        )
-
-    def _give_up(self, request: Request | None) -> None:
-        """Nothing can run and nothing will change by itself: pins hold what this request needs."""
-        if request is not None:
-            need, shared = self.scheduler.shortage(request)
-            beside = f" beside the {shared} pinned ones that it shares" if shared else ""
-            request.error = (
-                f"{request.id} needs {need} slots{beside}, but of {self.allocator.num_tokens} only "
-                f"{self.ownership.room} are free or evictable: the rest is pinned"
-            )
-            self._finish(request, "error")
+        self.results.process(batch, results)
 
     def _step_ended(self, report: StepReport) -> ev.StepEnded:
         free, tree = self.allocator.available, self.cache
@@ -394,9 +220,7 @@ class Engine:
         Raises ValueError, and changes nothing, for an empty prompt, ids outside the vocabulary, or
         a prompt that with its reply is longer than the context or the pool.
         """
-        checks.mask(token_mask)
-        request = self._new_request(prompt, params, extra_key, priority)
-        request.token_mask = token_mask
+        request = self.intake.request(prompt, params, extra_key, priority, token_mask)
         try:
             self.enqueue([request])
             return request.id
@@ -434,53 +258,9 @@ class Engine:
     def _namespace_number(self, namespace: Hashable) -> int:
         return self._namespaces.setdefault(namespace, len(self._namespaces) - 1)
 
-    def _new_request(
-        self, prompt: Prompt, params: SamplingParams | None, extra_key: Hashable, priority: int
-    ) -> Request:
-        params, priority = checks.sampling(params), checks.whole("priority", priority)
-        tokens = self._checked_prompt(self.encode(prompt), params)
-        self._key((), extra_key)  # refuses what cannot be hashed
-        seed = params.seed if params.seed is not None else self.config.seed * 1_000_003
-        bigram = self.config.bigram_keys
-        return Request("", tokens, params, seed, 0, extra_key, priority, is_bigram=bigram)
-
-    def _key(self, tokens: IntSequence, extra_key: Hashable) -> RadixKey:
-        return RadixKey(tokens, checks.extra_key(extra_key), self.config.bigram_keys)
-
     def check_prompt(self, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """Raises the ValueError that `add_request` would raise; changes nothing."""
-        self._checked_prompt(self.encode(prompt), checks.sampling(params))
-
-    def _checked_prompt(self, tokens: Slots, params: SamplingParams) -> Slots:
-        config, vocab = self.config, self.runner.vocab_size
-        assert config.max_context is not None
-        if len(tokens) == 0:
-            raise ValueError("the prompt is empty: at least one token is needed")
-        outside = tokens[(tokens < 0) | (tokens >= min(vocab, MAX_TOKEN))]
-        if len(outside):
-            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {vocab}")
-        total, sizes = len(tokens) + params.max_new_tokens, (len(tokens), params.max_new_tokens)
-        if total > config.max_context:
-            raise ValueError(
-                f"{sizes[0]} prompt + {sizes[1]} new tokens = {total} are more than the context of "
-                f"{config.max_context}"
-            )
-        if total > self.allocator.num_tokens:
-            raise ValueError(
-                f"{sizes[0]} prompt + {sizes[1]} new tokens = {total} are more than the KV pool of "
-                f"{self.allocator.num_tokens}"
-            )
-        if params.n > config.max_running:
-            raise ValueError(f"n={params.n} samples need as many rows, there are {config.max_running}")
-        start = params.logprob_start
-        if start is not None and start >= len(tokens):
-            raise ValueError(f"logprob_start {start} is past the prompt's {len(tokens)} tokens")
-        unknown = [token for token in params.stop_token_ids if token >= vocab]
-        if unknown:
-            raise ValueError(f"stop_token_ids: token id {unknown[0]} is outside the vocabulary of {vocab}")
-        if params.stop or self.model_path is not None:
-            self.tokenizer  # noqa: B018  (stop and end tokens need it: better refused now than in the loop)
-        return tokens
+        self.intake.request(prompt, params)
 
     def generate(
         self,
@@ -494,21 +274,13 @@ class Engine:
         All prompts are checked before any is queued. Requests added before go on meanwhile; what
         of them finishes is in the next step's report.
         """
-        many = _as_prompts(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            params = [checks.sampling(params)] * len(many)
-        if not isinstance(params, Sequence) or isinstance(params, str):
-            checks.sampling(params)  # says what it should have been
-        if len(params) != len(many):
-            raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
-        pairs = zip(many, params, strict=True)
-        return serve.generate(self, [self._new_request(each, param, extra_key, 0) for each, param in pairs])
+        return serve.generate(self, self.intake.requests(prompts, params, extra_key))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None
     ) -> Iterator[StreamToken]:
         """Yields each token of one prompt as soon as it is sampled. Leaving the loop aborts it."""
-        return serve.stream(self, self._new_request(prompt, params, extra_key, 0))
+        return serve.stream(self, self.intake.request(prompt, params, extra_key))
 
     def abort(self, request_id: str) -> bool:
         """Cancels a request with all its samples; False if it is not here (any more).
@@ -523,7 +295,7 @@ class Engine:
     def _abort(self, request_id: str) -> bool:
         mine = [request for request in self.scheduler.everyone() if request.group == request_id]
         for request in mine:
-            self._finish(request, "abort")
+            self.results.finish(request, "abort")
         return bool(mine)
 
     def leave(self, request_ids: Iterable[str]) -> None:
@@ -550,11 +322,11 @@ class Engine:
 
         The match, not the slots that would be used: one token at least is always computed.
         """
-        return int(self.cache.peek(self._key(self.encode(prompt), extra_key)))
+        return int(self.cache.peek(self.intake.key(self.encode(prompt), extra_key)))
 
     def pin(self, prefix: Prompt, extra_key: Hashable = None) -> Pin:
         """Holds what of a prefix is in the tree, so that it is not evicted, until `unpin`."""
-        key = self._key(self.encode(prefix), extra_key)
+        key = self.intake.key(self.encode(prefix), extra_key)
         uncounted = {"count_hit": False} if isinstance(self.cache, RadixCache) else {}
         number = self._next_pin
         try:
@@ -666,105 +438,36 @@ class Engine:
 
     def snapshot(self) -> dict[str, Any]:
         """Tree, pool, queue and rows as plain data; what a recording's keyframes hold."""
-        from minirad.record import tree_snapshot
-
         if not self.transaction.running:  # a recorder asks in the middle of a step
             with self.transaction:
                 self._settle()
-        requests = sorted(self.scheduler.everyone(), key=lambda r: (r.arrival, r.index))
-        return {
-            "step": self.steps,
-            "kv_tokens": self.allocator.num_tokens,
-            "free": self.allocator.available,
-            "tree": tree_snapshot(self.cache),
-            "waiting": [request.id for request in self.scheduler.waiting],
-            "requests": {request.id: self._describe(request) for request in requests},
-        }
-
-    def _describe(self, request: Request) -> dict[str, Any]:
-        holds = request.row >= 0
-        return {
-            "row": request.row,
-            "node": request.node.id if holds else None,
-            "slots": self.rows.rows[request.row, : request.kv_len].tolist() if holds else [],
-            "protected": request.protected_len,
-            "prompt_tokens": len(request.prompt),
-            "length": request.length,
-            "cached": request.cached_tokens,
-            "attempts": request.attempts,
-            "priority": request.priority,
-        }
+        return engine_snapshot(self)
 
     # ------------------------------------------------------------ text
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, loaded when first asked for."""
-        if self._tokenizer is None:
-            if self.model_path is None:
-                raise ValueError("this engine has no tokenizer: give token ids, not text")
-            self._tokenizer = load_tokenizer(self.model_path)
-        return self._tokenizer
+        """The model's tokenizer, loaded when first asked for; ValueError for a bare model."""
+        return self.tokenizing.tokenizer
 
     @property
     def texts(self) -> TokenTexts:
         """What each token says; nothing, for a bare model: ids in, ids out."""
-        if self._texts is None:
-            bare = self._tokenizer is None and self.model_path is None
-            self._texts = TokenTexts(None if bare else self.tokenizer)
-        return self._texts
+        return self.tokenizing.texts
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The end tokens: the model's, and the tokenizer's own, which a fine-tune may have to itself."""
-        known, own = tuple(self.runner.eos_ids), self.texts.end_id
-        return known if own is None or own in known else (*known, own)
+        """The end tokens: the model's, and the tokenizer's own."""
+        return self.tokenizing.eos_ids
 
     def encode(self, prompt: Prompt) -> Slots:
         """Text to token ids; ids are passed on."""
-        if isinstance(prompt, str):
-            prompt = encode_prompt(self.tokenizer, prompt)
-        checks.prompt(prompt)
-        tokens: Slots = as_int64(prompt, "a prompt").copy()
-        return tokens
+        return self.tokenizing.encode(prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text, special tokens left out."""
-        text: str = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+        return self.tokenizing.decode(token_ids)
 
     def reply_text(self, token_ids: Sequence[int]) -> str:
         """Like `decode`; but a bare model has no texts: ids in, ids out."""
         return self.texts.whole(token_ids)
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as several: a text is one, and so is a row of ids."""
-    checks.prompts(prompts)
-    if isinstance(prompts, str) or (
-        len(prompts) and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
-    ):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
-
-
-def _checked_cache(cache: PrefixCache | None, config: EngineConfig, tier: HostTier | None) -> PrefixCache:
-    if cache is None and tier is not None:
-        return HiRadixCache(
-            config.page_size, config.eviction_policy, host_tokens=config.host_kv_tokens,
-            host_write=config.host_write, copier=tier,
-        )  # fmt: skip
-    if cache is None:
-        return RadixCache(config.page_size, config.eviction_policy)
-    if tier is not None:
-        raise ValueError(
-            f"host_kv_tokens={config.host_kv_tokens}: a cache of your own cannot use a host tier"
-        )
-    if cache.page_size != config.page_size:
-        raise ValueError(f"the cache has pages of {cache.page_size}, the engine {config.page_size}")
-    held = int(cache.evictable_size) + int(cache.protected_size)
-    if held:
-        raise ValueError(f"the cache holds {held} tokens already: an engine begins with an empty one")
-    return cache

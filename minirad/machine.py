@@ -12,11 +12,15 @@ import torch
 from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.attention.torch_paged import TorchPagedAttention
+from minirad.cache.hiradix_cache import HiRadixCache
+from minirad.cache.radix_cache import RadixCache
 from minirad.config import DEFAULT_KV_TOKENS, MOST_KV_TOKENS, EngineConfig
 from minirad.fast.graphs import GraphRunner
+from minirad.kv.host_tier import HostTier
 from minirad.model.dummy import dummy_model
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, resolve_model
+from minirad.schedule.ownership import PrefixCache
 from minirad.schedule.req_to_token import ReqToTokenPool
 
 
@@ -155,3 +159,24 @@ def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, att
     )
     require_memory(config, model, device)
     return config
+
+
+def choose_cache(cache: PrefixCache | None, config: EngineConfig, tier: HostTier | None) -> PrefixCache:
+    """The tree: a caller's own, which has to fit the configuration, or ours."""
+    if cache is None and tier is not None:
+        return HiRadixCache(
+            config.page_size, config.eviction_policy, host_tokens=config.host_kv_tokens,
+            host_write=config.host_write, copier=tier,
+        )  # fmt: skip
+    if cache is None:
+        return RadixCache(config.page_size, config.eviction_policy)
+    if tier is not None:
+        raise ValueError(
+            f"host_kv_tokens={config.host_kv_tokens}: a cache of your own cannot use a host tier"
+        )
+    if cache.page_size != config.page_size:
+        raise ValueError(f"the cache has pages of {cache.page_size}, the engine {config.page_size}")
+    held = int(cache.evictable_size) + int(cache.protected_size)
+    if held:
+        raise ValueError(f"the cache holds {held} tokens already: an engine begins with an empty one")
+    return cache

@@ -27,9 +27,9 @@ import numpy as np
 from minirad import events as ev
 from minirad.checks import path as a_path
 from minirad.checks import said, whole
+from minirad.snapshot import State, bare_snapshot, nodes_by_id
 
 SCHEMA = 1
-State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class Recorder(Recording):
         self._events: list[ev.Event] = []
         self._step = int(self.header["start"]["step"])
         self._scene: str | None = None
-        self._before = _nodes_by_id(self._cache) if self._silent else {}
+        self._before = nodes_by_id(self._cache) if self._silent else {}
         self._path, self._first_line = path, _header_line(self.header)
         self._file = None if path is None else _Lines(Path(path), self._first_line)
         self._unsubscribe = self._bus.subscribe(None, self._take)
@@ -328,7 +328,7 @@ class Recorder(Recording):
 
     def _derive(self) -> None:
         if self._silent:
-            after = _nodes_by_id(self._cache)
+            after = nodes_by_id(self._cache)
             ends_step = bool(self._events) and isinstance(self._events[-1], ev.StepEnded)
             place = len(self._events) - ends_step
             self._events[place:place] = derive_events(self._before, after)
@@ -365,53 +365,6 @@ class Recorder(Recording):
 
 
 # ---------------------------------------------------------------------- states
-
-
-def tree_snapshot(cache: Any) -> State:
-    """Any tree as plain data, in the shape of RadixCache.snapshot()."""
-    if hasattr(cache, "snapshot"):
-        own: State = cache.snapshot()
-        return own
-    nodes = _nodes_by_id(cache)
-    return {
-        "page_size": cache.page_size,
-        "eviction_policy": getattr(cache, "eviction_policy", "its own"),
-        "tick": max((node["last_access"] for node in nodes.values()), default=0),
-        "nodes": [nodes[number] for number in sorted(nodes)],
-    }
-
-
-def bare_snapshot(cache: Any) -> State:
-    """A cache on its own in the shape of Engine.snapshot()."""
-    return {
-        "step": 0,
-        "kv_tokens": 0,
-        "free": 0,
-        "tree": tree_snapshot(cache),
-        "waiting": [],
-        "requests": {},
-    }
-
-
-def _nodes_by_id(cache: Any) -> dict[int, State]:
-    nodes = {}
-    for node in cache.walk():
-        if node.parent is None:
-            continue
-        tokens = node.key.tokens if hasattr(node.key, "tokens") else node.key
-        nodes[node.id] = {
-            "id": node.id,
-            "parent": node.parent.id,
-            "tokens": np.asarray(tokens).reshape(-1).tolist(),
-            "slots": np.asarray(node.slots).tolist(),
-            "namespace": int(getattr(node, "namespace_number", 0)),
-            "lock_ref": int(node.lock_ref),
-            "last_access": int(getattr(node, "last_access", 0)),
-            "created": int(getattr(node, "created", 0)),
-            "hits": int(getattr(node, "hits", 0)),
-            "priority": int(getattr(node, "priority", 0)),
-        }
-    return nodes
 
 
 class ReplayState:

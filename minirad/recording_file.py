@@ -24,7 +24,8 @@ from typing import IO, Any
 
 from minirad import events as ev
 from minirad.config import EngineConfig
-from minirad.record import SCHEMA, Frame, Recording, ReplayState, State
+from minirad.record import SCHEMA, Frame, Recording, ReplayState
+from minirad.snapshot import State
 
 LONGEST_LINE = 32 << 20  # bytes
 MOST_PARTS = 2_000_000  # lists and objects in a line: each of them takes many times what it takes in the file

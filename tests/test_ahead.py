@@ -264,7 +264,7 @@ def test_a_handler_of_ctrl_c_that_returns_gets_nothing_twice(
     try:
         for at in range(1, 10):
             engine = make_ahead() if runs_ahead else make_engine()
-            finish, count = engine._finish_reason, [0]
+            finish, count = engine.results._finish_reason, [0]
 
             def press(*args: Any, finish: Any = finish, count: list[int] = count, at: int = at) -> Any:
                 count[0] += 1
@@ -272,7 +272,7 @@ def test_a_handler_of_ctrl_c_that_returns_gets_nothing_twice(
                     signal.raise_signal(signal.SIGINT)
                 return finish(*args)
 
-            monkeypatch.setattr(engine, "_finish_reason", press)
+            monkeypatch.setattr(engine.results, "_finish_reason", press)
             other = engine.add_request([30, 31, 32], SamplingParams(max_new_tokens=3, ignore_eos=True))
             outputs = engine.generate([[5, 6, 7]], SamplingParams(max_new_tokens=6, ignore_eos=True))
             assert len(outputs) == 1

@@ -21,6 +21,7 @@ from minirad.cache.radix_cache import Node, RadixCache, RadixKey
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
+from minirad.process_result import ResultProcessor
 from minirad.runner import _Draw
 from minirad.schedule.ownership import SlotOwnership
 from minirad.schedule.request import Request
@@ -124,7 +125,7 @@ MUTANTS = [
         "request.protected_len : request.kv_len",
         "0 : request.kv_len",
     ),
-    Mutant("an abort inserts", Engine, "_finish", 'reason not in ("abort", "error")', "True"),
+    Mutant("an abort inserts", ResultProcessor, "finish", 'reason not in ("abort", "error")', "True"),
     # admission, samples, retraction
     Mutant("all cached slots are used", Request, "usable_prefix", "self.length - 1", "self.length"),
     Mutant("the match is not locked", Scheduler, "_admit_by", "cache.inc_lock_ref(match.last_node)", "pass"),
@@ -136,7 +137,7 @@ MUTANTS = [
         "self.cache.inc_lock_ref(leader.node)",
         "pass",
     ),
-    Mutant("a further sample's tail is not copied", Engine, "_branch", "if len(tail):", "if False:"),
+    Mutant("a further sample's tail is not copied", ResultProcessor, "_branch", "if len(tail):", "if False:"),
     Mutant(
         "samples draw the same numbers",
         _Draw,

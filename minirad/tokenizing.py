@@ -1,0 +1,94 @@
+"""An engine's texts: prompts to ids, replies to text, and where a reply ends.
+
+The tokenizer is loaded when it is first asked for: whoever gives token ids needs none. What single tokens
+say, and how they join, is text.py's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minirad import checks
+from minirad.cache.radix_cache import IntSequence, Slots, as_int64
+from minirad.schedule.request import Request
+from minirad.text import ReplyText, TokenTexts, encode_prompt
+
+Prompt = str | IntSequence
+
+
+class Tokenizing:
+    """tokenizer: a ready one; load: how to get one (None: a bare model); eos_ids: the model's end tokens."""
+
+    def __init__(self, tokenizer: Any, load: Callable[[], Any] | None, eos_ids: Sequence[int]) -> None:
+        self._tokenizer, self._load, self._eos_ids = tokenizer, load, tuple(eos_ids)
+        self._texts: TokenTexts | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """There is no tokenizer: ids in, ids out."""
+        return self._tokenizer is None and self._load is None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer; ValueError if there is none."""
+        if self._tokenizer is None:
+            if self._load is None:
+                raise ValueError("this engine has no tokenizer: give token ids, not text")
+            self._tokenizer = self._load()
+        return self._tokenizer
+
+    @property
+    def texts(self) -> TokenTexts:
+        """What each token says; nothing, for a bare model."""
+        if self._texts is None:
+            self._texts = TokenTexts(None if self.is_bare else self.tokenizer)
+        return self._texts
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The end tokens: the model's, and the tokenizer's own, which a fine-tune may have to itself."""
+        known, own = self._eos_ids, self.texts.end_id
+        return known if own is None or own in known else (*known, own)
+
+    def encode(self, prompt: Prompt) -> Slots:
+        """Text to token ids; ids are passed on."""
+        if isinstance(prompt, str):
+            prompt = encode_prompt(self.tokenizer, prompt)
+        checks.prompt(prompt)
+        tokens: Slots = as_int64(prompt, "a prompt").copy()
+        return tokens
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids to text, special tokens left out."""
+        text: str = self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    # ------------------------------------------------------------ a request's reply
+
+    def is_end(self, request: Request, token: int) -> bool:
+        """A stop token; or an end token, which only a grammar keeps where end tokens are ignored."""
+        if token in request.params.stop_token_ids:
+            return True
+        if request.params.ignore_eos and not getattr(request.token_mask, "ends_reply", False):
+            return False
+        return token in self._eos_ids or token == self.texts.end_id
+
+    def has_stopped(self, request: Request) -> bool:
+        """A stop text is complete."""
+        return bool(request.params.stop) and self._read(request, request.output).found
+
+    def final(self, request: Request) -> str:
+        """The text of a reply that has ended; what ended it is no part of it."""
+        output = request.output
+        if output and self.is_end(request, output[-1]):
+            output = output[:-1]
+        return self._read(request, output).text() if request.params.stop else self.texts.whole(output)
+
+    def _read(self, request: Request, output: Sequence[int]) -> ReplyText:
+        if request.reply is None:
+            request.reply = ReplyText(self.texts, request.params.stop)
+        request.reply.read(output)
+        return request.reply
