@@ -56,21 +56,20 @@ def test_the_reference_gets_full_marks(lesson: Lesson, student: str) -> None:
 @pytest.mark.slow
 @every_lesson
 def test_no_student_id_makes_a_right_solution_wrong(lesson: Lesson) -> None:
-    for stem in ("solution", "alternative"):
-        if (lesson.folder / f"{stem}.py").exists():
-            module = load_file(lesson.folder / f"{stem}.py")
-            for number in range(40):
-                results = grade_module(lesson, module, f"student {number}")
-                assert [r for r in results if not r.passed] == [], number
+    for path in (lesson.folder / "solution.py", *sorted(lesson.folder.glob("alternative*.py"))):
+        module = load_file(path)
+        for number in range(40):
+            results = grade_module(lesson, module, f"student {number}")
+            assert [r for r in results if not r.passed] == [], (path.name, number)
 
 
 @pytest.mark.parametrize(
-    "lesson",
-    [each for each in LESSONS.values() if (each.folder / "alternative.py").exists()],
-    ids=lambda lesson: lesson.name,
+    ("lesson", "path"),
+    [(each, path) for each in LESSONS.values() for path in sorted(each.folder.glob("alternative*.py"))],
+    ids=lambda value: value.stem if isinstance(value, Path) else value.name,
 )
-def test_a_solution_built_otherwise_gets_full_marks(lesson: Lesson) -> None:
-    results = grade_module(lesson, load_file(lesson.folder / "alternative.py"))
+def test_a_solution_built_otherwise_gets_full_marks(lesson: Lesson, path: Path) -> None:
+    results = grade_module(lesson, load_file(path))
     assert [r for r in results if not r.passed] == []
 
 

@@ -13,7 +13,9 @@ from lessons.grading.run import WORDS, Result
 from lessons.grading.spec import ROOT, Lesson
 
 GIVEN = ("minirad", "viz", "lessons", "notebooks", "pyproject.toml", "LICENSE", ".gitignore")
-WITHHELD = {"solution.py", "alternative.py", "mutants.py", "hidden.py", "teacher.md", "TEACHERS.md"}
+WITHHELD = {"solution.py", "mutants.py", "hidden.py", "teacher.md", "TEACHERS.md"} | {
+    f"alternative{number}.py" for number in ("", "_2", "_3")
+}
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
 
 README = """# minirad: the course
