@@ -66,7 +66,8 @@ def match_prefix(tree: Tree, tokens: Sequence[int]) -> tuple[list[int], Node]:
 
     Every node on the path (not the root) was just used: last_access = tree.now. The other nodes keep
     their times. Locks, hits and priorities are not yours to change: whoever calls counts the hit. A split
-    passes them on, as in split_node. `tokens` and the tree's slots are not changed: return a list of your own.
+    passes them on, as in split_node. `tokens` and the tree's slots are not changed: return a list of
+    your own.
     """
     raise NotImplementedError("todo: match_prefix")
 

@@ -322,17 +322,9 @@ def insert(tree, tokens, slots):
 _FORGOTTEN = [
     # a node that is locked, hit, old or important, and a match or an insert that ends inside it
     ("loses the lock", "upper.lock_ref = 0"),
-    ("passes one lock on, however many there are", "upper.lock_ref = min(node.lock_ref, 1)"),
-    ("takes the lock from the lower half", "node.lock_ref = 0"),
     ("takes the lock of the node above", "upper.lock_ref = upper.parent.lock_ref"),
     ("loses the hits", "upper.hits = 0"),
-    ("takes the hits from the lower half", "node.hits = 0"),
     ("loses the priority", "upper.priority = 0"),
-    ("takes the priority from the lower half", "node.priority = 0"),
-    ("makes the upper half new", "upper.created = tree.now"),
-    ("makes the lower half new", "node.created = tree.now"),
-    ("leaves the lower half as old as it was", "node.last_access = times[1]"),
-    ("gives the upper half the id", "upper.id, node.id = node.id, upper.id"),
 ]
 
 MUTANTS += [
@@ -343,27 +335,6 @@ MUTANTS += [
         "only the last eight bits are compared",
         "a[length] == b[length]",
         "a[length] & 255 == b[length] & 255",
-    ),
-    # [300] and [300]
-    Mutant(
-        "common_prefix",
-        "compared as bytes: no ids above 255",
-        "    length = 0\n",
-        "    a, b, length = bytes(a), bytes(b), 0\n",
-    ),
-    # [5] and [65541]
-    Mutant(
-        "common_prefix",
-        "only the last sixteen bits are compared",
-        "a[length] == b[length]",
-        "a[length] & 0xFFFF == b[length] & 0xFFFF",
-    ),
-    # [1114112] and [1114112]
-    Mutant(
-        "common_prefix",
-        "compared as characters: no ids above chr's",
-        "    length = 0\n",
-        "    a, b, length = [chr(x) for x in a], [chr(x) for x in b], 0\n",
     ),
     # [16777216] and [16777217]
     _instead(
@@ -396,13 +367,6 @@ def common_prefix(a, b, page_size=1):
     return 0
 """,
     ),
-    # pages of 3: [1, 2, 3] and [1, 2, 3]
-    Mutant(
-        "common_prefix",
-        "rounded by a mask: for powers of two only",
-        "return length // page_size * page_size",
-        "return length & ~(page_size - 1)",
-    ),
     # [1, 2, 3, 4, 5] and [1, 9, 3, 4, 5]
     _instead(
         "common_prefix",
@@ -428,102 +392,13 @@ def common_prefix(a, b, page_size=1):
     return alike(0) // page_size * page_size
 """,
     ),
-    # [1, 2] and [1, 3] as lists that are looked at afterwards
-    _instead(
-        "common_prefix",
-        "eats what it was given",
-        """
-def common_prefix(a, b, page_size=1):
-    length = 0
-    while len(a) and len(b) and a[0] == b[0]:
-        a, length = a[1:], length + 1
-        if isinstance(b, list):
-            del b[0]
-        else:
-            b = b[1:]
-    return length // page_size * page_size
-""",
-    ),
-    # two sequences that begin alike for more than 64 tokens
-    Mutant(
-        "common_prefix",
-        "looks at 64 tokens and no more",
-        "while length < len(a)",
-        "while length < 64 and length < len(a)",
-    ),
     # ------------------------------------------------------------ split_node
-    # a node locked twice
-    Mutant(
-        "split_node",
-        "one lock is passed on, however many there are",
-        "upper.lock_ref = node.lock_ref",
-        "upper.lock_ref = min(node.lock_ref, 1)",
-    ),
-    # a locked node below the root, or below one that is locked more often
-    Mutant(
-        "split_node",
-        "the lock is the parent's",
-        "upper.lock_ref = node.lock_ref",
-        "upper.lock_ref = node.parent.lock_ref",
-    ),
-    # any locked node
-    Mutant(
-        "split_node",
-        "the lock moves instead of being copied",
-        "upper.lock_ref = node.lock_ref",
-        "upper.lock_ref, node.lock_ref = node.lock_ref, 0",
-    ),
-    Mutant("split_node", "the hits move", "upper.hits = node.hits", "upper.hits, node.hits = node.hits, 0"),
-    Mutant(
-        "split_node",
-        "the priority moves",
-        "upper.priority = node.priority",
-        "upper.priority, node.priority = node.priority, 0",
-    ),
-    # a node that is hit more than twice
-    Mutant(
-        "split_node", "hits beyond two are lost", "upper.hits = node.hits", "upper.hits = min(node.hits, 2)"
-    ),
     # a node with priority -1
     Mutant(
         "split_node",
         "no priority below 0",
         "upper.priority = node.priority",
         "upper.priority = max(node.priority, 0)",
-    ),
-    # a parent that is older than the node
-    Mutant(
-        "split_node",
-        "as old as the node above",
-        "upper.created = node.created",
-        "upper.created = node.parent.created",
-    ),
-    Mutant(
-        "split_node",
-        "both halves are new",
-        "upper.created = node.created",
-        "upper.created = node.created = tree.now",
-    ),
-    # whoever asks for the node's id afterwards
-    Mutant(
-        "split_node",
-        "the upper half takes the id, the node a new one",
-        "return upper\n",
-        "upper.id, node.id = node.id, upper.id\n    return upper\n",
-    ),
-    # a node with children
-    Mutant(
-        "split_node",
-        "the children are told that the upper half is their parent",
-        "return upper\n",
-        "for child in node.children.values():\n        child.parent = upper\n    return upper\n",
-    ),
-    # a node with a sibling
-    Mutant(
-        "split_node",
-        "siblings are forgotten",
-        "node.parent.children[tuple(upper.tokens[:page])] = upper",
-        "node.parent.children = {tuple(upper.tokens[:page]): upper}",
     ),
     # ids above 255
     Mutant(
@@ -538,13 +413,6 @@ def common_prefix(a, b, page_size=1):
         "the parent counts as used too",
         "node.last_access = tree.now",
         "node.last_access = node.parent.parent.last_access = tree.now",
-    ),
-    # a locked node whose path is unlocked afterwards
-    Mutant(
-        "split_node",
-        "each half counts as locked by the split",
-        "upper.lock_ref = node.lock_ref",
-        "upper.lock_ref = node.lock_ref = node.lock_ref + (node.lock_ref > 0)",
     ),
     # ------------------------------------------------------------ match_prefix
     *(_split_inside("match_prefix", f"its own split {about}", lines) for about, lines in _FORGOTTEN),
@@ -570,22 +438,6 @@ def common_prefix(a, b, page_size=1):
         "child.last_access = tree.now",
         "child.last_access, child.hits = tree.now, child.hits + 1",
     ),
-    Mutant(
-        "match_prefix",
-        "locks what it finds",
-        "child.last_access = tree.now",
-        "child.last_access, child.lock_ref = tree.now, child.lock_ref + 1",
-    ),
-    # a match that ends at the end of one node; then slots.clear()
-    _instead(
-        "match_prefix",
-        "returns the node's own list of slots where one node is enough",
-        """
-def match_prefix(tree, tokens):
-    slots, node = _right_match_prefix(tree, tokens)
-    return (node.slots if node.parent is tree.root else slots), node
-""",
-    ),
     # the same question twice, with an insert in between, or of another tree
     _instead(
         "match_prefix",
@@ -604,29 +456,6 @@ def match_prefix(tree, tokens):
     return list(slots), _KNOWN[key][1]
 """,
     ),
-    # any match: the root has no time
-    Mutant(
-        "match_prefix",
-        "the root gets a time",
-        "    slots: list[int] = []\n",
-        "    slots: list[int] = []\n    node.last_access = tree.now\n",
-    ),
-    # a match that ends where children hang
-    Mutant(
-        "match_prefix",
-        "everything below the end was used too",
-        "            return slots, node\n",
-        "            for below in node.children.values() if slots else ():\n"
-        "                below.last_access = tree.now\n            return slots, node\n",
-    ),
-    # pages of 2: [1, 2] and [1, 3] are in the tree; [1, 3] is asked for
-    Mutant(
-        "match_prefix",
-        "children are found by their first token",
-        "child = node.children.get(tuple(rest[: tree.page_size]))\n        if child is None:",
-        "child = next((c for c in node.children.values() if c.tokens[0] == (*rest, -1)[0]), None)\n"
-        "        if child is None or not common_prefix(child.tokens, rest, tree.page_size):",
-    ),
     # 300 is in the tree, 44 is asked for; 65541 and 5
     *(
         Mutant(
@@ -638,21 +467,7 @@ def match_prefix(tree, tokens):
             f"all((x ^ y) % 2**{bits} == 0 for x, y in zip(c.tokens[:page], rest))), None)\n"
             "        rest = [*(child.tokens[:page] if child else ()), *rest[page:]] if child else rest\n",
         )
-        for bits in (8, 16)
-    ),
-    # a path of three nodes
-    _instead(
-        "match_prefix",
-        "only the two lowest nodes become younger",
-        """
-def match_prefix(tree, tokens):
-    old = {node: node.last_access for node in tree.nodes()}
-    slots, node = _right_match_prefix(tree, tokens)
-    step = node.parent.parent if node.parent and node.parent.parent else None
-    while step is not None and step.parent is not None:
-        step.last_access, step = old.get(step, tree.now), step.parent
-    return slots, node
-""",
+        for bits in (8, 32)
     ),
     # a path of more than eight nodes
     Mutant(
@@ -660,14 +475,6 @@ def match_prefix(tree, tokens):
         "goes down eight nodes and no further",
         "    while True:\n        rest",
         "    for _ in range(9):\n        if _ == 8:\n            return slots, node\n        rest",
-    ),
-    # a match that ends inside a node, with children below that node
-    Mutant(
-        "match_prefix",
-        "splits leaves only: an inner node that is not alike to its end does not count",
-        "            child = split_node(tree, child, shared)\n",
-        "            if child.children:\n                return slots, node\n"
-        "            child = split_node(tree, child, shared)\n",
     ),
     # ------------------------------------------------------------ insert
     *(_split_inside("insert", f"its own split {about}", lines) for about, lines in _FORGOTTEN),
@@ -679,19 +486,7 @@ def match_prefix(tree, tokens):
             "    return prefix_len, leaf\n",
             f"    leaf.{what} = node.{what}\n    return prefix_len, leaf\n",
         )
-        for what in ("lock_ref", "hits", "priority", "created")
-    ),
-    Mutant(
-        "insert",
-        "the leaf begins with a hit",
-        "    return prefix_len, leaf\n",
-        "    leaf.hits = 1\n    return prefix_len, leaf\n",
-    ),
-    Mutant(
-        "insert",
-        "the leaf begins locked",
-        "    return prefix_len, leaf\n",
-        "    leaf.lock_ref = 1\n    return prefix_len, leaf\n",
+        for what in ("lock_ref", "hits")
     ),
     # any insert below a node: only a look-up counts a hit
     Mutant(
@@ -709,31 +504,6 @@ def match_prefix(tree, tokens):
         "    leaf.id = max(each.id for each in tree.nodes() if each is not leaf) + 1\n"
         "    return prefix_len, leaf\n",
     ),
-    # [1], then [1, 2], with nobody having looked for [1]
-    Mutant(
-        "insert",
-        "a leaf that nobody uses grows instead of getting a child",
-        "    leaf = tree.new_node",
-        "    if node is not tree.root and not (node.children or node.lock_ref or node.hits):\n"
-        "        node.tokens, node.slots = [*node.tokens, *tokens[prefix_len:]], "
-        "[*node.slots, *slots[prefix_len:]]\n"
-        "        return prefix_len, node\n"
-        "    leaf = tree.new_node",
-    ),
-    # pages of 3, five tokens
-    Mutant(
-        "insert",
-        "whole pages by a mask: for powers of two only",
-        "whole = len(tokens) // tree.page_size * tree.page_size",
-        "whole = len(tokens) & ~(tree.page_size - 1)",
-    ),
-    # a leaf with a token above 255
-    Mutant(
-        "insert",
-        "the leaf is filed under eight bits of its tokens",
-        "tuple(leaf.tokens[: tree.page_size])",
-        "tuple(token & 255 for token in leaf.tokens[: tree.page_size])",
-    ),
     # tokens above 32767, slots above 32767
     Mutant(
         "insert",
@@ -741,26 +511,5 @@ def match_prefix(tree, tokens):
         "    return prefix_len, leaf\n",
         "    leaf.slots = [(slot + 2**15) % 2**16 - 2**15 for slot in leaf.slots]\n"
         "    return prefix_len, leaf\n",
-    ),
-    # the same tokens twice, with other slots, while nobody holds the node locked
-    Mutant(
-        "insert",
-        "what nobody locks gets the newer slots",
-        "        return prefix_len, node\n",
-        "        if node is not tree.root and not node.lock_ref:\n"
-        "            node.slots = list(slots[whole - len(node.slots) :])\n        return prefix_len, node\n",
-    ),
-    # an insert of what is there already: its path was used
-    _instead(
-        "insert",
-        "what was there to its end does not become younger",
-        """
-def insert(tree, tokens, slots):
-    old = {node: node.last_access for node in tree.nodes()}
-    found, node = _right_insert(tree, tokens, slots)
-    if found and found == len(tokens) // tree.page_size * tree.page_size and node in old:
-        node.last_access = old[node]
-    return found, node
-""",
     ),
 ]

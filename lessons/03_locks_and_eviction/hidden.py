@@ -6,6 +6,7 @@ The fixed ones compare every node with a tree of the grader's own; the random on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -94,13 +95,13 @@ ORDERS = {**POLICY_KEYS, "nothing": nothing, "hits last": hits_last}
 
 
 def every_eviction(impl: ModuleType) -> None:
-    """Evictions under eight orders, slot by slot."""
-    for order in ORDERS.values():
+    """Evictions under six orders, slot by slot."""
+    for name in ("lru", "lfu", "mru", "priority", "nothing", "hits last"):
         for moves in EVICTIONS:
-            Twins(impl, ["offer", "evict"], key=order).play(spelled_out(moves))
-    for name in ("lru", "nothing", "mru", "lfu"):
+            Twins(impl, ["offer", "evict"], key=ORDERS[name]).play(spelled_out(moves))
+    for name in ("nothing", "mru", "lfu"):
         page = 3 if name == "lfu" else 1
-        moves = random_moves(f"lesson 03, evict, {name}", 50, page, BUSY, ORDERS[name])
+        moves = random_moves(f"lesson 03, evict, {name}", 40, page, BUSY, ORDERS[name])
         Twins(impl, ["offer", "evict"], page, ORDERS[name]).play(moves)
 
 
@@ -140,7 +141,7 @@ def every_order(impl: ModuleType) -> None:
     for name in ("lru", "lfu", "slru"):
         key, right = getattr(impl, f"{name}_key"), POLICY_KEYS[name]
         leaves = sorted(leaves_of_all_kinds(), key=lambda leaf: (right(leaf), leaf.id))
-        for first, second in zip(leaves, leaves[1:], strict=False):
+        for first, second in pairwise(leaves):
             one, two = key(first), key(second)
             good = one < two if right(first) < right(second) else not two < one
             a, b = (
@@ -148,7 +149,7 @@ def every_order(impl: ModuleType) -> None:
                 f"{len(leaf.tokens)} tokens, priority {leaf.priority}"
                 for leaf in (first, second)
             )
-            before = "before" if right(first) < right(second) else "not after (both are equal: the id decides)"
+            before = "before" if right(first) < right(second) else "not after (equals: the id decides)"
             expect(good, f"{name}_key: {a} should go {before} {b}; the keys are {one!r} and {two!r}")
 
 
@@ -157,19 +158,19 @@ def every_order(impl: ModuleType) -> None:
 
 def random_locks(impl: ModuleType, rng: Random) -> None:
     """Random locks in random trees."""
-    for page in (1, 2, 3):
+    for page in (1, 3):
         Game(laid(Tree(page), impl, "inc_lock_ref"), "lru", rng).play(40)
 
 
 def random_unlocks(impl: ModuleType, rng: Random) -> None:
     """Random locks and unlocks in random trees."""
-    for page in (1, 2, 3):
+    for page in (1, 3):
         Game(laid(Tree(page), impl, "dec_lock_ref"), "lru", rng).play(40)
 
 
 def random_evictions(impl: ModuleType, rng: Random) -> None:
     """Random inserts, look-ups, locks and evictions under several policies."""
-    for policy in ("lru", "lfu", "mru", "fifo", "slru"):
+    for policy in ("lru", "lfu", "fifo"):
         tree = laid(Tree(rng.choice((1, 1, 2, 4)), key=POLICY_KEYS[policy]), impl, "offer", "evict")
         Game(tree, policy, rng).play(40)
 
@@ -182,8 +183,7 @@ def random_policies(impl: ModuleType, rng: Random) -> None:
         "slru": impl.slru_key,
     }
     for policy, order in keys.items():
-        for _ in range(2):
-            Game(Tree(1, key=order), policy, rng).play(40)
+        Game(Tree(1, key=order), policy, rng).play(40)
 
 
 class Game:

@@ -71,7 +71,9 @@ class Watched:
         self.expect(got == wanted, f"after {self.where}: available is {got!r} slots, it should be {wanted}")
         for given, then in self.handed_out:
             now = list(given)
-            self.expect(now == then, f"after {self.where}: a list that alloc gave before was {then}, is {now}")
+            self.expect(
+                now == then, f"after {self.where}: a list that alloc gave before was {then}, is {now}"
+            )
 
     def alloc(self, num_tokens: int) -> list[int] | None:
         self.story.append(f"alloc({num_tokens})")

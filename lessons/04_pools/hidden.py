@@ -139,7 +139,9 @@ def backwards_within_a_page(impl: ModuleType) -> None:
             got = impl.alloc_extend(open_cases.Given(4, 4), start, stop, 4 + (start - 1) % 4)
         except ValueError:
             continue
-        expect(False, f"alloc_extend(allocator, {start}, {stop}, ...) should raise ValueError, it gave {got!r}")
+        expect(
+            False, f"alloc_extend(allocator, {start}, {stop}, ...) should raise ValueError, it gave {got!r}"
+        )
 
 
 def tables_of_large_numbers(impl: ModuleType) -> None:
@@ -166,7 +168,7 @@ def tables_one_after_the_other(impl: ModuleType) -> None:
 
 def random_takes(impl: ModuleType, rng: Random) -> None:
     """A pool that is emptied in random portions."""
-    for _ in range(6):
+    for _ in range(4):
         page, pages = rng.choice((1, 2, 3, 4, 16)), rng.randrange(1, 20)
         pool = open_cases.Watched(impl, pages, page)
         for _ in range(10):
@@ -176,7 +178,7 @@ def random_takes(impl: ModuleType, rng: Random) -> None:
 
 def random_takes_and_returns(impl: ModuleType, rng: Random) -> None:
     """A pool in use: portions come and go, and wrong returns are refused."""
-    for _ in range(8):
+    for _ in range(4):
         page, pages = rng.choice((1, 2, 3, 4, 16)), rng.randrange(2, 20)
         pool, reference = open_cases.Watched(impl, pages, page), PageAllocator(pages * page, page)
         held: list[list[int]] = []
@@ -211,7 +213,7 @@ def reference_frees(reference: PageAllocator, count: int) -> None:
 
 def random_rows_grow(impl: ModuleType, rng: Random) -> None:
     """Rows that grow in turn by random numbers of tokens, until the pool is full."""
-    for _ in range(12):
+    for _ in range(6):
         page = rng.choice((1, 2, 3, 4, 4, 8))
         pool = open_cases.Given(rng.randrange(3, 24), page)
         rows: list[list[int]] = [[] for _ in range(rng.randrange(1, 4))]
@@ -223,7 +225,7 @@ def random_rows_grow(impl: ModuleType, rng: Random) -> None:
 
 def random_tables(impl: ModuleType, rng: Random) -> None:
     """Rows laid out by the engine's allocator, with old numbers behind their ends."""
-    for _ in range(12):
+    for _ in range(6):
         page, count = rng.choice((1, 2, 3, 4, 16)), rng.randrange(1, 6)
         lengths = [rng.randrange(1, 5 * page + 2) for _ in range(count)]
         order = list(range(1, sum(-(-length // page) for length in lengths) + 1))

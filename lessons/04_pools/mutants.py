@@ -331,18 +331,6 @@ def __init__(self, num_pages, page_size=1):
     del self.page_size
 """,
     ),
-    # two allocators with as many pages
-    _wrapped(
-        "alloc",
-        "pools of one size share a list of pages (a default that can be changed)",
-        """
-def __init__(self, num_pages, page_size=1, _lists={}):
-    super().__init__(num_pages, page_size)
-    self.stack, self.is_free = _lists.setdefault((num_pages, page_size), (self.stack, self.is_free))
-    if len(self.stack) < num_pages and not hasattr(self, "old"):
-        self.old = True
-""",
-    ),
     # a = pool.alloc(4); pool.alloc(4); look at a
     _wrapped(
         "alloc",
@@ -368,52 +356,6 @@ _nothing = []
 def alloc(self, num_tokens):
     return super().alloc(num_tokens) or (self._nothing if num_tokens == 0 else None)
 """,
-    ),
-    # refuse one, then give all back, take all, look at what is free
-    _wrapped(
-        "alloc",
-        "after a refusal, free pages do not count as free for `free`",
-        """
-def alloc(self, num_tokens):
-    slots = super().alloc(num_tokens)
-    if slots is None:
-        self.is_free.clear()
-    return slots
-""",
-    ),
-    _wrapped(
-        "alloc",
-        "a refusal eats a page",
-        """
-def alloc(self, num_tokens):
-    slots = super().alloc(num_tokens)
-    if slots is None and self.stack:
-        self.is_free.remove(self.stack.pop())
-    return slots
-""",
-    ),
-    # alloc(6) with pages of 4
-    _wrapped(
-        "alloc",
-        "a size that is refused is remembered: the next one is refused too",
-        """
-def alloc(self, num_tokens):
-    if getattr(self, "bad", False):
-        self.bad = False
-        return None
-    try:
-        return super().alloc(num_tokens)
-    except ValueError:
-        self.bad = True
-        raise
-""",
-    ),
-    # all pages at once
-    Mutant(
-        "alloc",
-        "the last page is never given",
-        old="if num_tokens > self.available:",
-        new="if num_tokens and num_tokens >= self.available:",
     ),
     # pages of 3: alloc(3) is refused, alloc(4) is not
     Mutant(
@@ -452,15 +394,6 @@ def alloc(self, num_tokens):
     return slots and [int(slot) for slot in np.asarray(slots).astype(np.int16)]
 """,
     ),
-    _wrapped(
-        "alloc",
-        "slots are bytes",
-        """
-def alloc(self, num_tokens):
-    slots = super().alloc(num_tokens)
-    return slots and [int(slot) for slot in np.asarray(slots).astype(np.uint8)]
-""",
-    ),
     # 3 pages, alloc(2 pages), free one: the other one must not come again
     _wrapped(
         "alloc",
@@ -474,117 +407,11 @@ def free(self, slots):
 """,
     ),
     # ------------------------------------------------------------ free
-    # pages of 4: free([4]), then free([5])
-    _wrapped(
-        "free",
-        "notes slots, not pages: half a page can come back twice",
-        """
-def __init__(self, num_pages, page_size=1):
-    super().__init__(num_pages, page_size)
-    self.slots = set(range(page_size, (num_pages + 1) * page_size))
-
-def alloc(self, num_tokens):
-    slots = super().alloc(num_tokens)
-    pages = {slot // self.page_size for slot in slots or ()}
-    self.slots = {slot for slot in self.slots if slot // self.page_size not in pages}
-    return slots
-
-def free(self, slots):
-    pages = sorted({slot // self.page_size for slot in slots}, reverse=True)
-    if len(set(slots)) < len(slots) or any(not 1 <= page <= self.num_pages for page in pages):
-        raise ValueError(slots)
-    if self.slots & set(slots):
-        raise ValueError(slots)
-    self.slots |= set(slots)
-    self.stack += pages
-    self.is_free.update(pages)
-""",
-    ),
-    # two pages, the second of which is free
-    Mutant(
-        "free",
-        "looks at the first page only",
-        old="        for page in pages:\n            if not 1",
-        new="        for page in pages[:1]:\n            if not 1",
-    ),
     Mutant(
         "free",
         "looks at the lowest page and at the highest",
         old="        for page in pages:\n            if not 1",
         new="        for page in {*pages[:1], *pages[-1:]}:\n            if not 1",
-    ),
-    # [8, 12, 8]
-    Mutant(
-        "free",
-        "the same slot twice is only seen side by side",
-        old=TWICE,
-        new="if any(a == b for a, b in zip(slots, slots[1:])):",
-    ),
-    # [1, 8]: page 0 among others
-    Mutant(
-        "free",
-        "slots of page 0 are passed over",
-        old=SORTED,
-        new="pages = sorted({slot // self.page_size for slot in slots} - {0}, reverse=True)",
-    ),
-    Mutant(
-        "free",
-        "negative slots are passed over",
-        old=SORTED,
-        new="pages = sorted({slot // self.page_size for slot in slots if slot >= 0}, reverse=True)",
-    ),
-    # a pool of 3 pages: a slot of page 4
-    Mutant(
-        "free",
-        "one page behind the last is accepted",
-        old=KNOWN,
-        new="if not 1 <= page <= self.num_pages + 1:",
-    ),
-    # the last slot of the last page
-    _wrapped(
-        "free",
-        "the last page's slots are refused but for the first",
-        """
-def free(self, slots):
-    if any(slot > self.num_pages * self.page_size for slot in slots):
-        raise ValueError(slots)
-    super().free(slots)
-""",
-    ),
-    # free((8, 9)): any sequence
-    Mutant(
-        "free",
-        "sorts what it was given",
-        old=TWICE,
-        new="slots.sort()\n        if len(set(slots)) < len(slots):",
-    ),
-    Mutant(
-        "free",
-        "empties what it was given",
-        old=RETURN_ALL,
-        new=f"{RETURN_ALL}\n        if isinstance(slots, list):\n            slots.clear()",
-    ),
-    # free([])
-    Mutant(
-        "free",
-        "nothing has no smallest slot",
-        old=TWICE,
-        new="if min(slots) < self.page_size or len(set(slots)) < len(slots):",
-    ),
-    # two pages come back together, and then each again
-    Mutant(
-        "free",
-        "of several pages only one is noted as free",
-        old=RETURN_ALL,
-        new="        self.stack += pages\n        self.is_free.update(pages[:1])",
-    ),
-    # free([page 2, page 1 that is free already]) is refused; then free([page 2])
-    Mutant(
-        "free",
-        "a refused call has noted some pages as free: they cannot be given back any more",
-        old='                raise ValueError(f"page {page} is free already")\n',
-        new='                raise ValueError(f"page {page} is free already")\n'
-        "            self.is_free.add(page)\n",
     ),
     # pages of 3
     Mutant(
@@ -639,43 +466,6 @@ def free(self, slots):
 """,
     ),
     # ------------------------------------------------------------ alloc_extend
-    # start 8, pages of 4, last_slot -1 (or any other number): it means nothing there
-    _instead(
-        "alloc_extend",
-        "the room in the page is read off last_slot, also where a page begins",
-        """
-def alloc_extend(allocator, start, stop, last_slot):
-    if stop < start:
-        raise ValueError
-    page = allocator.page_size
-    room = min(page - 1 - last_slot % page, stop - start)
-    missing = stop - start - room
-    new = allocator.alloc(-(-missing // page) * page)
-    return None if new is None else [*range(last_slot + 1, last_slot + 1 + room), *new[:missing]]
-""",
-    ),
-    # start 8, stop 8
-    _instead(
-        "alloc_extend",
-        "takes a page where one begins, also for nothing",
-        """
-def alloc_extend(allocator, start, stop, last_slot):
-    if start == stop and start % allocator.page_size == 0:
-        return None if allocator.alloc(allocator.page_size) is None else []
-    return _right_alloc_extend(allocator, start, stop, last_slot)
-""",
-    ),
-    # pages of 4, nothing free, start 5, stop 7
-    _instead(
-        "alloc_extend",
-        "refuses when fewer are free than tokens come, though they fit into the page",
-        """
-def alloc_extend(allocator, start, stop, last_slot):
-    if stop >= start and allocator.available < stop - start:
-        return None
-    return _right_alloc_extend(allocator, start, stop, last_slot)
-""",
-    ),
     # pages of 3
     Mutant(
         "alloc_extend",
@@ -690,13 +480,6 @@ def alloc_extend(allocator, start, stop, last_slot):
         old="    return fill + new[:missing]",
         new="    return fill + (list(range(new[0], new[0] + missing)) if new else [])",
     ),
-    # an allocator whose alloc gives numpy arrays or a list that it keeps
-    Mutant(
-        "alloc_extend",
-        "what does not fit is taken from the beginning of the new pages",
-        old="return fill + new[:missing]",
-        new="return fill + new[len(new) - missing :]",
-    ),
     # 16 pages at once
     _instead(
         "alloc_extend",
@@ -706,26 +489,6 @@ def alloc_extend(allocator, start, stop, last_slot):
     slots = _right_alloc_extend(allocator, start, stop, last_slot)
     fill = min(-start % allocator.page_size, stop - start)
     return slots and slots[:fill] + sorted(slots[fill:])
-""",
-    ),
-    # one page free, three tokens more than fit into the row's page and that one
-    _instead(
-        "alloc_extend",
-        "asks twice, and keeps the whole pages when there is no last one",
-        """
-def alloc_extend(allocator, start, stop, last_slot):
-    if stop < start:
-        raise ValueError
-    page = allocator.page_size
-    boundary = min(-(-start // page) * page, stop)
-    fill = list(range(last_slot + 1, last_slot + 1 + boundary - start))
-    whole = (stop - boundary) // page * page
-    rest = stop - boundary - whole
-    first = allocator.alloc(whole)
-    if first is None:
-        return None
-    last = allocator.alloc(page) if rest else []
-    return None if last is None else fill + first + last[:rest]
 """,
     ),
     # stop < start within one page
@@ -745,31 +508,10 @@ def alloc_extend(allocator, start, stop, last_slot):
     ),
     Mutant(
         "page_table",
-        "bytes",
-        old="table = np.zeros((len(row_ids), most), dtype=np.int32)",
-        new="table = np.zeros((len(row_ids), most), dtype=np.uint8)",
-    ),
-    # slots above 2048; above 16777216
-    Mutant(
-        "page_table",
-        "through float16",
-        old=PAGES,
-        new="pages = rows[row, :length:page_size].astype(np.float16) // page_size",
-    ),
-    Mutant(
-        "page_table",
         "through float32",
         old=PAGES,
         new="pages = rows[row, :length:page_size].astype(np.float32) // page_size",
     ),
-    Mutant(
-        "page_table",
-        "through int16",
-        old=PAGES,
-        new="pages = rows[row, :length:page_size].astype(np.int16) // page_size",
-    ),
-    # a row whose pages do not rise
-    Mutant("page_table", "sorted", old=PAGES, new="pages = np.unique(rows[row, :length] // page_size)"),
     # pages of 3
     Mutant(
         "page_table",
@@ -807,13 +549,4 @@ def page_table(rows, row_ids, lengths, page_size):
     return out
 """,
     ),
-    # a smaller batch after a larger one
-    Mutant(
-        "page_table",
-        "rows are turned into pages where they lie",
-        old=PAGES,
-        new="rows[row, :length] //= page_size\n        pages = rows[row, :length:page_size]",
-    ),
-    # a length that fills its last page, and the longest one does not come first
-    Mutant("page_table", "as wide as the first request", old=MOST, new="most = -(-lengths[0] // page_size)"),
 ]

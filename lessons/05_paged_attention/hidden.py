@@ -93,7 +93,7 @@ def weights_of_all_sizes(impl: ModuleType) -> None:
 
 def random_requests(impl: ModuleType, rng: Random) -> None:
     """Prefills, chunks and decodes of random requests."""
-    for _ in range(8):
+    for _ in range(5):
         page = rng.choice((1, 2, 3, 4, 16))
         kv_len = rng.randrange(1, 4 * page + 8)
         count = -(-kv_len // page)
@@ -109,7 +109,7 @@ def random_requests(impl: ModuleType, rng: Random) -> None:
 
 def random_lines(impl: ModuleType, rng: Random) -> None:
     """Batches of random rows."""
-    for _ in range(20):
+    for _ in range(8):
         page, count = rng.choice((1, 2, 3, 4, 16)), rng.randrange(1, 6)
         lengths = [rng.randrange(1, 5 * page + 2) for _ in range(count)]
         order = list(range(1, sum(-(-length // page) for length in lengths) + 1))
@@ -123,7 +123,7 @@ def random_lines(impl: ModuleType, rng: Random) -> None:
 
 def random_parts(impl: ModuleType, rng: Random) -> None:
     """Random sets of keys, cut anywhere; and random results, merged as the engine merges them."""
-    for _ in range(10):
+    for _ in range(5):
         keys = rng.randrange(2, 40)
         open_cases.split_keys(
             impl, rng.randrange(10**6), tokens=rng.randrange(1, 5), keys=keys, cut=rng.randrange(1, keys),
@@ -140,7 +140,13 @@ def random_parts(impl: ModuleType, rng: Random) -> None:
 
 
 HIDDEN = {
-    "gather_attention": [large_scores_of_all_signs, far_pages, many_keys, one_after_the_other, random_requests],
+    "gather_attention": [
+        large_scores_of_all_signs,
+        far_pages,
+        many_keys,
+        one_after_the_other,
+        random_requests,
+    ],
     "ragged_pages": [lines_of_large_numbers, many_pages, random_lines],
     "merge": [some_queries_without_keys, weights_of_all_sizes, random_parts],
 }

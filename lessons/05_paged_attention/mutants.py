@@ -235,46 +235,12 @@ MUTANTS += [
         Mutant("gather_attention", f"hidden keys get {low}", old='float("-inf")', new=low)
         for low in ("-100.0", "-1e4")
     ),
-    # scores of +-200
-    Mutant(
-        "gather_attention",
-        "exp without the maximum taken off",
-        old=OUT,
-        new="weights = scores.exp()\n    total = weights.sum(dim=-1)\n"
-        '    return torch.einsum("ths,shd->thd", weights / total.unsqueeze(-1), v), total.log()',
-    ),
-    Mutant(
-        "gather_attention",
-        "the maximum is taken off for out, not for lse",
-        old=LSE,
-        new="scores.exp().sum(dim=-1).log()",
-    ),
-    Mutant(
-        "gather_attention",
-        "the first key's score is taken off instead of the largest",
-        old=OUT,
-        new="weights = (scores - scores[..., :1]).exp()\n    total = weights.sum(dim=-1)\n"
-        '    out = torch.einsum("ths,shd->thd", weights / total.unsqueeze(-1), v)\n'
-        "    return out, total.log() + scores[..., 0]",
-    ),
     Mutant(
         "gather_attention",
         "the largest score of all queries is taken off",
         old=OUT,
         new="top = scores.max()\n    weights = (scores - top).exp()\n    total = weights.sum(dim=-1)\n"
         '    return torch.einsum("ths,shd->thd", weights / total.unsqueeze(-1), v), total.log() + top',
-    ),
-    Mutant(
-        "gather_attention",
-        "scores are clamped to +-80 so that nothing overflows",
-        old=SCORES,
-        new='scores = (torch.einsum("thd,shd->ths", q, k) * scale).clamp(-80, 80)',
-    ),
-    Mutant(
-        "gather_attention",
-        "1e-6 is added to the sum of the weights",
-        old=LSE,
-        new="(scores.exp().sum(dim=-1) + 1e-6).log()",
     ),
     # pages above 255; slots above 32767; above 2048
     Mutant(
@@ -286,103 +252,12 @@ MUTANTS += [
     Mutant(
         "gather_attention", "slots are int16", old=SLOTS, new=SLOTS + "\n    slots = slots.short().long()"
     ),
-    Mutant(
-        "gather_attention",
-        "slots are float16",
-        old=SLOTS,
-        new=SLOTS + "\n    slots = slots.half().long().clamp(max=len(k_pool) - 1)",
-    ),
-    # H 4, K 4; H 8, K 4; right for H 4, K 2
-    *(
-        Mutant(
-            "gather_attention",
-            f"head h reads head {mapping}",
-            old=f"    {K_READ}\n    {V_READ}\n",
-            new=f"    index = torch.tensor([{mapping} for h in range(heads)])\n"
-            "    k, v = k_pool[slots][:, index], v_pool[slots][:, index]\n",
-        )
-        for mapping in (
-            "(h // k_pool.shape[1]) % k_pool.shape[1]",
-            "min(h // 2, k_pool.shape[1] - 1)",
-            "min(h, k_pool.shape[1] - 1)",
-            "(k_pool.shape[1] - 1 - h // group) if group > 1 else h",
-        )
-    ),
-    Mutant(
-        "gather_attention",
-        "values by another head than keys",
-        old=V_READ,
-        new="v = v_pool[slots].repeat(1, group, 1)",
-    ),
-    # T 3 of kv_len 7; right for T = 1 and for T = kv_len
-    Mutant(
-        "gather_attention",
-        "several new tokens stand at 0, one stands at the end",
-        old=ASKING,
-        new="asking = torch.arange(tokens) if tokens > 1 else torch.arange(kv_len - 1, kv_len)",
-    ),
-    Mutant(
-        "gather_attention",
-        "behind a prefix, several new tokens see each other",
-        old=ASKING,
-        new="asking = torch.full((tokens,), kv_len - 1) if 1 < tokens < kv_len else "
-        "torch.arange(kv_len - tokens, kv_len)",
-    ),
-    Mutant(
-        "gather_attention",
-        "behind a prefix the first new token does not see the last old one",
-        old=ASKING,
-        new="asking = torch.arange(kv_len - tokens, kv_len) - (1 if 1 < tokens < kv_len else 0)",
-    ),
-    Mutant(
-        "gather_attention",
-        "behind a prefix that ends inside a page, positions begin at the page",
-        old=ASKING,
-        new="asking = torch.arange(kv_len - tokens, kv_len)\n"
-        "    asking = asking - (kv_len - tokens) % page_size if 1 < tokens < kv_len else "
-        "asking",
-    ),
-    # scale 1.0
-    Mutant("gather_attention", "its own scale from D", old="* scale", new="* q.shape[-1] ** -0.5"),
-    Mutant(
-        "gather_attention",
-        "a scale below 0 or above 1 is cut",
-        old="* scale",
-        new="* min(max(scale, 0.0), 1.0)",
-    ),
-    # what was given afterwards
-    Mutant(
-        "gather_attention",
-        "scales the queries where they lie",
-        old=SCORES,
-        new='scores = torch.einsum("thd,shd->ths", q.mul_(scale), k)',
-    ),
-    Mutant(
-        "gather_attention",
-        "cleans the pool of NaN",
-        old="    group = heads",
-        new="    k_pool.nan_to_num_(), v_pool.nan_to_num_()\n    group = heads",
-    ),
-    Mutant(
-        "gather_attention",
-        "scales the keys where they lie",
-        old=SCORES,
-        new='k_pool[slots] = k_pool[slots] * scale\n    scores = torch.einsum("thd,shd->ths", q, k) * scale',
-    ),
     # more than 64 tokens
     Mutant(
         "gather_attention",
         "sees the last 64 tokens and no more",
         old="position > asking[:, None]",
         new="(position > asking[:, None]) | (position <= asking[:, None] - 64)",
-    ),
-    # kv_len a multiple of the page
-    Mutant(
-        "gather_attention",
-        "a last page that is full is left out when there are others",
-        old="position = torch.arange(kv_len)",
-        new="position = torch.arange(kv_len - (page_size if kv_len % page_size == 0 and kv_len > "
-        "page_size and tokens == 1 else 0))",
     ),
     # two layers or two requests one after the other: same pages, other pool
     Mutant(
@@ -395,20 +270,6 @@ MUTANTS += [
         "        seen[key] = (k_pool[slots].repeat_interleave(group, dim=1), "
         "v_pool[slots].repeat_interleave(group, dim=1))\n    k, v = seen[key]\n",
     ),
-    # double precision
-    Mutant(
-        "gather_attention",
-        "computes in half precision",
-        old=SCORES,
-        new='scores = torch.einsum("thd,shd->ths", q.half().float(), k.half().float()) * scale',
-    ),
-    # head sizes: D 4 with H 4
-    Mutant(
-        "gather_attention",
-        "its own scale from the number of heads",
-        old="* scale",
-        new="* q.shape[1] ** -0.5",
-    ),
     # ------------------------------------------------------------ ragged_pages
     # page numbers above 32767; more than 127 pages, or 32767
     Mutant(
@@ -419,39 +280,12 @@ MUTANTS += [
     ),
     Mutant(
         "ragged_pages",
-        "indices are bytes",
-        old="np.concatenate(lines).astype(np.int32)",
-        new="np.concatenate(lines).astype(np.uint8)",
-    ),
-    Mutant(
-        "ragged_pages",
-        "indices through float16",
-        old="np.concatenate(lines).astype(np.int32)",
-        new="np.concatenate(lines).astype(np.float16).astype(np.int32)",
-    ),
-    Mutant(
-        "ragged_pages",
         "indices through float32",
         old=LINES,
         new="(rows[row, :stop:page_size].astype(np.float32) // page_size).astype(np.int64) for row, stop",
     ),
-    Mutant("ragged_pages", "indptr is int8", old="indptr.astype(np.int32)", new="indptr.astype(np.int8)"),
     Mutant("ragged_pages", "indptr is int16", old="indptr.astype(np.int32)", new="indptr.astype(np.int16)"),
     Mutant("ragged_pages", "last_page_len is int8", old="last.astype(np.int32)", new="last.astype(np.int8)"),
-    # a row whose pages do not rise
-    Mutant(
-        "ragged_pages",
-        "each request's pages sorted",
-        old=LINES,
-        new="np.unique(rows[row, :stop] // page_size) for row, stop",
-    ),
-    # two requests that share a page
-    Mutant(
-        "ragged_pages",
-        "a shared page is named once",
-        old="np.concatenate(lines).astype(np.int32)",
-        new="np.array(list(dict.fromkeys(np.concatenate(lines).tolist())), dtype=np.int32)",
-    ),
     # pages of 3
     Mutant(
         "ragged_pages",
@@ -464,13 +298,6 @@ MUTANTS += [
         "the last length by a mask: for powers of two only",
         old=LAST,
         new="last = ((length - 1) & (page_size - 1)) + 1",
-    ),
-    # the rows afterwards; the same batch twice
-    Mutant(
-        "ragged_pages",
-        "changes the rows",
-        old=INDPTR,
-        new=INDPTR + "\n    rows[row_ids[0], lengths[0] :] = 0",
     ),
     _instead(
         "ragged_pages",
@@ -487,19 +314,6 @@ def ragged_pages(rows, row_ids, lengths, page_size):
 """,
     ),
     # ------------------------------------------------------------ merge
-    # lse_a -inf, lse_b 0; and the other way round
-    Mutant(
-        "merge",
-        "-inf on the left gives NaN",
-        old=ADDED,
-        new="lse = lse_a + torch.nn.functional.softplus(lse_b - lse_a)",
-    ),
-    Mutant(
-        "merge",
-        "-inf on the right gives NaN",
-        old=ADDED,
-        new="lse = lse_b + torch.nn.functional.softplus(lse_a - lse_b)",
-    ),
     Mutant(
         "merge",
         "one row without keys on the right: nothing is taken from there",
@@ -529,25 +343,6 @@ def ragged_pages(rows, row_ids, lengths, page_size):
         new="top = torch.maximum(lse_a.max(), lse_b.max())\n"
         "    lse = ((lse_a - top).exp() + (lse_b - top).exp()).log() + top",
     ),
-    Mutant(
-        "merge",
-        "clamped to +-80",
-        old=ADDED,
-        new="lse_a, lse_b = lse_a.clamp(-80, 80), lse_b.clamp(-80, 80)\n"
-        "    lse = torch.logaddexp(lse_a, lse_b)",
-    ),
-    Mutant(
-        "merge",
-        "the left lse is taken off, whichever is larger",
-        old=ADDED,
-        new="lse = lse_a + (1 + (lse_b - lse_a).exp()).log()",
-    ),
-    Mutant(
-        "merge",
-        "the right lse is taken off, whichever is larger",
-        old=ADDED,
-        new="lse = lse_b + (1 + (lse_a - lse_b).exp()).log()",
-    ),
     # lse 0 and -4.5
     Mutant(
         "merge",
@@ -557,43 +352,5 @@ def ragged_pages(rows, row_ids, lengths, page_size):
         "    lse = torch.where(far, torch.maximum(lse_a, lse_b), torch.logaddexp(lse_a, "
         "lse_b))\n    lse_a = torch.where(far & (lse_a < lse_b), float('-inf'), lse_a)\n"
         "    lse_b = torch.where(far & (lse_b < lse_a), float('-inf'), lse_b)",
-    ),
-    Mutant(
-        "merge",
-        "lse is the larger one, the weights are right",
-        old=MERGED,
-        new="return weight_a * out_a + weight_b * out_b, torch.maximum(lse_a, lse_b)",
-    ),
-    # what was given afterwards
-    Mutant(
-        "merge",
-        "writes into out_a",
-        old=MERGED,
-        new="return out_a.mul_(weight_a).add_(weight_b * out_b), lse",
-    ),
-    Mutant(
-        "merge",
-        "writes into out_b",
-        old=MERGED,
-        new="return out_b.mul_(weight_b).add_(weight_a * out_a), lse",
-    ),
-    Mutant(
-        "merge",
-        "writes into lse_a",
-        old=MERGED,
-        new="return weight_a * out_a + weight_b * out_b, lse_a.copy_(lse)",
-    ),
-    Mutant(
-        "merge",
-        "writes into lse_b",
-        old=MERGED,
-        new="return weight_a * out_a + weight_b * out_b, lse_b.copy_(lse)",
-    ),
-    # rows that differ
-    Mutant(
-        "merge",
-        "one weight for all queries",
-        old=MERGED,
-        new="return weight_a.mean(0, keepdim=True) * out_a + weight_b.mean(0, keepdim=True) * out_b, lse",
     ),
 ]

@@ -99,10 +99,8 @@ class World:
     def compute(self, request: Request, tokens: Sequence[int]) -> None:
         """The forward pass over further tokens: each gets a slot, a new page where one begins."""
         for token in tokens:
-            if len(request.row) % self.page == 0:
-                slot = self._free_page() * self.page
-            else:
-                slot = request.row[-1] + 1
+            begins = len(request.row) % self.page == 0
+            slot = self._free_page() * self.page if begins else request.row[-1] + 1
             request.row.append(slot)
             request.tokens.append(token)
             self.given.add(slot)

@@ -39,7 +39,7 @@ def ends_of_everybody(impl: ModuleType) -> None:
 
 
 def _small_lives(impl: ModuleType, unfinished: ModuleType, finished: ModuleType) -> None:
-    """Duplicates with something new behind them, with a tail, behind something protected; each greedy or not."""
+    """Duplicates with something new behind them, with a tail, behind something protected."""
     for page, greedy in ((3, True), (3, False), (1, True), (4, False)):
         world = exercises.World(page, greedy)
         prompt = list(range(1, 3 * page + 1))
@@ -110,7 +110,7 @@ def _live(impl: ModuleType, rng: Random, unfinished: ModuleType, finished: Modul
         world = exercises.World(page, greedy=rng.random() < 0.5)
         known: list[list[int]] = []
         prompts: dict[str, list[int]] = {}
-        for turn in range(18):
+        for turn in range(11):
             if len(world.live) < 3 and rng.random() < 0.6:
                 prompt = _prompt(rng, known, page)
                 known.append(prompt)

@@ -298,14 +298,6 @@ MUTANTS += [
         )
         for name in _BOTH
     ),
-    *(
-        _wraps(
-            name,
-            "replaces what was freed before, when there is something to free",
-            "mine = []\nright(tree, request, mine)\nif mine:\n    freed[:] = mine",
-        )
-        for name in _BOTH
-    ),
     # slot 7 was freed in an earlier life, came back, and is a duplicate now
     *(
         _wraps(
@@ -314,26 +306,6 @@ MUTANTS += [
             "mine = []\nright(tree, request, mine)\nfreed.extend(slot for slot in mine if slot not in freed)",
         )
         for name in _BOTH
-    ),
-    *(
-        _wraps(
-            name,
-            "what was freed before in this process is not freed again",
-            f"mine = []\nright(tree, request, mine)\nknown = {name}.__dict__.setdefault('known', set())\n"
-            "freed.extend(slot for slot in mine if slot not in known)\nknown.update(mine)",
-        )
-        for name in _BOTH
-    ),
-    # more than one duplicate
-    *(
-        Mutant(
-            name,
-            "only the first page of the duplicates is freed",
-            "request.row[request.protected : prefix_len]",
-            "request.row[request.protected : min(prefix_len, request.protected + tree.page_size)]",
-            after=after,
-        )
-        for name, after in zip(_BOTH, (_ONE, _END), strict=True)
     ),
     # protected 4, prefix_len 8: right when nothing was protected
     *(
@@ -364,12 +336,6 @@ MUTANTS += [
         "aligned = len(request.tokens) // tree.page_size * tree.page_size",
         "aligned = len(request.tokens) & ~(tree.page_size - 1)",
     ),
-    Mutant(
-        "commit_finished",
-        "whole pages by a mask: for powers of two only",
-        "whole = len(request.tokens) // tree.page_size * tree.page_size",
-        "whole = len(request.tokens) & ~(tree.page_size - 1)",
-    ),
     # ------------------------------------------------------------ commit_unfinished
     # some duplicates and something new behind them
     Mutant(
@@ -380,77 +346,10 @@ MUTANTS += [
     ),
     Mutant(
         "commit_unfinished",
-        "remapped only when something of it was new",
-        "request.row[:aligned] = tree.path_slots(node)",
-        "request.row[:aligned] = tree.path_slots(node) if prefix_len < aligned else request.row[:aligned]",
-    ),
-    Mutant(
-        "commit_unfinished",
-        "only the first page of the duplicates is remapped",
-        "request.row[:aligned] = tree.path_slots(node)",
-        "end = min(prefix_len, request.protected + tree.page_size)\n"
-        "    request.row[request.protected : end] = tree.path_slots(node)[request.protected : end]",
-    ),
-    Mutant(
-        "commit_unfinished",
-        "the last duplicate is not remapped",
-        "request.row[:aligned] = tree.path_slots(node)",
-        "request.row[: prefix_len - 1] = tree.path_slots(node)[: prefix_len - 1] if prefix_len else []",
-    ),
-    Mutant(
-        "commit_unfinished",
-        "remapped only when nothing was protected",
-        "request.row[:aligned] = tree.path_slots(node)",
-        "request.row[:aligned] = request.row[:aligned] if request.protected else tree.path_slots(node)",
-    ),
-    Mutant(
-        "commit_unfinished",
-        "remapped only when something was protected",
-        "request.row[:aligned] = tree.path_slots(node)",
-        "request.row[:aligned] = tree.path_slots(node) if request.protected else request.row[:aligned]",
-    ),
-    # everything was there already
-    Mutant(
-        "commit_unfinished",
-        "nothing is locked when nothing was new",
-        "    tree.lock(node)  # before the old one is let go\n    tree.unlock(request.node)\n",
-        "    if prefix_len < aligned or node is request.node:\n        tree.lock(node)\n"
-        "    tree.unlock(request.node)\n",
-    ),
-    Mutant(
-        "commit_unfinished",
-        "the old lock stays when nothing was new",
-        "    tree.unlock(request.node)\n",
-        "    if prefix_len < aligned:\n        tree.unlock(request.node)\n",
-        after=_ONE,
-    ),
-    Mutant(
-        "commit_unfinished",
-        "the old lock stays while something was protected by it",
-        "    tree.unlock(request.node)\n",
-        "    if not request.protected:\n        tree.unlock(request.node)\n",
-        after=_ONE,
-    ),
-    Mutant(
-        "commit_unfinished",
         "the root stays locked: its lock is not given back",
         "    tree.unlock(request.node)\n",
         "    if request.protected:\n        tree.unlock(request.node)\n",
         after=_ONE,
-    ),
-    Mutant(
-        "commit_unfinished",
-        "protected grows by what was new only, the next commit frees what is the tree's",
-        "    request.protected, request.node = aligned, node\n",
-        "    request.protected, request.node = max(request.protected, prefix_len), node\n",
-    ),
-    # a request that has less than a page
-    Mutant(
-        "commit_unfinished",
-        "less than a page is freed, as if it had ended",
-        "    request.protected, request.node = aligned, node\n",
-        "    if not aligned:\n        freed.extend(request.row)\n"
-        "    request.protected, request.node = aligned, node\n",
     ),
     # what was there before the commit is a tail of a page's length less one
     Mutant(
@@ -460,53 +359,7 @@ MUTANTS += [
         "    if prefix_len > request.protected:\n        freed.extend(request.row[aligned:])\n"
         "    request.protected, request.node = aligned, node\n",
     ),
-    Mutant(
-        "commit_unfinished",
-        "the tail leaves the row when there are duplicates",
-        "    request.protected, request.node = aligned, node\n",
-        "    if prefix_len > request.protected:\n        del request.row[aligned:]\n"
-        "    request.protected, request.node = aligned, node\n",
-    ),
-    # two requests that end at one node: locked once for each
-    Mutant(
-        "commit_unfinished",
-        "a node that is locked is not locked again",
-        "    tree.lock(node)  # before the old one is let go\n    tree.unlock(request.node)\n",
-        "    if prefix_len < aligned or not getattr(node, 'lock_ref', 0):\n        tree.lock(node)\n"
-        "    tree.unlock(request.node)\n",
-    ),
     # ------------------------------------------------------------ commit_finished
-    Mutant(
-        "commit_finished",
-        "either duplicates or the tail, not both",
-        "    freed.extend(request.row[whole:])\n",
-        "    if prefix_len <= request.protected:\n        freed.extend(request.row[whole:])\n",
-    ),
-    Mutant(
-        "commit_finished",
-        "the tail is freed only when there are duplicates",
-        "    freed.extend(request.row[whole:])\n",
-        "    if prefix_len > request.protected:\n        freed.extend(request.row[whole:])\n",
-    ),
-    # no tail: [-0:] is everything
-    Mutant(
-        "commit_finished",
-        "no tail is all of the row",
-        "request.row[whole:]",
-        "request.row[-(len(request.row) - whole) :]",
-    ),
-    Mutant(
-        "commit_finished",
-        "of the tail only one slot is freed",
-        "request.row[whole:]",
-        "request.row[whole : whole + 1]",
-    ),
-    Mutant(
-        "commit_finished",
-        "less than a page is never freed",
-        "    freed.extend(request.row[whole:])\n",
-        "    if whole:\n        freed.extend(request.row[whole:])\n",
-    ),
     # with a tree that evicts at once what nobody holds
     Mutant(
         "commit_finished",
@@ -522,34 +375,7 @@ MUTANTS += [
         "    if request.protected:\n        tree.unlock(request.node)\n",
         after=_END,
     ),
-    Mutant(
-        "commit_finished",
-        "unlocks the root instead when nothing was new",
-        "    tree.unlock(request.node)\n",
-        "    if prefix_len < whole or not whole:\n        tree.unlock(request.node)\n",
-        after=_END,
-    ),
-    Mutant(
-        "commit_finished",
-        "the row stays when there was no tail",
-        "    request.row.clear()\n",
-        "    if len(request.row) > whole:\n        request.row.clear()\n",
-    ),
     # ------------------------------------------------------------ plan_chunks
-    # pages of 4, 8 tokens, all cached: 4 to 8 are computed
-    Mutant(
-        "plan_chunks",
-        "one token less than cached, which ends inside a page",
-        "start = min(cached[number], length - 1) // page_size * page_size",
-        "start = cached[number] // page_size * page_size\n        start -= start == length",
-    ),
-    Mutant(
-        "plan_chunks",
-        "cut to pages only when pages are cut anyway",
-        "start = min(cached[number], length - 1) // page_size * page_size",
-        "start = min(cached[number], length - 1)\n"
-        "        start = start // page_size * page_size if cached[number] < length else start",
-    ),
     # pages of 3
     Mutant(
         "plan_chunks",
@@ -557,16 +383,6 @@ MUTANTS += [
         "// page_size * page_size",
         "& ~(page_size - 1)",
         after="def plan_chunks",
-    ),
-    # a prompt of three steps
-    Mutant(
-        "plan_chunks",
-        "a prompt is cut once: the second piece takes all that is left",
-        "            stop = min(start + left, length)\n",
-        "            stop = min(start + left, length) if not steps[:-1] or (number, start) "
-        "!= (number, steps[-2][-1][2]) "
-        "or steps[-2][-1][0] != number else length\n"
-        "            left = max(left, stop - start)\n",
     ),
     # a prompt that ends with the step, and another one behind it; at the very end
     Mutant(
@@ -601,18 +417,6 @@ def plan_chunks(lengths, cached, chunk_tokens, page_size=1):
     return steps
 """,
     ),
-    # three requests, the first of which does not fit
-    _instead(
-        "plan_chunks",
-        "prompts that are cached to their end go first",
-        """
-def plan_chunks(lengths, cached, chunk_tokens, page_size=1):
-    order = sorted(range(len(lengths)), key=lambda i: cached[i] < lengths[i])
-    sorted_in = [lengths[i] for i in order], [cached[i] for i in order]
-    steps = _right_plan_chunks(*sorted_in, chunk_tokens, page_size)
-    return [[(order[i], a, b) for i, a, b in step] for step in steps]
-""",
-    ),
     # a chunk that is no multiple of the page
     _instead(
         "plan_chunks",
@@ -623,13 +427,6 @@ def plan_chunks(lengths, cached, chunk_tokens, page_size=1):
     return _right_plan_chunks(lengths, cached, chunk, page_size)
 """,
     ),
-    # nobody at all
-    Mutant(
-        "plan_chunks",
-        "nobody there: one empty step",
-        "    return steps\n",
-        "    return steps or [[]]\n",
-    ),
     # ------------------------------------------------------------ page_owners
     # protected == len(row): [-0:] is everything
     Mutant(
@@ -638,24 +435,11 @@ def plan_chunks(lengths, cached, chunk_tokens, page_size=1):
         "for slot in row[protected:]:",
         "for slot in row[-(len(row) - protected) :]:",
     ),
-    # protected 2 with pages of 4; a row that is broken
-    Mutant(
-        "page_owners",
-        "looks at every page's first slot of a row only",
-        "for slot in row[protected:]:",
-        "for slot in row[protected::page_size]:",
-    ),
     Mutant(
         "page_owners",
         "looks at every page's first slot of the tree only",
         "for slot in tree_slots:",
         "for slot in tree_slots[::page_size]:",
-    ),
-    Mutant(
-        "page_owners",
-        "only slots that begin a page count",
-        "for slot in row[protected:]:",
-        "for slot in [s for s in row[protected:] if s % page_size == 0 or len(row) - protected < page_size]:",
     ),
     # pages of 3
     Mutant(
@@ -664,53 +448,10 @@ def plan_chunks(lengths, cached, chunk_tokens, page_size=1):
         'claims[slot // page_size].add("tree")',
         'claims[slot >> (page_size.bit_length() - 1)].add("tree")',
     ),
-    # three requests on one page
-    Mutant(
-        "page_owners",
-        "names no more than two",
-        "sorted(names) for page",
-        "sorted(names)[:2] for page",
-    ),
-    # a request on a page of the tree
-    Mutant(
-        "page_owners",
-        "a page of the tree is nobody else's",
-        "            claims[slot // page_size].add(name)\n",
-        '            if "tree" not in claims[slot // page_size]:\n'
-        "                claims[slot // page_size].add(name)\n",
-    ),
-    Mutant(
-        "page_owners",
-        "a free page is nobody else's",
-        "            claims[slot // page_size].add(name)\n",
-        '            if "free" not in claims[slot // page_size]:\n'
-        "                claims[slot // page_size].add(name)\n",
-    ),
-    Mutant(
-        "page_owners",
-        "a free page is not the tree's",
-        '        claims[slot // page_size].add("tree")\n',
-        '        if "free" not in claims[slot // page_size]:\n'
-        '            claims[slot // page_size].add("tree")\n',
-    ),
-    # names in an order of their own
-    Mutant(
-        "page_owners",
-        "free and tree first, then the names",
-        "sorted(names) for page",
-        "sorted(names, key=lambda n: (n not in ('free', 'tree'), n)) for page",
-    ),
     Mutant(
         "page_owners",
         "names in the order of their length",
         "sorted(names) for page",
         "sorted(names, key=lambda n: (len(n), n)) for page",
-    ),
-    # a request whose row begins with what it owns (protected 0)
-    Mutant(
-        "page_owners",
-        "a request that borrowed nothing owns nothing",
-        "for slot in row[protected:]:",
-        "for slot in row[protected:] if protected else ():",
     ),
 ]

@@ -301,21 +301,6 @@ MUTANTS += [
         _KEY,
         "(-request.priority, -match(request) / max(len(request.tokens), 1), request.arrival)",
     ),
-    Mutant(
-        "lpm_order",
-        "the least left to compute, not the longest match",
-        _KEY,
-        "(-request.priority, len(request.tokens) - match(request), request.arrival)",
-    ),
-    # a queue that is not in the order of arrival
-    Mutant("lpm_order", "equal matches in the queue's order", _KEY, "(-request.priority, -match(request))"),
-    Mutant("lpm_order", "equal matches by name", _KEY, "(-request.priority, -match(request), request.name)"),
-    Mutant(
-        "lpm_order",
-        "equal matches by length",
-        _KEY,
-        "(-request.priority, -match(request), len(request.tokens), request.arrival)",
-    ),
     # a match of more than 1000 tokens; arrivals above 1000
     Mutant(
         "lpm_order",
@@ -331,42 +316,9 @@ MUTANTS += [
     ),
     Mutant(
         "lpm_order",
-        "a token weighs 1,000,000 arrivals",
-        _KEY,
-        "(-request.priority, -(10**6) * match(request) + request.arrival)",
-    ),
-    # priorities 1, 2; -1, 0
-    Mutant(
-        "lpm_order",
-        "two classes: priority or none",
-        _KEY,
-        "(-(request.priority > 0), -match(request), request.arrival)",
-    ),
-    Mutant(
-        "lpm_order",
-        "no priority below 0",
-        _KEY,
-        "(-max(request.priority, 0), -match(request), request.arrival)",
-    ),
-    Mutant(
-        "lpm_order",
         "priorities up to 9",
         _KEY,
         "(-min(request.priority, 9), -match(request), request.arrival)",
-    ),
-    # an empty queue
-    _instead(
-        "lpm_order",
-        "lpm_order",
-        "nobody has no highest priority",
-        """
-def lpm_order(queue, match):
-    order, rest = [], list(queue)
-    top, low = max(r.priority for r in rest), min(r.priority for r in rest)
-    for priority in range(top, low - 1, -1):
-        order += _right_lpm_order([r for r in rest if r.priority == priority], match)
-    return order
-""",
     ),
     # a queue of one, which is changed afterwards
     _instead(
@@ -376,19 +328,6 @@ def lpm_order(queue, match):
         """
 def lpm_order(queue, match):
     return queue if len(queue) < 2 else _right_lpm_order(queue, match)
-""",
-    ),
-    # the same queue after the tree has changed
-    _instead(
-        "lpm_order",
-        "lpm_order",
-        "remembers matches by name",
-        """
-_KNOWN = {}
-
-
-def lpm_order(queue, match):
-    return _right_lpm_order(queue, lambda request: _KNOWN.setdefault(request.name, match(request)))
 """,
     ),
     _instead(
@@ -401,19 +340,6 @@ def lpm_order(queue, match):
         if not hasattr(request, "matched"):
             request.matched = match(request)
     return _right_lpm_order(queue, lambda request: request.matched)
-""",
-    ),
-    # two requests with the same tokens
-    _instead(
-        "lpm_order",
-        "lpm_order",
-        "asks once per prompt, and leaves the second of two equal ones out",
-        """
-def lpm_order(queue, match):
-    seen = {}
-    for request in queue:
-        seen.setdefault((tuple(request.tokens), request.priority), request)
-    return _right_lpm_order(list(seen.values()), match)
 """,
     ),
     # ------------------------------------------------------------ dfs_order
@@ -429,53 +355,6 @@ def _wanted(node):
 
     found = arrivals(node)
     return -len(found), min(found)
-""",
-    ),
-    # three levels
-    _instead(
-        "dfs_order",
-        "_wanted",
-        "the weight counts two levels",
-        """
-def _wanted(node):
-    weight = len(node.requests) + sum(len(child.requests) for child in node.children)
-    return -weight, _right__wanted(node)[1]
-""",
-    ),
-    _instead(
-        "dfs_order",
-        "_wanted",
-        "the weight counts nodes",
-        """
-def _wanted(node):
-    def nodes(each):
-        return 1 + sum(nodes(child) for child in each.children)
-
-    return -nodes(node), _right__wanted(node)[1]
-""",
-    ),
-    _instead(
-        "dfs_order",
-        "_wanted",
-        "the weight counts nodes that have requests",
-        """
-def _wanted(node):
-    def nodes(each):
-        return bool(each.requests) + sum(nodes(child) for child in each.children)
-
-    return -nodes(node), _right__wanted(node)[1]
-""",
-    ),
-    _instead(
-        "dfs_order",
-        "_wanted",
-        "the weight counts tokens",
-        """
-def _wanted(node):
-    def tokens(each):
-        return sum(len(r.tokens) for r in each.requests) + sum(tokens(child) for child in each.children)
-
-    return -tokens(node), _right__wanted(node)[1]
 """,
     ),
     # arrivals above 1000
@@ -496,39 +375,6 @@ def _wanted(node):
     return _right__wanted(node)[0], min(near, default=float("inf"))
 """,
     ),
-    _instead(
-        "dfs_order",
-        "_wanted",
-        "the first child's earliest arrival where a node has no requests of its own",
-        """
-def _wanted(node):
-    weight, earliest = _right__wanted(node)
-    if not node.requests and node.children:
-        earliest = _wanted(node.children[0])[1]
-    return weight, earliest
-""",
-    ),
-    _instead(
-        "dfs_order",
-        "_wanted",
-        "the latest arrival",
-        """
-def _wanted(node):
-    def all_of(each):
-        return [r.arrival for r in each.requests] + [a for child in each.children for a in all_of(child)]
-
-    return _right__wanted(node)[0], max(all_of(node), default=float("inf"))
-""",
-    ),
-    _instead(
-        "dfs_order",
-        "_wanted",
-        "among equals the queue's order",
-        """
-def _wanted(node):
-    return _right__wanted(node)[0], 0
-""",
-    ),
     # the same tree again, with a request more
     _instead(
         "dfs_order",
@@ -541,83 +387,17 @@ def _wanted(node):
     return node.wanted
 """,
     ),
-    Mutant(
-        "dfs_order",
-        "a node's own requests by name",
-        "sorted(root.requests, key=lambda request: request.arrival)",
-        "sorted(root.requests, key=lambda request: request.name)",
-    ),
-    Mutant(
-        "dfs_order",
-        "a node's own requests first where it has one child",
-        "    return order + sorted(root.requests, key=lambda request: request.arrival)\n",
-        "    own = sorted(root.requests, key=lambda request: request.arrival)\n"
-        "    return own + order if len(root.children) == 1 else order + own\n",
-    ),
-    Mutant(
-        "dfs_order",
-        "empties the nodes",
-        "    return order + sorted(root.requests, key=lambda request: request.arrival)\n",
-        "    root.requests.sort(key=lambda request: request.arrival)\n"
-        "    order += root.requests\n    root.requests.clear()\n    return order\n",
-    ),
-    # a tree deeper than 64
-    _instead(
-        "dfs_order",
-        "dfs_order",
-        "goes down eight levels",
-        """
-def dfs_order(root, depth=0):
-    order = []
-    for child in sorted(root.children, key=_wanted) if depth < 8 else ():
-        order += dfs_order(child, depth + 1)
-    return order + sorted(root.requests, key=lambda request: request.arrival)
-""",
-    ),
     # ------------------------------------------------------------ admit
     # a queue that is in no order of arrival
     _queue_first("sorts the queue by arrival", "queue = sorted(queue, key=lambda request: request.arrival)"),
-    _queue_first(
-        "sorts the queue by priority", "queue = sorted(queue, key=lambda request: -request.priority)"
-    ),
-    _queue_first("sorts the queue by name", "queue = sorted(queue, key=lambda request: request.name)"),
-    _queue_first(
-        "sorts the queue by length", "queue = sorted(queue, key=lambda request: len(request.tokens))"
-    ),
-    _queue_first("sorts the queue by passes", "queue = sorted(queue, key=lambda request: -request.passes)"),
-    _queue_first(
-        "takes the longest match of the first two",
-        "queue = [*sorted(queue[:2], key=lambda r: -tree.match(r)[0]), *queue[2:]]",
-    ),
     # a queue of eleven
     _queue_first("ten at most", "queue = queue[:10]"),
-    _queue_first("four at most", "queue = queue[:4]"),
-    # the queue afterwards
-    _queue_first(
-        "empties the queue",
-        "if isinstance(queue, list):\n        queue, old = list(queue), queue\n        old.clear()",
-    ),
     Mutant(
         "admit",
         "takes the admitted out of the queue",
         "    return admitted, free\n",
         "    if isinstance(queue, list):\n        queue[:] = queue[len(admitted) :]\n"
         "    return admitted, free\n",
-    ),
-    # a second call
-    _instead(
-        "admit",
-        "admit",
-        "the reserve grows from call to call",
-        """
-_RESERVE = [0]
-
-
-def admit(queue, tree, free, reserve):
-    admitted, left = _right_admit(queue, tree, free, reserve + _RESERVE[0])
-    _RESERVE[0] += sum(request.new_tokens for request in admitted)
-    return admitted, left
-""",
     ),
     _instead(
         "admit",
@@ -631,68 +411,11 @@ def admit(queue, tree, free, reserve):
     return admitted, left
 """,
     ),
-    # exactly enough
-    Mutant("admit", "exactly enough is not enough", f"if {_FITS}:", f"if {_FITS.replace('<', '<=')}:"),
     Mutant(
         "admit",
         "exactly enough is not enough when something has to be evicted",
         f"if {_FITS}:",
         f"if {_FITS} or (need > free and {_FITS.replace('<', '==')}):",
-    ),
-    Mutant(
-        "admit",
-        "one too few is enough when nothing has to be evicted",
-        f"if {_FITS}:",
-        f"if {_FITS} - (need <= free and reserve > 0):",
-    ),
-    # whole leaves go: more than was asked for
-    Mutant(
-        "admit",
-        "as if exactly the shortfall had gone",
-        "free += tree.evict(need - free)",
-        "tree.evict(need - free)\n            free = need",
-    ),
-    Mutant(
-        "admit",
-        "as if at most the shortfall had gone",
-        "free += tree.evict(need - free)",
-        "free += min(tree.evict(need - free), need - free)",
-    ),
-    # more is evictable than the first lock left
-    _instead(
-        "admit",
-        "admit",
-        "the room is counted once, before the first lock",
-        """
-def admit(queue, tree, free, reserve):
-    admitted, room = [], free + tree.evictable - reserve
-    for request in queue:
-        matched, node = tree.match(request)
-        tree.lock(node)
-        need = len(request.tokens) - min(matched, len(request.tokens) - 1)
-        if room < need + request.new_tokens or free + tree.evictable < need:
-            tree.unlock(node)
-            break
-        if need > free:
-            free += tree.evict(need - free)
-        free -= need
-        room -= need + request.new_tokens
-        admitted.append(request)
-    return admitted, free
-""",
-    ),
-    # all cached: one token is computed
-    Mutant(
-        "admit",
-        "nothing is computed when all is cached, and the free slots are enough",
-        _NEED,
-        _NEED + "\n        need -= matched == len(request.tokens) and free > 0",
-    ),
-    Mutant(
-        "admit",
-        "a request of one token is free",
-        _NEED,
-        _NEED + "\n        need = 0 if len(request.tokens) == 1 else need",
     ),
     # who comes after the first: reserve
     Mutant(
@@ -703,29 +426,9 @@ def admit(queue, tree, free, reserve):
     ),
     Mutant(
         "admit",
-        "the reserve grows by one request's new_tokens only",
-        "reserve += request.new_tokens",
-        "reserve += request.new_tokens if len(admitted) < 1 else 0",
-    ),
-    Mutant(
-        "admit",
         "evicts the reserve too",
         "free += tree.evict(need - free)",
         "free += tree.evict(need - free + (reserve if tree.evictable > need - free + reserve else 0))",
-    ),
-    Mutant(
-        "admit",
-        "evicts room for the request's new tokens too",
-        "free += tree.evict(need - free)",
-        "free += tree.evict(need - free + request.new_tokens)",
-    ),
-    # lock at the root
-    Mutant(
-        "admit",
-        "locks only what matches something",
-        "        tree.lock(node)\n",
-        "        if matched:\n            tree.lock(node)\n",
-        after=_ADMIT,
     ),
     Mutant(
         "admit",
@@ -735,17 +438,6 @@ def admit(queue, tree, free, reserve):
         after=_ADMIT,
     ),
     # ------------------------------------------------------------ fair: count_passes
-    # nobody was admitted
-    _instead(
-        "fair",
-        "count_passes",
-        "nobody has no last one",
-        """
-def count_passes(waiting, admitted):
-    last = max(admitted, key=lambda r: (-r.priority, r.arrival))
-    _right_count_passes(waiting, [last])
-""",
-    ),
     _instead(
         "fair",
         "count_passes",
@@ -753,47 +445,6 @@ def count_passes(waiting, admitted):
         """
 def count_passes(waiting, admitted):
     _right_count_passes(waiting, admitted[-1:])
-""",
-    ),
-    _instead(
-        "fair",
-        "count_passes",
-        "compares with the first of the admitted only",
-        """
-def count_passes(waiting, admitted):
-    _right_count_passes(waiting, admitted[:1])
-""",
-    ),
-    _instead(
-        "fair",
-        "count_passes",
-        "compares with the one that came last, whatever its priority",
-        """
-def count_passes(waiting, admitted):
-    if admitted:
-        _right_count_passes(waiting, [max(admitted, key=lambda r: r.arrival)])
-""",
-    ),
-    _instead(
-        "fair",
-        "count_passes",
-        "compares with the least important one only, and its first",
-        """
-def count_passes(waiting, admitted):
-    if admitted:
-        _right_count_passes(waiting, [min(admitted, key=lambda r: (r.priority, r.arrival))])
-""",
-    ),
-    _instead(
-        "fair",
-        "count_passes",
-        "counts to one",
-        """
-def count_passes(waiting, admitted):
-    for request in waiting:
-        before = request.passes
-        _right_count_passes([request], admitted)
-        request.passes = max(before, min(request.passes, 1))
 """,
     ),
     _instead(
@@ -819,75 +470,29 @@ def count_passes(waiting, admitted):
     _LAST[:] = [r.name for r in admitted]
 """,
     ),
-    _instead(
-        "fair",
-        "count_passes",
-        "only the first who waits is passed",
-        """
-def count_passes(waiting, admitted):
-    _right_count_passes(sorted(waiting, key=lambda r: (-r.priority, r.arrival))[:1], admitted)
-""",
-    ),
-    _instead(
-        "fair",
-        "count_passes",
-        "who is not passed begins at 0 again",
-        """
-def count_passes(waiting, admitted):
-    for request in waiting:
-        before = request.passes
-        _right_count_passes([request], admitted)
-        if request.passes == before and admitted:
-            request.passes = 0
-""",
-    ),
     # ------------------------------------------------------------ fair: fair_order
     *(
         Mutant(
             "fair", about, "(-request.priority, not due, 0 if due else -match(request), request.arrival)", key
         )
         for about, key in (
-            (
-                "the due by how often they were passed",
-                "(-request.priority, not due, -request.passes if due else -match(request), request.arrival)",
-            ),
-            ("the due by match", "(-request.priority, not due, -match(request), request.arrival)"),
             # a match of 1000 tokens and more
             (
                 "to be due weighs 1000 tokens",
                 "(-request.priority, -1000 if due else -match(request), request.arrival)",
             ),
             (
-                "to be due weighs a million tokens",
-                "(-request.priority, -(10**6) if due else -match(request), request.arrival)",
-            ),
-            (
                 "the share that matches",
                 "(-request.priority, not due, 0 if due else -match(request) / "
                 "max(len(request.tokens), 1), request.arrival)",
             ),
-            ("equals in the queue's order", "(-request.priority, not due, 0 if due else -match(request))"),
-            (
-                "the due in the queue's order",
-                "(-request.priority, not due, 0 if due else -match(request), 0 if due else request.arrival)",
-            ),
             ("equals by name", "(-request.priority, not due, 0 if due else -match(request), request.name)"),
-            (
-                "two classes: priority or none",
-                "(-(request.priority > 0), not due, 0 if due else -match(request), request.arrival)",
-            ),
             (
                 "nobody below priority 0 becomes due",
                 "(-request.priority, not (due and request.priority >= 0), 0 if due else "
                 "-match(request), request.arrival)",
             ),
         )
-    ),
-    Mutant(
-        "fair",
-        "due exactly at the limit, not beyond it",
-        "request.passes >= limit",
-        "request.passes == limit or limit == 0",
     ),
     Mutant(
         "fair",
@@ -898,107 +503,12 @@ def count_passes(waiting, admitted):
     _instead(
         "fair",
         "fair_order",
-        "only one is brought forward",
-        """
-def fair_order(queue, match, limit):
-    if limit == 0:
-        return _right_fair_order(queue, match, limit)
-    order = _right_fair_order(queue, match, 1 << 60)
-    due = [r for r in order if r.passes >= limit and r.priority == order[0].priority]
-    first = sorted(due, key=lambda r: r.arrival)[:1]
-    return first + [r for r in order if r not in first]
-""",
-    ),
-    _instead(
-        "fair",
-        "fair_order",
         "the due of the highest priority only",
         """
 def fair_order(queue, match, limit):
     order = _right_fair_order(queue, match, limit)
     top = [r for r in order if r.priority == order[0].priority]
     return top + _right_fair_order([r for r in order if r not in top], match, limit or 1 << 60)
-""",
-    ),
-    _instead(
-        "fair",
-        "fair_order",
-        "who was due begins at 0 again",
-        """
-def fair_order(queue, match, limit):
-    order = _right_fair_order(queue, match, limit)
-    for request in order:
-        request.passes = request.passes if request.passes < limit else 0
-    return order
-""",
-    ),
-    _instead(
-        "fair",
-        "fair_order",
-        "asks for the match also of those who are due, and twice",
-        """
-def fair_order(queue, match, limit):
-    for request in queue:
-        match(request)
-    return _right_fair_order(queue, match, limit)
-""",
-    ),
-    _instead(
-        "fair",
-        "fair_order",
-        "sorts the queue itself",
-        """
-def fair_order(queue, match, limit):
-    order = _right_fair_order(queue, match, limit)
-    if isinstance(queue, list):
-        queue[:] = order
-    return order
-""",
-    ),
-    _instead(
-        "fair",
-        "fair_order",
-        "the queue itself when there is nothing to order",
-        """
-def fair_order(queue, match, limit):
-    return queue if len(queue) < 2 else _right_fair_order(queue, match, limit)
-""",
-    ),
-    _instead(
-        "fair",
-        "fair_order",
-        "nobody has no highest priority",
-        """
-def fair_order(queue, match, limit):
-    top = max(request.priority for request in queue)
-    first = [request for request in queue if request.priority == top]
-    rest = [request for request in queue if request.priority != top]
-    return _right_fair_order(first, match, limit) + _right_fair_order(rest, match, limit)
-""",
-    ),
-    _instead(
-        "fair",
-        "fair_order",
-        "the limit of the first call stays",
-        """
-_LIMIT = []
-
-
-def fair_order(queue, match, limit):
-    _LIMIT.append(limit)
-    return _right_fair_order(queue, match, _LIMIT[0])
-""",
-    ),
-    _instead(
-        "fair",
-        "fair_order",
-        "remembers matches by name",
-        """
-_SEEN = {}
-
-
-def fair_order(queue, match, limit):
-    return _right_fair_order(queue, lambda request: _SEEN.setdefault(request.name, match(request)), limit)
 """,
     ),
 ]

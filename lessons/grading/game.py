@@ -6,7 +6,7 @@ A game has no seed but its own: what it catches, it catches for every student.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -200,15 +200,13 @@ def spell(letters: str, page_size: int = 1, ids: Callable[[int], int] = int) -> 
     return tokens
 
 
-def spelled_out(
-    moves: Iterable[Move], page_size: int = 1, ids: Callable[[int], int] = int
-) -> Iterable[Move]:
+def spelled_out(moves: Iterable[Move], page_size: int = 1, ids: Callable[[int], int] = int) -> Iterable[Move]:
     """Moves whose sequences are written in letters."""
     for name, *rest in moves:
         yield (name, *(spell(part, page_size, ids) if isinstance(part, str) else part for part in rest))
 
 
-@lru_cache(maxsize=None)
+@cache
 def random_moves(
     seed: str, moves: int, page_size: int, kinds: tuple[str, ...], key: Callable[[Any], Any] | None = None
 ) -> list[Move]:
@@ -227,7 +225,9 @@ def random_moves(
         elif kind == "evict":
             move = (kind, rng.choice((1, 2, 5)) * page_size)
         else:
-            paths = [list(path) for path, node in by_path(plan.theirs).items() if node is not plan.theirs.root]
+            paths = [
+                list(path) for path, node in by_path(plan.theirs).items() if node is not plan.theirs.root
+            ]
             free = [path for path in paths if not node_at(plan.theirs, path).lock_ref]
             leaves = [path for path in free if not node_at(plan.theirs, path).children]
             choice = {"lock": paths, "unlock": held, "refuse": free, "remove": leaves}[kind]
