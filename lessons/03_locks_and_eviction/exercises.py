@@ -136,9 +136,8 @@ def _turn(
     )
     for size, was, by in (("evictable_size", sizes[0], -moved), ("protected_size", sizes[1], moved)):
         now = getattr(tree, size)
-        expect(
-            now == was + by, f"{where} {size} is {now}; it was {was}, and {abs(moved)} tokens moved", shown
-        )
+        words = f"{where} {size} should be {was + by} ({was} before, {abs(moved)} tokens moved), it is {now}"
+        expect(now == was + by, words, shown)
     expect(got == abs(moved), f"{name} of {name_of(node)} returned {got!r}; {abs(moved)} tokens moved", shown)
     whole(tree, where, before)
 
@@ -199,11 +198,8 @@ class Shelf:
         count = len(wanted) * self.size
         expect(got == count, f"{story}, evict({tokens}) returned {got!r}; {count} tokens went", shown)
         now = tree.evictable_size
-        expect(
-            now == size - count,
-            f"{story}, evictable_size is {now}; it was {size}, and {count} tokens went",
-            shown,
-        )
+        words = f"{story}, evictable_size should be {size - count} ({size} before, {count} went), it is {now}"
+        expect(now == size - count, words, shown)
         whole(tree, f"{story}, after evict({tokens})", before)
 
 
@@ -331,20 +327,20 @@ def many_small_evictions(impl: ModuleType) -> None:
         return int(node.last_access)
 
     tree = laid(Tree(key=key), impl, "offer", "evict")
-    for number in range(400):
+    for number in range(240):
         tree.insert([number], [1000 + number])
-    for number in range(0, 400, 2):
+    for number in range(0, 240, 2):
         tree.match([number])
-    for number in [*range(1, 400, 2), *range(0, 400, 2)][:300]:
+    for number in [*range(1, 240, 2), *range(0, 240, 2)][:180]:
         freed = tree.evict(1)
         wanted = [1000 + number]
         words = (
-            f"of 400 leaves, every second one used again: evict(1) freed slots {freed} instead of {wanted}"
+            f"of 240 leaves, every second one used again: evict(1) freed slots {freed} instead of {wanted}"
         )
         expect(freed == wanted, words)
-    calls = 400 + 200 + 300
+    calls = 240 + 120 + 180
     words = (
-        f"{calls} calls of offer and evict(1) on 400 leaves asked for {asked[0]} keys. "
+        f"{calls} calls of offer and evict(1) on 240 leaves asked for {asked[0]} keys. "
         "Keep the heap between calls; do not go through all leaves each time"
     )
     expect(asked[0] <= 12 * calls, words)

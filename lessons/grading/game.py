@@ -150,8 +150,8 @@ class Twins:
     def _compare_node(self, path: tuple[int, ...], node: Node, twin: Node, before: Any) -> None:
         name = name_of(node)
         for field in ("tokens", "slots"):
-            pair = ([int(number) for number in getattr(each, field)] for each in (node, twin))
-            self._same(f"{field} of {name}", *pair, before)
+            got, wanted = ([int(number) for number in getattr(each, field)] for each in (node, twin))
+            self._same(f"{field} of {name}", got, wanted, before)
         for field in FIELDS:
             got, wanted = getattr(node, field), getattr(twin, field)
             if got != wanted:
