@@ -16,6 +16,9 @@ tree.now         the clock: it has moved on by one before your function is calle
 tree.new_node(tokens, slots, parent)     makes a node that knows its parent. Its parent does not know
                                          it yet: that is yours to do. created = last_access = now.
 
+Token ids are whole numbers from 0 on, and may be large: the engine puts more than the model's ids into
+them, up to 2**62. Prompts may have many thousands of tokens.
+
 Lists may be read as any sequence of integers: you may keep numpy arrays in your nodes if you like.
 """
 
@@ -62,7 +65,9 @@ def match_prefix(tree: Tree, tokens: Sequence[int]) -> tuple[list[int], Node]:
     end of the match is the end of a node.
 
     Every node on the path (not the root) was just used: last_access = tree.now. The other nodes keep
-    their times. `tokens` and the tree's slots are not changed: return a list of your own.
+    their times. Locks, hits and priorities are not yours to change: whoever calls counts the hit. A split
+    passes them on, as in split_node. `tokens` and the tree's slots are not changed: return a list of
+    your own.
     """
     raise NotImplementedError("todo: match_prefix")
 
@@ -75,7 +80,8 @@ def insert(tree: Tree, tokens: Sequence[int], slots: Sequence[int]) -> tuple[int
     pages of `tokens` end (the root when there is not one page).
 
     For the first prefix_len tokens the tree keeps the slots that it has: yours are duplicates, and
-    whoever called frees them. The rest becomes ONE new leaf. Times as in match_prefix.
+    whoever called frees them. The rest becomes ONE new leaf, as tree.new_node makes it: not locked,
+    no hits. Times, locks and splits as in match_prefix.
     """
     raise NotImplementedError("todo: insert")
 

@@ -8,6 +8,7 @@ You are given (lessons/grading/tree.py): nodes as in lesson 02, and
 tree.root               never locked, never evicted
 tree.evictable_size     tokens in nodes with lock_ref == 0
 tree.protected_size     tokens in nodes with lock_ref > 0        both kept by you where you change them
+tree.now, node.last_access     clock ticks (below 2**40, like node.hits)
 tree.key(node)          what the policy orders leaves by; the smallest goes first, ties by node.id
 tree.heap               a list, empty at first, that stays between calls; what is in it is your affair
 tree.remove(leaf)       takes a leaf out of the tree and frees its slots: its parent forgets it, and
@@ -32,6 +33,7 @@ def inc_lock_ref(tree: Tree, node: Node) -> int:
     Adds one to lock_ref of the node and of every node above it, the root left out. Tokens of nodes that
     were unlocked before move from evictable_size to protected_size.
     Returns how many tokens moved. The root itself may be given: then nothing happens, and 0 moved.
+    A lock is no use: times and hits stay as they are.
     """
     raise NotImplementedError("todo: inc_lock_ref")
 
@@ -40,7 +42,7 @@ def dec_lock_ref(tree: Tree, node: Node) -> int:
     """Takes back one inc_lock_ref of the same node.
 
     Subtracts one along the same path; tokens of nodes that nobody locks any more move back to
-    evictable_size. Returns how many moved. The root: nothing, 0.
+    evictable_size. Returns how many moved. The root: nothing, 0. Times and hits stay as they are.
     Raises ValueError, and changes nothing, when the node is not locked at all.
     """
     raise NotImplementedError("todo: dec_lock_ref")
@@ -61,7 +63,7 @@ def evict(tree: Tree, num_tokens: int) -> int:
     num_tokens tokens are gone or nothing can be evicted any more. Returns how many went.
 
     Only whole leaves, only those that may be evicted (see the top of this file). A parent whose last
-    child has gone is a leaf from then on. evictable_size shrinks by what went.
+    child has gone is a leaf from then on. evictable_size shrinks by what went. What stays, stays as it was.
 
     Keys change while a leaf waits in your heap: a leaf that was used again has another key by now. Look
     when it comes to the top (a lazy heap), and do not collect all leaves at every call: over many calls,
@@ -71,7 +73,10 @@ def evict(tree: Tree, num_tokens: int) -> int:
 
 
 def lru_key(node: Node) -> Any:
-    """Least recently used first. Anything that can be compared: a number, a tuple, ..."""
+    """Least recently used first. Anything that can be compared: a number, a tuple, ...
+
+    This holds for all three keys: what else differs between two nodes must not decide, but for their ids.
+    """
     raise NotImplementedError("todo: lru_key")
 
 

@@ -333,20 +333,20 @@ def many_small_evictions(impl: ModuleType) -> None:
         return int(node.last_access)
 
     tree = laid(Tree(key=key), impl, "offer", "evict")
-    for number in range(400):
+    for number in range(240):
         tree.insert([number], [1000 + number])
-    for number in range(0, 400, 2):
+    for number in range(0, 240, 2):
         tree.match([number])
-    for number in [*range(1, 400, 2), *range(0, 400, 2)][:300]:
+    for number in [*range(1, 240, 2), *range(0, 240, 2)][:180]:
         freed = tree.evict(1)
         wanted = [1000 + number]
         words = (
-            f"of 400 leaves, every second one used again: evict(1) freed slots {freed} instead of {wanted}"
+            f"of 240 leaves, every second one used again: evict(1) freed slots {freed} instead of {wanted}"
         )
         expect(freed == wanted, words)
-    calls = 400 + 200 + 300
+    calls = 240 + 120 + 180
     words = (
-        f"{calls} calls of offer and evict(1) on 400 leaves asked for {asked[0]} keys. "
+        f"{calls} calls of offer and evict(1) on 240 leaves asked for {asked[0]} keys. "
         "Keep the heap between calls; do not go through all leaves each time"
     )
     expect(asked[0] <= 12 * calls, words)

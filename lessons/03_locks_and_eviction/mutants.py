@@ -344,3 +344,241 @@ MUTANTS = [
         }.items()
     ),
 ]
+
+
+def _instead(breaks: str, name: str, about: str, code: str) -> Mutant:
+    """`code` defines `name`; the right function is at hand as _right_<name>."""
+    return Mutant(breaks, about, f"def {name}(", f"{code.strip()}\n\n\ndef _right_{name}(")
+
+
+def _offer_if_unlocked(tree: Any, node: Any) -> None:
+    if not node.lock_ref:
+        heapq.heappush(tree.heap, (tree.key(node), node.id, node))
+
+
+def _evict_whatever_is_locked(tree: Any, num_tokens: int) -> int:
+    freed = 0
+    while freed < num_tokens and tree.heap:
+        key, _, leaf = heapq.heappop(tree.heap)
+        if leaf.children or leaf.parent is None:
+            continue
+        if key != tree.key(leaf):
+            _offer_if_unlocked(tree, leaf)
+            continue
+        parent = leaf.parent
+        tree.remove(leaf)
+        freed += len(leaf.tokens)
+        if parent is not tree.root and not parent.children:
+            _offer_if_unlocked(tree, parent)
+    tree.evictable_size -= freed
+    return freed
+
+
+def _key(name: str, about: str, value: str) -> Mutant:
+    return _instead("policies", name, f"{name}: {about}", f"def {name}(node):\n    return {value}")
+
+
+MUTANTS += [
+    # ------------------------------------------------------------ inc_lock_ref
+    _instead(
+        "inc_lock_ref",
+        "inc_lock_ref",
+        "locking counts as use, at the end of the path",
+        """
+def inc_lock_ref(tree, node):
+    node.last_access = tree.now if node.parent is not None else 0
+    return _right_inc_lock_ref(tree, node)
+""",
+    ),
+    Mutant(
+        "inc_lock_ref",
+        "locking counts as a hit",
+        "        node.lock_ref += 1\n",
+        "        node.lock_ref += 1\n        node.hits += 1\n",
+    ),
+    # a second tree in the same process: its ids begin at 1 too
+    _instead(
+        "inc_lock_ref",
+        "inc_lock_ref",
+        "notes in a global which ids are locked",
+        """
+_LOCKED = set()
+
+
+def inc_lock_ref(tree, node):
+    moved = 0
+    while node.parent is not None:
+        if node.lock_ref == 0 and (node.id, len(node.tokens)) not in _LOCKED:
+            moved += len(node.tokens)
+            _LOCKED.add((node.id, len(node.tokens)))
+        node.lock_ref += 1
+        node = node.parent
+    tree.evictable_size -= moved
+    tree.protected_size += moved
+    return moved
+""",
+    ),
+    # ------------------------------------------------------------ dec_lock_ref
+    # unlock what is not locked, and look at the sizes
+    _instead(
+        "dec_lock_ref",
+        "dec_lock_ref",
+        "the sizes have changed when it refuses",
+        """
+def dec_lock_ref(tree, node):
+    if node.parent is not None and node.lock_ref == 0:
+        tree.evictable_size += len(node.tokens)
+        tree.protected_size -= len(node.tokens)
+        raise ValueError("not locked")
+    return _right_dec_lock_ref(tree, node)
+""",
+    ),
+    # unlock an unlocked leaf below a node that another leaf's request holds
+    _instead(
+        "dec_lock_ref",
+        "dec_lock_ref",
+        "goes from the top down, and has unlocked what is above when it refuses",
+        """
+def dec_lock_ref(tree, node):
+    path, moved = [], 0
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    for step in reversed(path):
+        if step.lock_ref == 0:
+            raise ValueError("not locked")
+        step.lock_ref -= 1
+        if step.lock_ref == 0:
+            moved += len(step.tokens)
+            tree.evictable_size += len(step.tokens)
+            tree.protected_size -= len(step.tokens)
+    return moved
+""",
+    ),
+    _instead(
+        "dec_lock_ref",
+        "dec_lock_ref",
+        "the sizes above have changed when it refuses",
+        """
+def dec_lock_ref(tree, node):
+    if node.parent is not None and node.lock_ref == 0:
+        step = node.parent
+        while step.parent is not None:
+            if step.lock_ref == 1:
+                tree.evictable_size += len(step.tokens)
+                tree.protected_size -= len(step.tokens)
+            step = step.parent
+        raise ValueError("not locked")
+    return _right_dec_lock_ref(tree, node)
+""",
+    ),
+    _instead(
+        "dec_lock_ref",
+        "dec_lock_ref",
+        "counts as used when it refuses",
+        """
+def dec_lock_ref(tree, node):
+    if node.parent is not None and node.lock_ref == 0:
+        node.last_access = tree.now
+    return _right_dec_lock_ref(tree, node)
+""",
+    ),
+    # one request ends at an inner node, another one below it is unlocked
+    _instead(
+        "dec_lock_ref",
+        "dec_lock_ref",
+        "a node above is locked as often as its children: requests that end there are forgotten",
+        """
+def dec_lock_ref(tree, node):
+    if node.parent is None or node.lock_ref == 0:
+        return _right_dec_lock_ref(tree, node)
+    moved, end = 0, node
+    while node.parent is not None:
+        before = node.lock_ref
+        below = sum(child.lock_ref for child in node.children.values())
+        node.lock_ref = node.lock_ref - 1 if node is end else below
+        if before and node.lock_ref == 0:
+            moved += len(node.tokens)
+        node = node.parent
+    tree.evictable_size += moved
+    tree.protected_size -= moved
+    return moved
+""",
+    ),
+    Mutant(
+        "dec_lock_ref",
+        "unlocking takes a hit back",
+        "        node.lock_ref -= 1\n",
+        "        node.lock_ref -= 1\n        node.hits = max(node.hits - 1, 0)\n",
+    ),
+    # ------------------------------------------------------------ offer and evict
+    # two leaves with one key; the one with the larger id was offered first
+    Mutant(
+        "evict",
+        "ties go by who was offered first",
+        "heapq.heappush(tree.heap, (tree.key(node), node.id, node))",
+        "tree.offers = getattr(tree, 'offers', 0) + 1\n"
+        "    heapq.heappush(tree.heap, (tree.key(node), tree.offers, node))",
+    ),
+    # under mru: a leaf that was used again has a smaller key
+    _instead(
+        "evict",
+        "offer",
+        "one entry per leaf, corrected only when it comes up: wrong for keys that become smaller",
+        """
+def offer(tree, node):
+    if not any(entry[-1] is node for entry in tree.heap):
+        _right_offer(tree, node)
+""",
+    ),
+    # key -hits: [1 2] and [3] come in, [1] is matched (the upper half's id is 3): [2] [1] [3] have to go
+    Mutant(
+        "evict",
+        "a parent comes in under its child's key",
+        "            offer(tree, parent)\n",
+        "            heapq.heappush(tree.heap, (key, parent.id, parent))\n",
+    ),
+    # two trees at the same time
+    _instead(
+        "evict",
+        "offer",
+        "one heap for all trees",
+        """
+_HEAP = []
+
+
+def offer(tree, node):
+    tree.heap = _HEAP
+    _right_offer(tree, node)
+""",
+    ),
+    # a leaf that is offered and locked afterwards
+    Mutant(
+        "evict",
+        "locks are looked at when a leaf is offered, not when it goes",
+        replaces={"offer": _offer_if_unlocked, "evict": _evict_whatever_is_locked},
+    ),
+    # a parent that was used long ago
+    Mutant(
+        "evict",
+        "a parent counts as used when its child goes",
+        "            offer(tree, parent)\n",
+        "            parent.last_access = tree.now\n            offer(tree, parent)\n",
+    ),
+    # ------------------------------------------------------------ policies: right for small numbers
+    # hits 1, last used at 200, against hits 2, last used at 50
+    *(
+        _key("lfu_key", f"a weight of {weight:,} for a hit", f"node.hits * {weight} + node.last_access")
+        for weight in (100, 10**6)
+    ),
+    # ticks of 10**9 and one more
+    _key(
+        "lfu_key", "the age as a fraction that floats cannot hold", "node.hits - 1 / (node.last_access + 1)"
+    ),
+    _key("lfu_key", "compared as text", "f'{node.hits}:{node.last_access:09d}'"),
+    _key("lru_key", "the clock turns at 65,536", "node.last_access & 0xFFFF"),
+    _key("lru_key", "a float32", "__import__('numpy').float32(node.last_access)"),
+    # hits 4 used at 5, hits 2 used at 9
+    _key("slru_key", "a segment for every two hits", "node.hits // 2, node.last_access"),
+    _key("slru_key", "a weight of 1,000,000 for the proven", "node.last_access + 10**6 * (node.hits >= 2)"),
+]

@@ -25,7 +25,8 @@ class PageAllocator:
     num_pages: pages that can be handed out, numbers 1 to num_pages; all are free at first.
     page_size: slots of a page.
 
-    Which of the free pages come first is up to you, and so is how you keep them.
+    Which of the free pages come first is up to you, and so is how you keep them. There may be several
+    allocators at a time: each knows its own pages only.
     """
 
     def __init__(self, num_pages: int, page_size: int = 1) -> None:
@@ -38,6 +39,7 @@ class PageAllocator:
 
     def alloc(self, num_tokens: int) -> list[int] | None:
         """num_tokens slots, page by page, each page's slots in rising order; [] for 0.
+        The list is the caller's from then on: it stays as it is, and may be changed by whoever got it.
 
         None when there are not that many, and then nothing has changed.
         ValueError, and nothing has changed, unless num_tokens is a multiple of page_size and not negative.
@@ -89,7 +91,7 @@ def page_table(
 
     Returns integers [len(row_ids), most pages of a request]: entry [b, j] is the page that holds tokens
     j * page_size, j * page_size + 1, ... of request b; a last page that is not full counts. Unused
-    entries are 0. `rows` is not changed.
+    entries are 0. `rows` is not changed, and a table that you returned before stays as it was.
 
     One line of numpy does one request: no loop over tokens is needed.
     """

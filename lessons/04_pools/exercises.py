@@ -46,6 +46,7 @@ class Watched:
         self.num_pages, self.page_size = num_pages, page_size
         self.free_pages = set(range(1, num_pages + 1))
         self.story = [f"PageAllocator({num_pages}, page_size={page_size})"]
+        self.handed_out: list[tuple[Any, list[int]]] = []  # what alloc returned, and how it was then
         self.check_available()
 
     @property
@@ -68,6 +69,11 @@ class Watched:
     def check_available(self) -> None:
         got, wanted = self.own.available, len(self.free_pages) * self.page_size
         self.expect(got == wanted, f"after {self.where}: available is {got!r} slots, it should be {wanted}")
+        for given, then in self.handed_out:
+            now = list(given)
+            self.expect(
+                now == then, f"after {self.where}: a list that alloc gave before was {then}, is {now}"
+            )
 
     def alloc(self, num_tokens: int) -> list[int] | None:
         self.story.append(f"alloc({num_tokens})")
@@ -94,6 +100,7 @@ class Watched:
             self.expect(page != 0, f"{words}: page 0 is the dummy and is never handed out")
             self.expect(page in self.free_pages, f"{words}: page {page} {self._state(page)}")
             self.free_pages.remove(page)
+        self.handed_out.append((answer, slots[:]))
         self.check_available()
         return slots
 

@@ -288,3 +288,265 @@ MUTANTS = [
         replaces={"claim_of_the_edge": lambda: {k: v for k, v in TRUTH.items() if k != "again"}},
     ),
 ]
+
+
+def _instead(name: str, about: str, code: str) -> Mutant:
+    """`code` defines the function `name`; the right one is at hand as _right_<name>."""
+    return Mutant(name, about, f"def {name}(", f"{code.strip()}\n\n\ndef _right_{name}(")
+
+
+def _wrapped(breaks: str, about: str, methods: str) -> Mutant:
+    """A subclass of the right allocator with these methods instead."""
+    code = "\n".join(f"    {line}" if line else "" for line in methods.strip().splitlines())
+    return Mutant(
+        breaks,
+        about,
+        "def alloc_extend(",
+        f"_Right = PageAllocator\n\n\nclass PageAllocator(_Right):\n{code}\n\n\ndef alloc_extend(",
+    )
+
+
+PAGE_POWER = "(self.page_size.bit_length() - 1)"
+MUTANTS += [
+    # ------------------------------------------------------------ alloc
+    # two allocators: the second is made while the first has handed out pages
+    _wrapped(
+        "alloc",
+        "free pages belong to the class: a second pool takes the first one's",
+        """
+def __init__(self, num_pages, page_size=1):
+    super().__init__(num_pages, page_size)
+    type(self).stack, type(self).is_free = self.stack, self.is_free
+    del self.stack, self.is_free
+""",
+    ),
+    # two allocators with pages of different sizes
+    _wrapped(
+        "alloc",
+        "the page size belongs to the class",
+        """
+def __init__(self, num_pages, page_size=1):
+    super().__init__(num_pages, page_size)
+    type(self).page_size = page_size
+    del self.page_size
+""",
+    ),
+    # a = pool.alloc(4); pool.alloc(4); look at a
+    _wrapped(
+        "alloc",
+        "returns one list again and again",
+        """
+_out = []
+
+def alloc(self, num_tokens):
+    slots = super().alloc(num_tokens)
+    if slots is None:
+        return None
+    self._out[:] = slots
+    return self._out
+""",
+    ),
+    # alloc(0).append(1); alloc(0)
+    _wrapped(
+        "alloc",
+        "one empty list for all who ask for nothing",
+        """
+_nothing = []
+
+def alloc(self, num_tokens):
+    return super().alloc(num_tokens) or (self._nothing if num_tokens == 0 else None)
+""",
+    ),
+    # pages of 3: alloc(3) is refused, alloc(4) is not
+    Mutant(
+        "alloc",
+        "whole pages by a mask: for powers of two only",
+        old="if num_tokens < 0 or num_tokens % self.page_size:",
+        new="if num_tokens < 0 or num_tokens & (self.page_size - 1):",
+    ),
+    # two pages, one of them used and given back: both are free, alloc of two pages
+    _wrapped(
+        "alloc",
+        "new pages and pages that came back are never given together",
+        """
+def alloc(self, num_tokens):
+    back = getattr(self, "back", [])
+    fresh = [page for page in self.stack if page not in back]
+    count = num_tokens // self.page_size
+    if num_tokens >= 0 and num_tokens % self.page_size == 0 and max(len(fresh), len(back)) < count:
+        return None
+    slots = super().alloc(num_tokens)
+    self.back = [page for page in back if page in self.is_free]
+    return slots
+
+def free(self, slots):
+    super().free(slots)
+    self.back = sorted({*getattr(self, "back", []), *(slot // self.page_size for slot in slots)})
+""",
+    ),
+    # a pool of more than 127 pages, or 32767 slots
+    _wrapped(
+        "alloc",
+        "slots are int16",
+        """
+def alloc(self, num_tokens):
+    slots = super().alloc(num_tokens)
+    return slots and [int(slot) for slot in np.asarray(slots).astype(np.int16)]
+""",
+    ),
+    # 3 pages, alloc(2 pages), free one: the other one must not come again
+    _wrapped(
+        "alloc",
+        "when all is given back but one page, everything is new again",
+        """
+def free(self, slots):
+    super().free(slots)
+    if len(self.stack) == self.num_pages - 1 > 1:
+        self.stack = list(range(self.num_pages, 0, -1))
+        self.is_free = set(self.stack)
+""",
+    ),
+    # ------------------------------------------------------------ free
+    Mutant(
+        "free",
+        "looks at the lowest page and at the highest",
+        old="        for page in pages:\n            if not 1",
+        new="        for page in {*pages[:1], *pages[-1:]}:\n            if not 1",
+    ),
+    # pages of 3
+    Mutant(
+        "free",
+        "the page by a shift: for powers of two only",
+        old=SORTED,
+        new=f"pages = sorted({{slot >> {PAGE_POWER} for slot in slots}}, reverse=True)",
+    ),
+    # a pool of which nothing was handed out
+    Mutant(
+        "free",
+        "what was never handed out may come back",
+        old="if page in self.is_free:",
+        new="if page in self.is_free and len(self.is_free) < self.num_pages:",
+    ),
+    # two pools; a page that is free in one of them
+    _wrapped(
+        "free",
+        "what is free is noted for all pools together",
+        """
+_all_free = set()
+
+def __init__(self, num_pages, page_size=1):
+    super().__init__(num_pages, page_size)
+    self._all_free.update(self.is_free)
+    self.is_free = self._all_free
+
+def alloc(self, num_tokens):
+    self.is_free |= set(self.stack)
+    return super().alloc(num_tokens)
+""",
+    ),
+    _wrapped(
+        "free",
+        "how many pages there are is noted for all pools together",
+        """
+def __init__(self, num_pages, page_size=1):
+    super().__init__(num_pages, page_size)
+    type(self).num_pages = num_pages
+    del self.num_pages
+""",
+    ),
+    # all slots of a page and a page more: the same slot twice among many
+    _wrapped(
+        "free",
+        "the same slot twice only counts within the first page",
+        """
+def free(self, slots):
+    first = [slot for slot in slots if slot // self.page_size == slots[0] // self.page_size]
+    rest = [slot for slot in slots if slot // self.page_size != slots[0] // self.page_size]
+    super().free([*first, *set(rest)])
+""",
+    ),
+    # ------------------------------------------------------------ alloc_extend
+    # pages of 3
+    Mutant(
+        "alloc_extend",
+        "the boundary by a mask: for powers of two only",
+        old=BOUNDARY,
+        new="boundary = (start + page - 1) & ~(page - 1)",
+    ),
+    # an allocator whose free pages do not lie side by side
+    Mutant(
+        "alloc_extend",
+        "as if new pages lay side by side",
+        old="    return fill + new[:missing]",
+        new="    return fill + (list(range(new[0], new[0] + missing)) if new else [])",
+    ),
+    # 16 pages at once
+    _instead(
+        "alloc_extend",
+        "sorts the new slots",
+        """
+def alloc_extend(allocator, start, stop, last_slot):
+    slots = _right_alloc_extend(allocator, start, stop, last_slot)
+    fill = min(-start % allocator.page_size, stop - start)
+    return slots and slots[:fill] + sorted(slots[fill:])
+""",
+    ),
+    # stop < start within one page
+    Mutant(
+        "alloc_extend",
+        "going back within a page is nothing to do",
+        old="    if stop < start:\n",
+        new="    if stop // allocator.page_size < start // allocator.page_size:\n",
+    ),
+    # ------------------------------------------------------------ page_table
+    # page numbers above 32767
+    Mutant(
+        "page_table",
+        "int16",
+        old="table = np.zeros((len(row_ids), most), dtype=np.int32)",
+        new="table = np.zeros((len(row_ids), most), dtype=np.int16)",
+    ),
+    Mutant(
+        "page_table",
+        "through float32",
+        old=PAGES,
+        new="pages = rows[row, :length:page_size].astype(np.float32) // page_size",
+    ),
+    # pages of 3
+    Mutant(
+        "page_table",
+        "by a shift: for powers of two only",
+        old=PAGES,
+        new="pages = rows[row, :length:page_size] >> (page_size.bit_length() - 1)",
+    ),
+    # the same batch twice, with other rows
+    _instead(
+        "page_table",
+        "remembers batches",
+        """
+_KNOWN = {}
+
+
+def page_table(rows, row_ids, lengths, page_size):
+    key = (tuple(row_ids), tuple(lengths), page_size, rows.shape)
+    if key not in _KNOWN:
+        _KNOWN[key] = _right_page_table(rows, row_ids, lengths, page_size)
+    return _KNOWN[key]
+""",
+    ),
+    # two calls, then look at what the first returned
+    _instead(
+        "page_table",
+        "returns one array again and again",
+        """
+_OUT = np.zeros((256, 4096), dtype=np.int32)
+
+
+def page_table(rows, row_ids, lengths, page_size):
+    table = _right_page_table(rows, row_ids, lengths, page_size)
+    out = _OUT[: table.shape[0], : table.shape[1]]
+    out[:] = table
+    return out
+""",
+    ),
+]

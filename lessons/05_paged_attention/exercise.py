@@ -31,7 +31,7 @@ def gather_attention(
         pages[i // page_size] * page_size + i % page_size.
     pages: the request's line of the page table, in order; there may be more entries than it needs.
     kv_len: how many tokens the request has, T of them new.
-    scale: factor of q . k before the softmax.
+    scale: factor of q . k before the softmax; any number, so scores may be large (+-100,000).
 
     A query at position p sees the tokens 0 to p. Other slots are not its business: they may hold anything,
     NaN too (and 0 * NaN is NaN: a mask over all slots is not enough).
@@ -53,7 +53,7 @@ def ragged_pages(
         lies at offset i % page_size of its page. What a row holds beyond its length means nothing.
     row_ids, lengths: the batch of B requests; request b is in row row_ids[b] and has lengths[b] >= 1 tokens.
 
-    Returns three integer arrays (indptr, indices, last_page_len):
+    `rows` is not changed. Returns three integer arrays (indptr, indices, last_page_len):
         indptr [B + 1]: request b's pages are indices[indptr[b]:indptr[b + 1]]; indptr[0] == 0
         indices [indptr[-1]]: all page numbers, request after request
         last_page_len [B]: how many slots of each request's last page are used, 1 to page_size
@@ -66,7 +66,8 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
 
     out_a, out_b: [T, H, D], each a softmax over its own keys only.
     lse_a, lse_b: [T, H], the log of each one's sum of exp(scores). They may be large (+-1000): exp of them
-        overflows, the exp of a difference to the larger one does not. -inf on one side means: no keys there.
+        overflows, the exp of a difference to the larger one does not. -inf on one side means: no keys there,
+        for this query and head (another one may have keys on that side).
 
     Returns (out, lse) over both sets of keys. Nothing that was given is changed.
     """

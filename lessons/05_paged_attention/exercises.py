@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lessons.grading import Exercise, expect
+from lessons.grading.game import said
 from lessons.grading.shared import expect_answers, rows_of
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.attention.torch_paged import TorchPagedAttention
@@ -197,7 +198,8 @@ def check_ragged(
         array = np.asarray(got)
         expect(np.issubdtype(array.dtype, np.integer), f"{where}: {name} holds {array.dtype}, not integers")
         same = array.tolist() == wanted.tolist()
-        expect(same, f"{where}: {name} is {array.tolist()} instead of {wanted.tolist()}")
+        words = f"{where}: {name} should be {said(wanted.tolist())}, it is {said(array.tolist())}"
+        expect(same, words)
 
 
 def one_line(impl: ModuleType) -> None:

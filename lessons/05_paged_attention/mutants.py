@@ -217,3 +217,140 @@ MUTANTS = [
         replaces={"claim_of_the_tail": lambda: {k: v for k, v in TRUTH.items() if k != "tokens_computed"}},
     ),
 ]
+
+
+def _instead(name: str, about: str, code: str) -> Mutant:
+    """`code` defines `name`; the right function is at hand as _right_<name>."""
+    return Mutant(name, about, f"def {name}(", f"{code.strip()}\n\n\ndef _right_{name}(")
+
+
+K_READ = "k = k_pool[slots].repeat_interleave(group, dim=1)"
+V_READ = "v = v_pool[slots].repeat_interleave(group, dim=1)"
+SCORES = 'scores = torch.einsum("thd,shd->ths", q, k) * scale'
+OUT = 'return torch.einsum("ths,shd->thd", scores.softmax(dim=-1), v), scores.logsumexp(dim=-1)'
+MUTANTS += [
+    # ------------------------------------------------------------ gather_attention
+    # scores of about -300 for all that a query sees
+    *(
+        Mutant("gather_attention", f"hidden keys get {low}", old='float("-inf")', new=low)
+        for low in ("-100.0", "-1e4")
+    ),
+    Mutant(
+        "gather_attention",
+        "the largest score of all queries is taken off",
+        old=OUT,
+        new="top = scores.max()\n    weights = (scores - top).exp()\n    total = weights.sum(dim=-1)\n"
+        '    return torch.einsum("ths,shd->thd", weights / total.unsqueeze(-1), v), total.log() + top',
+    ),
+    # pages above 255; slots above 32767; above 2048
+    Mutant(
+        "gather_attention",
+        "pages are bytes",
+        old="torch.as_tensor(pages)[",
+        new="torch.as_tensor(pages).to(torch.uint8).long()[",
+    ),
+    Mutant(
+        "gather_attention", "slots are int16", old=SLOTS, new=SLOTS + "\n    slots = slots.short().long()"
+    ),
+    # more than 64 tokens
+    Mutant(
+        "gather_attention",
+        "sees the last 64 tokens and no more",
+        old="position > asking[:, None]",
+        new="(position > asking[:, None]) | (position <= asking[:, None] - 64)",
+    ),
+    # two layers or two requests one after the other: same pages, other pool
+    Mutant(
+        "gather_attention",
+        "gathers once per page list, whatever is in the pool",
+        old=f"    {K_READ}\n    {V_READ}\n",
+        new="    seen = gather_attention.__dict__.setdefault('seen', {})\n"
+        "    key = (tuple(int(p) for p in pages), kv_len, page_size, tuple(k_pool.shape), "
+        "heads)\n    if key not in seen:\n"
+        "        seen[key] = (k_pool[slots].repeat_interleave(group, dim=1), "
+        "v_pool[slots].repeat_interleave(group, dim=1))\n    k, v = seen[key]\n",
+    ),
+    # ------------------------------------------------------------ ragged_pages
+    # page numbers above 32767; more than 127 pages, or 32767
+    Mutant(
+        "ragged_pages",
+        "indices are int16",
+        old="np.concatenate(lines).astype(np.int32)",
+        new="np.concatenate(lines).astype(np.int16)",
+    ),
+    Mutant(
+        "ragged_pages",
+        "indices through float32",
+        old=LINES,
+        new="(rows[row, :stop:page_size].astype(np.float32) // page_size).astype(np.int64) for row, stop",
+    ),
+    Mutant("ragged_pages", "indptr is int16", old="indptr.astype(np.int32)", new="indptr.astype(np.int16)"),
+    Mutant("ragged_pages", "last_page_len is int8", old="last.astype(np.int32)", new="last.astype(np.int8)"),
+    # pages of 3
+    Mutant(
+        "ragged_pages",
+        "pages by a shift: for powers of two only",
+        old=LINES,
+        new="rows[row, :stop:page_size] >> (page_size.bit_length() - 1) for row, stop",
+    ),
+    Mutant(
+        "ragged_pages",
+        "the last length by a mask: for powers of two only",
+        old=LAST,
+        new="last = ((length - 1) & (page_size - 1)) + 1",
+    ),
+    _instead(
+        "ragged_pages",
+        "remembers batches",
+        """
+_KNOWN = {}
+
+
+def ragged_pages(rows, row_ids, lengths, page_size):
+    key = (tuple(row_ids), tuple(lengths), page_size, rows.shape)
+    if key not in _KNOWN:
+        _KNOWN[key] = _right_ragged_pages(rows, row_ids, lengths, page_size)
+    return _KNOWN[key]
+""",
+    ),
+    # ------------------------------------------------------------ merge
+    Mutant(
+        "merge",
+        "one row without keys on the right: nothing is taken from there",
+        old=ADDED,
+        new="if bool((lse_b == float('-inf')).any()):\n"
+        "        return out_a.clone(), lse_a.clone()\n    lse = torch.logaddexp(lse_a, lse_b)",
+    ),
+    Mutant(
+        "merge",
+        "one row without keys on the left: nothing is taken from there",
+        old=ADDED,
+        new="if bool((lse_a == float('-inf')).any()):\n"
+        "        return out_b.clone(), lse_b.clone()\n    lse = torch.logaddexp(lse_a, lse_b)",
+    ),
+    Mutant(
+        "merge",
+        "no keys stands for an lse of -100",
+        old=ADDED,
+        new="lse_a, lse_b = lse_a.clamp(min=-100), lse_b.clamp(min=-100)\n"
+        "    lse = torch.logaddexp(lse_a, lse_b)",
+    ),
+    # +-1000 in one call
+    Mutant(
+        "merge",
+        "the largest lse of all is taken off",
+        old=ADDED,
+        new="top = torch.maximum(lse_a.max(), lse_b.max())\n"
+        "    lse = ((lse_a - top).exp() + (lse_b - top).exp()).log() + top",
+    ),
+    # lse 0 and -4.5
+    Mutant(
+        "merge",
+        "a side that is more than 4 smaller is left out",
+        old=ADDED,
+        new="far = (lse_a - lse_b).abs() > 4\n"
+        "    lse = torch.where(far, torch.maximum(lse_a, lse_b), torch.logaddexp(lse_a, "
+        "lse_b))\n    lse_a = torch.where(far & (lse_a < lse_b), float('-inf'), lse_a)\n"
+        "    lse_b = torch.where(far & (lse_b < lse_a), float('-inf'), lse_b)",
+    ),
+]

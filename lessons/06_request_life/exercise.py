@@ -27,7 +27,8 @@ tree.lock(node), tree.unlock(node)
                     root can be locked and unlocked like any other node.
 
 freed               a list: append the slots that you give back. Each exactly once, and no slot that
-                    somebody still uses.
+                    somebody still uses. Others have put theirs there before: leave these. A slot that was
+                    freed once may have been handed out again since, and be freed again.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def plan_chunks(
     step begins there all the same, and goes on in the next step, before anybody else.
 
     Returns the steps; each is a list of (request, start, stop): in this step, tokens [start, stop) of
-    that request are computed. No empty steps, no empty pieces.
+    that request are computed. No empty steps, no empty pieces. `lengths` and
+    `cached` stay as they are.
 
     plan_chunks([5, 3], [0, 0], chunk_tokens=4) == [[(0, 0, 4)], [(0, 4, 5), (1, 0, 3)]]
     """
@@ -102,7 +104,8 @@ def page_owners(
 ) -> dict[int, list[str]]:
     """Who claims each page, for pages 1 to num_pages. (Page 0 is a dummy and nobody's.)
 
-    Slot s lies on page s // page_size. free: numbers of free pages. tree_slots: all slots in the tree.
+    Slot s lies on page s // page_size. free: numbers of free pages. tree_slots: all slots in the tree, in any
+    order.
     rows: for each live request its row and its `protected`; it owns the slots behind those and only
     reads the ones before. Whoever owns one slot of a page owns the page.
 

@@ -81,7 +81,9 @@ class World:
         self.tree = Tree(page_size, greedy)
         self.next_page = 1
         self.live: list[Request] = []
-        self.freed: list[int] = []  # over all commits
+        # What all commits freed; a page comes again as soon as it is free, as this one of an earlier request.
+        self.freed: list[int] = list(range(page_size, 2 * page_size))
+        self.free: set[int] = set(self.freed)
         self.given: set[int] = set()
 
     def admit(self, name: str, tokens: Sequence[int], cached: int | None = None) -> Request:
@@ -97,14 +99,21 @@ class World:
     def compute(self, request: Request, tokens: Sequence[int]) -> None:
         """The forward pass over further tokens: each gets a slot, a new page where one begins."""
         for token in tokens:
-            if len(request.row) % self.page == 0:
-                slot = self.next_page * self.page
-                self.next_page += 1
-            else:
-                slot = request.row[-1] + 1
+            begins = len(request.row) % self.page == 0
+            slot = self._free_page() * self.page if begins else request.row[-1] + 1
             request.row.append(slot)
             request.tokens.append(token)
             self.given.add(slot)
+
+    def _free_page(self) -> int:
+        """The lowest page that is free, or one that was never used."""
+        used = {slot // self.page for slot in self.given - self.free}
+        page = min({slot // self.page for slot in self.free} - used, default=self.next_page)
+        self.next_page = max(self.next_page, page + 1)
+        slots = set(range(page * self.page, (page + 1) * self.page))
+        self.free -= slots
+        self.given -= slots
+        return page
 
     def commit(self, impl: ModuleType, request: Request, finished: bool, about: str) -> None:
         """The student's commit, and everything that must be true after it."""
@@ -113,14 +122,21 @@ class World:
         tokens, protected, old = list(request.tokens), request.protected, request.node
         known = min(self.tree.cache.peek(RadixKey(tokens)), len(tokens) // self.page * self.page)
         aligned = len(tokens) // self.page * self.page
-        freed: list[int] = []
+        all_freed = list(self.freed)
         if finished:
-            impl.commit_finished(self.tree, request, freed)
+            impl.commit_finished(self.tree, request, all_freed)
         else:
-            impl.commit_unfinished(self.tree, request, freed)
+            impl.commit_unfinished(self.tree, request, all_freed)
+        old_ones, freed = all_freed[: len(self.freed)], all_freed[len(self.freed) :]
         picture = [("the row before", _say(before, tokens)), ("the row after", _say(request.row, tokens))]
         wanted = before[protected:known] + (before[aligned:] if finished else [])
         freed = [int(slot) for slot in freed]
+        expect(
+            old_ones == self.freed,
+            f"{where}: `freed` held {self.freed} before, and begins with {old_ones} now: append, and leave "
+            "what is there",
+            picture,
+        )
         for slot in sorted(set(freed)):
             expect(
                 freed.count(slot) == 1, f"{where}: slot {slot} was freed {freed.count(slot)} times", picture
@@ -132,6 +148,8 @@ class World:
             set(freed) == set(wanted), f"{where}: freed {freed}, of which not all were in the row", picture
         )
         self.freed += freed
+        self.free |= {*freed, *self.tree.evicted}
+        self.tree.evicted.clear()
         if finished:
             self.live.remove(request)
             self._is_gone(request, where)
@@ -196,7 +214,7 @@ class World:
     def _books(self, where: str, picture: list[tuple[str, Any]]) -> None:
         """Every slot that was ever given out is free, the tree's, or one request's: exactly once."""
         self.tree.cache.check()
-        free = set(self.freed) | set(self.tree.evicted)
+        free = self.free
         owners: dict[int, list[str]] = {slot: [] for slot in self.given}
         for slot in self.tree.slots():
             owners[slot].append("the tree")

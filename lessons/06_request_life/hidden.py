@@ -1,13 +1,15 @@
-"""Random cases of lesson 06."""
+"""Hidden cases of lesson 06: first some that are the same for every student, then random ones."""
 
 from __future__ import annotations
 
 from random import Random
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from lessons.grading import expect, sibling
+from lessons.grading.game import said
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import SamplingParams, ScheduleOptions
@@ -21,6 +23,78 @@ exercises = sibling(__file__, "exercises")
 solution = sibling(__file__, "solution")
 
 
+# ---------------------------------------------------------------------- the same for everybody
+
+
+def lives_of_everybody(impl: ModuleType) -> None:
+    """Requests that share beginnings, with pages of 1, 2, 3 and 4 that are used again and again."""
+    _small_lives(impl, impl, solution)
+    _live(impl, Random("everybody's"), unfinished=impl, finished=solution)
+
+
+def ends_of_everybody(impl: ModuleType) -> None:
+    """The same, and how they end."""
+    _small_lives(impl, solution, impl)
+    _live(impl, Random("everybody's"), unfinished=solution, finished=impl)
+
+
+def _small_lives(impl: ModuleType, unfinished: ModuleType, finished: ModuleType) -> None:
+    """Duplicates with something new behind them, with a tail, behind something protected."""
+    for page, greedy in ((3, True), (3, False), (1, True), (4, False)):
+        world = exercises.World(page, greedy)
+        prompt = list(range(1, 3 * page + 1))
+        one, two = world.admit("R1", prompt), world.admit("R2", prompt)
+        about = f"two requests with one prompt, pages of {page}" + (", a greedy tree" if greedy else "")
+        for request, more in ((two, [90, 91]), (one, [])):  # page 1 was another's before
+            world.compute(request, [*prompt[: 2 * page], *more])
+        world.commit(unfinished, one, False, f"{about}: R1")
+        world.commit(unfinished, two, False, f"{about}: R2, two tokens longer")
+        three = world.admit("R3", [*prompt[:page], 80])
+        world.compute(three, [*prompt[len(three.tokens) : page], 80])
+        world.compute(one, prompt[2 * page :])
+        world.commit(unfinished, one, False, f"{about}: R1 a page later")
+        four = world.admit("R4", [*prompt[: 2 * page], 70], cached=page)
+        world.compute(four, [*prompt[page : 2 * page], 70])
+        five = world.admit("R5", prompt[:page])
+        world.compute(five, prompt[:page])
+        world.commit(unfinished, five, False, f"{about}: R5, all of it cached, computes its page again")
+        for request in (four, three, two, five):
+            world.commit(finished, request, True, f"{about}: {request.name} ends")
+        six = world.admit("R6", prompt[:page])
+        world.compute(six, prompt[:page])
+        for request in (six, one):
+            world.commit(finished, request, True, f"{about}: {request.name} ends")
+
+
+def plans_of_everybody(impl: ModuleType) -> None:
+    """Pages of 3, chunks that are no whole pages, prompts that fit exactly; each question twice."""
+    for lengths, cached, chunk, page in [
+        ([7], [6], 4, 3), ([6], [6], 4, 3), ([5], [5], 2, 3), ([9, 4], [9, 3], 5, 3), ([7, 2], [4, 0], 3, 4),
+        ([11, 3, 1], [0, 3, 0], 5, 4), ([4, 4, 4, 4], [0, 0, 0, 0], 4, 1), ([8, 8], [0, 0], 8, 2),
+        ([12], [0], 3, 1), ([3, 5, 2], [0, 5, 2], 2, 1), ([100_000], [70_001], 8192, 16), ([], [], 3, 3),
+    ]:  # fmt: skip
+        for _ in range(2):
+            _plans(impl, lengths, cached, chunk, page)
+    random_plans(impl, Random("everybody's"))
+
+
+def owners_of_everybody(impl: ModuleType) -> None:
+    """Pages of 3, slots in any order, rows that only read, three requests on one page, long names."""
+    for count, page, free, tree, rows in [
+        (3, 3, [3], [4, 8, 3], {}),
+        (3, 3, [], [8, 4], {"R10": ([5, 3], 0), "R9": ([3, 4, 5], 3), "R2": ([3], 0)}),
+        (2, 2, [1], [2], {"R1": ([3, 2], 0)}),
+        (2, 4, [2], [], {"R1": ([4, 5, 9], 2), "a": ([10], 0), "z": ([8, 4], 2)}),
+        (4, 3, [4], [3, 9], {"R1": ([3, 4, 5, 8, 7], 2)}),
+        (2, 1, [], [2, 1], {"free": ([], 0), "B": ([1], 1)}),
+    ]:
+        _owners(impl, count, page, free, tree, rows)
+    random_owners(impl, Random("everybody's"))
+
+
+# ---------------------------------------------------------------------- random
+
+
 def random_lives(impl: ModuleType, rng: Random) -> None:
     """Requests that come, grow by a few tokens at a time and share beginnings."""
     _live(impl, rng, unfinished=impl, finished=solution)
@@ -32,11 +106,11 @@ def random_ends(impl: ModuleType, rng: Random) -> None:
 
 
 def _live(impl: ModuleType, rng: Random, unfinished: ModuleType, finished: ModuleType) -> None:
-    for page in (1, 1, 2, 4):
+    for page in (1, 2, 3, 4):
         world = exercises.World(page, greedy=rng.random() < 0.5)
         known: list[list[int]] = []
         prompts: dict[str, list[int]] = {}
-        for turn in range(24):
+        for turn in range(11):
             if len(world.live) < 3 and rng.random() < 0.6:
                 prompt = _prompt(rng, known, page)
                 known.append(prompt)
@@ -68,19 +142,21 @@ def _prompt(rng: Random, known: list[list[int]], page: int) -> list[int]:
 
 def random_plans(impl: ModuleType, rng: Random) -> None:
     """Random prompts and hits."""
-    for _ in range(150):
-        page, chunk = rng.choice((1, 1, 2, 4, 8)), rng.randint(1, 20)
+    for _ in range(75):
+        page, chunk = rng.choice((1, 2, 3, 4, 8)), rng.randint(1, 20)
         lengths = [rng.randint(1, 40) for _ in range(rng.randint(0, 6))]
         cached = [rng.randint(0, size) // page * page for size in lengths]
         _plans(impl, lengths, cached, chunk, page)
 
 
 def _plans(impl: ModuleType, lengths: list[int], cached: list[int], chunk: int, page: int) -> None:
+    given = list(lengths), list(cached)
     got = [[tuple(int(n) for n in piece) for piece in step]
-           for step in impl.plan_chunks(list(lengths), list(cached), chunk, page)]  # fmt: skip
+           for step in impl.plan_chunks(*given, chunk, page)]  # fmt: skip
     wanted = solution.plan_chunks(lengths, cached, chunk, page)
     call = f"plan_chunks({lengths}, {cached}, chunk_tokens={chunk}, page_size={page})"
-    expect(got == wanted, f"{call} gave {got} instead of {wanted}")
+    expect(got == wanted, f"{call} gave {said(got)} instead of {said(wanted)}")
+    expect(given == (lengths, cached), f"{call} must leave both lists as they are; they are {given} now")
 
 
 def as_the_engine_does(impl: ModuleType, rng: Random) -> None:
@@ -120,24 +196,29 @@ def _scheduled(lengths: list[int], chunk: int, page: int) -> list[list[tuple[int
 
 def random_owners(impl: ModuleType, rng: Random) -> None:
     """Random books, some of them broken."""
-    for _ in range(60):
-        page, count = rng.choice((1, 2, 4)), rng.randint(1, 12)
+    for _ in range(30):
+        page, count = rng.choice((1, 2, 3, 4)), rng.randint(1, 12)
         pages = list(range(1, count + 1))
         free = rng.sample(pages, rng.randint(0, count))
         tree = [s for p in rng.sample(pages, rng.randint(0, count)) for s in range(p * page, (p + 1) * page)]
+        rng.shuffle(tree)
         rows = {}
         for name in ("R3", "R1", "R2")[: rng.randint(0, 3)]:
             row = [rng.choice(pages) * page + rng.randrange(page) for _ in range(rng.randint(0, 6))]
             rows[name] = (row, rng.randint(0, len(row)))
-        got = impl.page_owners(count, page, list(free), list(tree), dict(rows))
-        wanted = solution.page_owners(count, page, free, tree, rows)
-        what = f"{count} pages of {page}; free {free}, tree slots {tree}, rows {rows}"
-        exercises._same(got, wanted, what)
+        _owners(impl, count, page, free, tree, rows)
+
+
+def _owners(impl: ModuleType, count: int, page: int, free: list[int], tree: list[int], rows: Any) -> None:
+    got = impl.page_owners(count, page, list(free), list(tree), dict(rows))
+    wanted = solution.page_owners(count, page, free, tree, rows)
+    what = f"{count} pages of {page}; free {free}, tree slots {tree}, rows {rows}"
+    exercises._same(got, wanted, what)
 
 
 HIDDEN = {
-    "commit_unfinished": [random_lives],
-    "commit_finished": [random_ends],
-    "plan_chunks": [random_plans, as_the_engine_does],
-    "page_owners": [random_owners],
+    "commit_unfinished": [lives_of_everybody, random_lives],
+    "commit_finished": [ends_of_everybody, random_ends],
+    "plan_chunks": [plans_of_everybody, random_plans, as_the_engine_does],
+    "page_owners": [owners_of_everybody, random_owners],
 }

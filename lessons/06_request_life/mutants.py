@@ -273,3 +273,185 @@ MUTANTS = [
         '{page: sorted(names) or ["free"]',
     ),
 ]
+
+
+def _instead(name: str, about: str, code: str) -> Mutant:
+    """`code` defines `name`; the right function is at hand as _right_<name>."""
+    return Mutant(name, about, f"def {name}(", f"{code.strip()}\n\n\ndef _right_{name}(")
+
+
+def _wraps(name: str, about: str, body: str) -> Mutant:
+    """`body` is the function's; it may call right(tree, request, freed)."""
+    lines = "\n".join(f"    {line}" if line else "" for line in body.strip().splitlines())
+    code = f"def {name}(tree, request, freed):\n    right = _right_{name}\n{lines}"
+    return _instead(name, about, code)
+
+
+_BOTH = ("commit_unfinished", "commit_finished")
+_FREES = "    freed.extend(request.row[request.protected : prefix_len])\n"
+MUTANTS += [
+    # ------------------------------------------------------------ both commits
+    # a list `freed` that holds something already
+    *(
+        _wraps(
+            name, "freed[:] = instead of appending", "mine = []\nright(tree, request, mine)\nfreed[:] = mine"
+        )
+        for name in _BOTH
+    ),
+    # slot 7 was freed in an earlier life, came back, and is a duplicate now
+    *(
+        _wraps(
+            name,
+            "a slot that was freed once is not freed again, in its next life",
+            "mine = []\nright(tree, request, mine)\nfreed.extend(slot for slot in mine if slot not in freed)",
+        )
+        for name in _BOTH
+    ),
+    # protected 4, prefix_len 8: right when nothing was protected
+    *(
+        Mutant(
+            name,
+            "duplicates are freed only when the request had nothing protected",
+            "request.row[request.protected : prefix_len]",
+            "request.row[request.protected : prefix_len * (request.protected == 0)]",
+            after=after,
+        )
+        for name, after in zip(_BOTH, (_ONE, _END), strict=True)
+    ),
+    # prefix_len < aligned: some are duplicates, some are new
+    *(
+        Mutant(
+            name,
+            "duplicates are freed only when all of it was there",
+            "request.row[request.protected : prefix_len]",
+            f"request.row[request.protected : prefix_len * (prefix_len == {whole})]",
+            after=after,
+        )
+        for name, after, whole in zip(_BOTH, (_ONE, _END), ("aligned", "whole"), strict=True)
+    ),
+    # pages of 3
+    Mutant(
+        "commit_unfinished",
+        "whole pages by a mask: for powers of two only",
+        "aligned = len(request.tokens) // tree.page_size * tree.page_size",
+        "aligned = len(request.tokens) & ~(tree.page_size - 1)",
+    ),
+    # ------------------------------------------------------------ commit_unfinished
+    # some duplicates and something new behind them
+    Mutant(
+        "commit_unfinished",
+        "remapped only when all of it was there",
+        "request.row[:aligned] = tree.path_slots(node)",
+        "request.row[:aligned] = tree.path_slots(node) if prefix_len == aligned else request.row[:aligned]",
+    ),
+    Mutant(
+        "commit_unfinished",
+        "the root stays locked: its lock is not given back",
+        "    tree.unlock(request.node)\n",
+        "    if request.protected:\n        tree.unlock(request.node)\n",
+        after=_ONE,
+    ),
+    # what was there before the commit is a tail of a page's length less one
+    Mutant(
+        "commit_unfinished",
+        "the tail is freed when there are duplicates",
+        "    request.protected, request.node = aligned, node\n",
+        "    if prefix_len > request.protected:\n        freed.extend(request.row[aligned:])\n"
+        "    request.protected, request.node = aligned, node\n",
+    ),
+    # ------------------------------------------------------------ commit_finished
+    # with a tree that evicts at once what nobody holds
+    Mutant(
+        "commit_finished",
+        "unlocks before it inserts",
+        "    prefix_len, _ = tree.insert(request.tokens, request.row)\n",
+        "    tree.unlock(request.node)\n    tree.lock(request.node)\n"
+        "    prefix_len, _ = tree.insert(request.tokens, request.row)\n",
+    ),
+    Mutant(
+        "commit_finished",
+        "the root's lock is not given back",
+        "    tree.unlock(request.node)\n",
+        "    if request.protected:\n        tree.unlock(request.node)\n",
+        after=_END,
+    ),
+    # ------------------------------------------------------------ plan_chunks
+    # pages of 3
+    Mutant(
+        "plan_chunks",
+        "whole pages by a mask: for powers of two only",
+        "// page_size * page_size",
+        "& ~(page_size - 1)",
+        after="def plan_chunks",
+    ),
+    # a prompt that ends with the step, and another one behind it; at the very end
+    Mutant(
+        "plan_chunks",
+        "an empty step at the end when all fits exactly",
+        "    return steps\n",
+        "    return steps + [[]] if steps and left == 0 and len(steps) > 3 else steps\n",
+    ),
+    # lists that are looked at afterwards
+    _instead(
+        "plan_chunks",
+        "changes `cached`",
+        """
+def plan_chunks(lengths, cached, chunk_tokens, page_size=1):
+    steps = _right_plan_chunks(lengths, cached, chunk_tokens, page_size)
+    if isinstance(cached, list):
+        cached[:] = [min(hit, size - 1) // page_size * page_size for hit, size in zip(cached, lengths)]
+    return steps
+""",
+    ),
+    # the same question twice
+    _instead(
+        "plan_chunks",
+        "what is left of a step is remembered in the next call",
+        """
+_LEFT = {}
+
+
+def plan_chunks(lengths, cached, chunk_tokens, page_size=1):
+    steps = _LEFT.setdefault((chunk_tokens, page_size, tuple(lengths), tuple(cached)), [])
+    steps += _right_plan_chunks(lengths, cached, chunk_tokens, page_size)
+    return steps
+""",
+    ),
+    # a chunk that is no multiple of the page
+    _instead(
+        "plan_chunks",
+        "a chunk is cut to whole pages when it is longer than one",
+        """
+def plan_chunks(lengths, cached, chunk_tokens, page_size=1):
+    chunk = chunk_tokens // page_size * page_size or chunk_tokens
+    return _right_plan_chunks(lengths, cached, chunk, page_size)
+""",
+    ),
+    # ------------------------------------------------------------ page_owners
+    # protected == len(row): [-0:] is everything
+    Mutant(
+        "page_owners",
+        "who owns nothing owns all that it reads",
+        "for slot in row[protected:]:",
+        "for slot in row[-(len(row) - protected) :]:",
+    ),
+    Mutant(
+        "page_owners",
+        "looks at every page's first slot of the tree only",
+        "for slot in tree_slots:",
+        "for slot in tree_slots[::page_size]:",
+    ),
+    # pages of 3
+    Mutant(
+        "page_owners",
+        "the page by a shift: for powers of two only",
+        'claims[slot // page_size].add("tree")',
+        'claims[slot >> (page_size.bit_length() - 1)].add("tree")',
+    ),
+    Mutant(
+        "page_owners",
+        "names in the order of their length",
+        "sorted(names) for page",
+        "sorted(names, key=lambda n: (len(n), n)) for page",
+    ),
+]

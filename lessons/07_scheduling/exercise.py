@@ -56,7 +56,8 @@ def dfs_order(root: Node) -> list[Any]:
     """Depth-first through a tree of the queue, the most wanted branch first.
 
     node.children: list of nodes. node.requests: list of requests whose prompt ends at this node (any
-    node's list may be empty, and in any order). All have one priority.
+    node's list may be empty, and in any order; there may be nobody at all at a node and below it). All
+    have one priority. The tree stays as it is; by the next call it may have grown.
 
     The weight of a node is the number of requests at it and below it. At every node its children come
     first, the one with the largest weight before the others (equal weights: the one with the earliest
@@ -69,8 +70,9 @@ def dfs_order(root: Node) -> list[Any]:
 def admit(queue: Sequence[Request], tree: Tree, free: int, reserve: int) -> tuple[list[Any], int]:
     """Algorithm 1 of the SGLang paper, repaired: whom does this step take on?
 
-    queue: in the order in which they are to be tried. free: free slots. reserve: slots that those who run
-    already will still need; they are to be left over.
+    queue: in the order in which they are to be tried, whatever their numbers; it and its requests stay as
+    they are. Each call stands for itself: who was refused in one may be admitted in the next.
+    free: free slots. reserve: slots that those who run already will still need; they are to be left over.
 
     tree.match(request) -> (length, node): how many of its tokens are cached now, and where that ends
     tree.evictable: cached tokens that nobody holds locked
@@ -108,6 +110,7 @@ def fair_order(queue: Sequence[Request], match: Callable[[Any], int], limit: int
 
     Larger priority comes before everything else. Among equal priorities, those who were passed in `limit`
     steps or more come first, by arrival; after them the others, by lpm (longer match, then arrival).
-    `match` as in lpm_order. limit 0 is first come, first served.
+    `match` as in lpm_order. limit 0 is first come, first served. Returns a new list; the queue and all
+    `passes` stay as they are.
     """
     raise NotImplementedError("todo: fair_order")

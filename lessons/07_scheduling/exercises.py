@@ -156,6 +156,7 @@ def _lpm(impl: ModuleType, queue: list[Request], match: Lengths, wanted: str, wh
     before = list(queue)
     got = impl.lpm_order(queue, match)
     expect(queue == before, f"{what}: lpm_order changed the queue it was given; return a new list")
+    expect(got is not queue, f"{what}: lpm_order returned the queue itself; return a new list")
     same_order(got, list(wanted), queue, f"lpm_order, {what},")
 
 
@@ -271,6 +272,14 @@ def admit_matches_late(impl: ModuleType) -> None:
     run_admit(impl, tree, [("A", [1, 2], 0), ("B", [5, 6, 7, 8, 4], 0)], 3, 0, "AB", 1, cached=3)
 
 
+def queue_to_admit(described: Sequence[tuple[str, list[int], int]]) -> list[Request]:
+    """Requests in the order in which they are to be tried: by no number of theirs."""
+    return [
+        Request(name, list(tokens), (3 + 7 * i) % 10, (0, 2, -1, 1)[i % 4], (1, 0, 4)[i % 3], new)
+        for i, (name, tokens, new) in enumerate(described)
+    ]
+
+
 def run_admit(
     impl: ModuleType,
     make: Callable[[], Tree],
@@ -283,13 +292,14 @@ def run_admit(
 ) -> None:
     """One call: who is admitted, what is left, what is cached still, and who holds which lock."""
     tree = make()
-    queue = [
-        Request(name, list(tokens), i, new_tokens=new) for i, (name, tokens, new) in enumerate(described)
-    ]
+    queue = queue_to_admit(described)
     kept = "; ".join(f"{path}" for path, _, _ in outline(tree.cache)) or "nothing"
     asks = ", ".join(f"{r.name} {r.tokens} (+{r.new_tokens})" for r in queue) or "nobody"
     what = f"admit of {asks} with {free} free slots, reserve {reserve}, cached {kept}"
-    answer = impl.admit(queue, tree, free, reserve)
+    given, before = list(queue), [(list(r.tokens), r.new_tokens) for r in queue]
+    answer = impl.admit(given, tree, free, reserve)
+    same = names(given) == names(queue) and [(list(r.tokens), r.new_tokens) for r in queue] == before
+    expect(same, f"{what}: the queue and its requests must stay as they are; the queue is {names(given)} now")
     expect(
         isinstance(answer, tuple) and len(answer) == 2, f"{what}: returned {answer!r}, not (admitted, free)"
     )
@@ -387,6 +397,7 @@ def _fair(
         f"{n} (came {a}, match {m}, priority {p}, passed {x})" for n, (a, m, p, x) in described.items()
     )
     expect(queue == before, "fair_order changed the queue it was given; return a new list")
+    expect(got is not queue, f"fair_order of {what or 'nobody'} returned the queue itself; return a new list")
     expect(match.asked <= len(queue), f"match was asked {match.asked} times for {len(queue)} requests")
     expect(
         [r.passes for r in queue] == [d[3] for d in described.values()], "fair_order must not change passes"

@@ -280,3 +280,235 @@ MUTANTS = [
         "False, -match(request) - 10 * request.passes",
     ),
 ]
+
+
+def _instead(breaks: str, name: str, about: str, code: str) -> Mutant:
+    """`code` defines `name`; the right function is at hand as _right_<name>."""
+    return Mutant(breaks, about, f"def {name}(", f"{code.strip()}\n\n\ndef _right_{name}(")
+
+
+def _queue_first(about: str, line: str) -> Mutant:
+    """admit, with something done to the queue before."""
+    return Mutant("admit", about, "    admitted = []\n", f"    admitted = []\n    {line}\n")
+
+
+MUTANTS += [
+    # ------------------------------------------------------------ lpm_order
+    # match 3 of 4 tokens against match 5 of 50
+    Mutant(
+        "lpm_order",
+        "the share that matches, not the length",
+        _KEY,
+        "(-request.priority, -match(request) / max(len(request.tokens), 1), request.arrival)",
+    ),
+    # a match of more than 1000 tokens; arrivals above 1000
+    Mutant(
+        "lpm_order",
+        "a priority weighs 1000 tokens",
+        _KEY,
+        "(-1000 * request.priority - match(request), request.arrival)",
+    ),
+    Mutant(
+        "lpm_order",
+        "a token weighs 1000 arrivals",
+        _KEY,
+        "(-request.priority, -1000 * match(request) + request.arrival)",
+    ),
+    Mutant(
+        "lpm_order",
+        "priorities up to 9",
+        _KEY,
+        "(-min(request.priority, 9), -match(request), request.arrival)",
+    ),
+    # a queue of one, which is changed afterwards
+    _instead(
+        "lpm_order",
+        "lpm_order",
+        "one request is the queue itself",
+        """
+def lpm_order(queue, match):
+    return queue if len(queue) < 2 else _right_lpm_order(queue, match)
+""",
+    ),
+    _instead(
+        "lpm_order",
+        "lpm_order",
+        "remembers the match at the request",
+        """
+def lpm_order(queue, match):
+    for request in queue:
+        if not hasattr(request, "matched"):
+            request.matched = match(request)
+    return _right_lpm_order(queue, lambda request: request.matched)
+""",
+    ),
+    # ------------------------------------------------------------ dfs_order
+    # a node with no requests and no children
+    _instead(
+        "dfs_order",
+        "_wanted",
+        "an empty node has no earliest arrival",
+        """
+def _wanted(node):
+    def arrivals(each):
+        return [r.arrival for r in each.requests] + [a for child in each.children for a in arrivals(child)]
+
+    found = arrivals(node)
+    return -len(found), min(found)
+""",
+    ),
+    # arrivals above 1000
+    Mutant(
+        "dfs_order",
+        "a request weighs 1000 arrivals",
+        "sorted(root.children, key=_wanted)",
+        "sorted(root.children, key=lambda each: 1000 * _wanted(each)[0] + _wanted(each)[1])",
+    ),
+    # three levels, the earliest at the lowest
+    _instead(
+        "dfs_order",
+        "_wanted",
+        "the earliest arrival of two levels",
+        """
+def _wanted(node):
+    near = [r.arrival for each in (node, *node.children) for r in each.requests]
+    return _right__wanted(node)[0], min(near, default=float("inf"))
+""",
+    ),
+    # the same tree again, with a request more
+    _instead(
+        "dfs_order",
+        "_wanted",
+        "remembers weights at the nodes",
+        """
+def _wanted(node):
+    if not hasattr(node, "wanted"):
+        node.wanted = _right__wanted(node)
+    return node.wanted
+""",
+    ),
+    # ------------------------------------------------------------ admit
+    # a queue that is in no order of arrival
+    _queue_first("sorts the queue by arrival", "queue = sorted(queue, key=lambda request: request.arrival)"),
+    # a queue of eleven
+    _queue_first("ten at most", "queue = queue[:10]"),
+    Mutant(
+        "admit",
+        "takes the admitted out of the queue",
+        "    return admitted, free\n",
+        "    if isinstance(queue, list):\n        queue[:] = queue[len(admitted) :]\n"
+        "    return admitted, free\n",
+    ),
+    _instead(
+        "admit",
+        "admit",
+        "who was refused once is not tried again",
+        """
+def admit(queue, tree, free, reserve):
+    known = tree.__dict__.setdefault("refused", [])
+    admitted, left = _right_admit([r for r in queue if r not in known], tree, free, reserve)
+    known += [r for r in queue if r not in admitted][:1]
+    return admitted, left
+""",
+    ),
+    Mutant(
+        "admit",
+        "exactly enough is not enough when something has to be evicted",
+        f"if {_FITS}:",
+        f"if {_FITS} or (need > free and {_FITS.replace('<', '==')}):",
+    ),
+    # who comes after the first: reserve
+    Mutant(
+        "admit",
+        "of new_tokens only the largest joins the reserve",
+        "reserve += request.new_tokens",
+        "reserve = max(reserve, request.new_tokens)",
+    ),
+    Mutant(
+        "admit",
+        "evicts the reserve too",
+        "free += tree.evict(need - free)",
+        "free += tree.evict(need - free + (reserve if tree.evictable > need - free + reserve else 0))",
+    ),
+    Mutant(
+        "admit",
+        "no lock is held where all is computed anew",
+        "        admitted.append(request)\n",
+        "        admitted.append(request)\n        if matched <= 1:\n            tree.unlock(node)\n",
+        after=_ADMIT,
+    ),
+    # ------------------------------------------------------------ fair: count_passes
+    _instead(
+        "fair",
+        "count_passes",
+        "compares with the last of the admitted only",
+        """
+def count_passes(waiting, admitted):
+    _right_count_passes(waiting, admitted[-1:])
+""",
+    ),
+    _instead(
+        "fair",
+        "count_passes",
+        "counts to nine",
+        """
+def count_passes(waiting, admitted):
+    _right_count_passes([request for request in waiting if request.passes < 9], admitted)
+""",
+    ),
+    _instead(
+        "fair",
+        "count_passes",
+        "the same step is not counted twice: the same admitted, no pass",
+        """
+_LAST = []
+
+
+def count_passes(waiting, admitted):
+    if _LAST != [r.name for r in admitted]:
+        _right_count_passes(waiting, admitted)
+    _LAST[:] = [r.name for r in admitted]
+""",
+    ),
+    # ------------------------------------------------------------ fair: fair_order
+    *(
+        Mutant(
+            "fair", about, "(-request.priority, not due, 0 if due else -match(request), request.arrival)", key
+        )
+        for about, key in (
+            # a match of 1000 tokens and more
+            (
+                "to be due weighs 1000 tokens",
+                "(-request.priority, -1000 if due else -match(request), request.arrival)",
+            ),
+            (
+                "the share that matches",
+                "(-request.priority, not due, 0 if due else -match(request) / "
+                "max(len(request.tokens), 1), request.arrival)",
+            ),
+            ("equals by name", "(-request.priority, not due, 0 if due else -match(request), request.name)"),
+            (
+                "nobody below priority 0 becomes due",
+                "(-request.priority, not (due and request.priority >= 0), 0 if due else "
+                "-match(request), request.arrival)",
+            ),
+        )
+    ),
+    Mutant(
+        "fair",
+        "nobody is due when the limit is above 9",
+        "request.passes >= limit",
+        "request.passes >= limit and limit < 10",
+    ),
+    _instead(
+        "fair",
+        "fair_order",
+        "the due of the highest priority only",
+        """
+def fair_order(queue, match, limit):
+    order = _right_fair_order(queue, match, limit)
+    top = [r for r in order if r.priority == order[0].priority]
+    return top + _right_fair_order([r for r in order if r not in top], match, limit or 1 << 60)
+""",
+    ),
+]

@@ -15,15 +15,17 @@ from lessons.grading.spec import ROOT, Lesson, lesson_folders, load_lesson, solv
 from lessons.grading.words import file_name, one_line, said
 
 GIVEN = ("minirad", "viz", "lessons", "notebooks", "pyproject.toml", "LICENSE", ".gitignore")
-WITHHELD = {"solution.py", "alternative.py", "mutants.py", "hidden.py", "teacher.md", "TEACHERS.md"}
+WITHHELD = {"solution.py", "mutants.py", "hidden.py", "teacher.md", "TEACHERS.md"} | {
+    f"alternative{number}.py" for number in ("", "_2", "_3")
+}
 IN_A_LESSON = {"README.md", "exercise.py", "exercises.py", "test_lesson.py"}
 BESIDE_LESSONS = {"__init__.py", "__main__.py", "conftest.py", "ROSETTA.md"}
 MACHINERY = {
     f"{name}.py"
     for name in (
-        "__init__", "cache", "cases", "child", "classroom", "collect", "gradescope", "isolate", "mutants",
-        "progress", "report", "run", "shared", "show", "spec", "submission", "testing", "tree", "underlay",
-        "words",
+        "__init__", "cache", "cases", "child", "classroom", "collect", "game", "gradescope", "isolate",
+        "mutants", "progress", "report", "run", "shared", "show", "spec", "submission", "testing", "tree",
+        "underlay", "words",
     )
 }  # fmt: skip
 
