@@ -232,16 +232,13 @@ class ModelFreeEngine:
         """The further samples of an n > 1 request; one without a row waits for one."""
         samples = []
         for index in range(1, leader.unbranched + 1):
-            each = Request(
-                f"{leader.group}.{index}", leader.prompt, leader.params, leader.seed, leader.arrival,
-                leader.extra_key, leader.priority, index, leader.group,
-            )  # fmt: skip
-            each.attempts, each.cached_tokens = leader.attempts, leader.cached_tokens
+            each = leader.branch(index)
             if self.ownership.fork(leader, each) is None:
                 self.scheduler.requeue(each)
             else:
                 self.scheduler.prefilled(each)
             samples.append(each)
+        leader.branched = True
         return samples
 
     def _reply(self, request: Request) -> list[int]:

@@ -36,11 +36,10 @@ class Transaction:
     def __enter__(self) -> Transaction:
         if self.running:
             raise ValueError("a step is running: an event handler must not drive the engine, nor change it")
-        usual = signal.getsignal(signal.SIGINT)
         main = threading.current_thread() is threading.main_thread()
-        self._noted, self._usual = False, usual if main and callable(usual) else None
-        if self._usual is not None:
-            signal.signal(signal.SIGINT, self._note)
+        self._noted, self._usual = False, None
+        if main and callable(signal.getsignal(signal.SIGINT)):
+            self._hold()
         self._bus.hold_failures()
         self.running = True
         return self
@@ -55,6 +54,14 @@ class Transaction:
             self._deliver()
         if failures and error is None:
             raise failures[0]
+
+    def _hold(self) -> None:
+        """From now on Ctrl-C is noted. What it did before is what it did at that very moment: a handler may
+        have put another in its place."""
+        before: Any = signal.signal(signal.SIGINT, self._note)
+        self._usual = before if callable(before) else None
+        if self._usual is None:
+            signal.signal(signal.SIGINT, before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = True
@@ -84,9 +91,5 @@ class Window:
             transaction._deliver()
 
     def __exit__(self, *exc: object) -> None:
-        transaction = self._transaction
-        if transaction._usual is not None:
-            now: Any = signal.signal(signal.SIGINT, transaction._note)
-            transaction._usual = now if callable(now) else None  # a handler may have put another in its place
-            if transaction._usual is None:
-                signal.signal(signal.SIGINT, now)
+        if self._transaction._usual is not None:
+            self._transaction._hold()

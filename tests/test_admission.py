@@ -363,7 +363,7 @@ def test_no_tokens_no_rate(make_engine: MakeEngine) -> None:
         ({"in_batch_shared": 0}, "in_batch_shared must be at least 1, got 0"),
         ({"fair_passes": -1}, "fair_passes must be at least 0, got -1"),
         ({"new_token_ratio": 1.5}, "new_token_ratio must be from 0 to 1, got 1.5"),
-        ({"new_token_decay": "x"}, "new_token_decay must be from 0 to 1, got 'x'"),
+        ({"new_token_decay": "x"}, "new_token_decay must be a number, got 'x'"),
         ({"new_token_ratio_min": 0.5}, "new_token_ratio_min 0.5 is above new_token_ratio 0.0"),
         ({"mixed": 1}, "mixed must be True or False, got 1"),
         ({"preemption": None}, "preemption must be True or False, got None"),

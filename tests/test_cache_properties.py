@@ -385,7 +385,7 @@ def test_one_handler_twice_is_called_twice_and_leaves_one_by_one() -> None:
 @pytest.mark.parametrize("kind", [ev.Event, int, "NodeSplit"])
 def test_unknown_event_types_are_refused(kind: Any) -> None:
     bus = ev.EventBus()
-    with pytest.raises(ValueError, match=r"is no event type; known: .*NodeSplit"):
+    with pytest.raises(ValueError, match=r"is no event type: one of minirad.events.EVENT_TYPES"):
         bus.subscribe(kind, print)
     assert not bus.wants(ev.NodeSplit)
 
