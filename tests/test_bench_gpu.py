@@ -17,6 +17,8 @@ from minirad.model.dummy import SHAPES, dummy_config, dummy_model
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, resolve_model
 
+pytestmark = pytest.mark.slow
+
 # of the real models, on their pages
 PARAMETERS = {"llama-3.2-1b": 1_235_814_400, "llama-3.1-8b": 8_030_261_248, "smollm2-135m": 134_515_008}
 

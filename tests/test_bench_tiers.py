@@ -13,6 +13,8 @@ from minirad.bench.streams import stream
 from minirad.cache.eviction import POLICIES
 from minirad.cache.hiradix_cache import HOST_WRITE
 
+pytestmark = pytest.mark.slow
+
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["bench", *words]) == 0

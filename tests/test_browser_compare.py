@@ -11,7 +11,7 @@ from test_browser_live import CARDS, SEEK, at, browser, open_at, tab, until
 from viz.export import export
 from viz.live import Driver, Live, Settings
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 __all__ = ["browser", "tab"]  # fixtures
 
 SIDE = """n => { const side = document.querySelector('.side' + n); return [

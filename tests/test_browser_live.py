@@ -13,7 +13,7 @@ from minirad.record import Recorder
 from viz import live
 from viz.live import Driver, Live, Replay, Settings
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 GROUPS = "[...document.querySelectorAll('.mr-tree g.node, .mr-tree g.edge')]"
 IDS = f"{GROUPS}.map(g => g.id + ' ' + g.getAttribute('class'))"
@@ -478,7 +478,7 @@ def until_idle(driver) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_how_quickly_a_click_is_answered(tab, served):
     server, _ = served
     index = first_mark(served, "evict")

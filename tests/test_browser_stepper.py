@@ -29,6 +29,7 @@ if CHROMIUM is None:
     MISSING.append("Chromium")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.timeout(240),
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
@@ -353,7 +354,7 @@ def test_driving_an_engine(notebook: Notebook) -> None:
     page.wait_for_function("document.body.innerText.includes('The past is on view')")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("nodes", [30, 100])
 def test_click_to_new_tree(browser: Any, lab: tuple[str, Path], nodes: int) -> None:
     write_notebook(lab[1] / f"many{nodes}.ipynb", [MANY.replace("NODES", str(nodes))])

@@ -18,7 +18,7 @@ from tornado.websocket import WebSocketHandler, websocket_connect
 
 from viz.live import Driver, Live, Settings
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PREFIX = "/user/ada/proxy/8321"
 
 

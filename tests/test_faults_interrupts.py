@@ -437,7 +437,7 @@ def test_ctrl_c_at_lines_of_every_call(name: str) -> None:
         try_points(name, way, rng.sample(points, count))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", range(len(WAYS)))
 @pytest.mark.parametrize("name", CALLS)

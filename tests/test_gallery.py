@@ -19,6 +19,8 @@ from viz.dot import DotError, find_dot
 from viz.gallery import VISITS, Story, tell
 from viz.trace import Trace
 
+pytestmark = pytest.mark.slow
+
 EXPECTED = {
     "lru": "Who are you?",
     "lfu": "Good morning",

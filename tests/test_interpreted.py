@@ -25,6 +25,7 @@ from minirad.model.ops import FusedOps, TorchOps
 from minirad.model.sampler import next_tokens, position_uniform, sample
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
         reason="needs the package triton, and no GPU",

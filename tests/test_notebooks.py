@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("nbclient", reason="the extra `test` brings nbclient")
 jupytext = pytest.importorskip("jupytext", reason="the extra `test` brings jupytext")
 nbformat = pytest.importorskip("nbformat", reason="the extra `test` brings nbformat")

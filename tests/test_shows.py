@@ -13,6 +13,8 @@ from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION
 from viz import live
 
+pytestmark = pytest.mark.slow
+
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 STEPS = 24  # at three steps a second: eight seconds, and two until the model is there
 TIERS = "--host-kv-tokens 2000 --host-write write_back"

@@ -24,6 +24,8 @@ from lessons.grading.run import Result, verdict
 from lessons.grading.spec import ROOT, Lesson, find_folder, lesson_folders
 from lessons.grading.submission import Refused, find_lesson, read_source
 
+pytestmark = pytest.mark.slow
+
 TREE, LOCKS = "02_radix_tree", "03_locks_and_eviction"
 
 

@@ -18,6 +18,8 @@ from viz import figure3
 from viz.dot import DotError, find_dot
 from viz.trace import Trace
 
+pytestmark = pytest.mark.slow
+
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = "<script>alert(\"1\")</script> & 'x' \x00\x1b\u202e]]> 🎈 שלום\n<|im_end|>"
 

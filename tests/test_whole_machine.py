@@ -339,7 +339,7 @@ def test_tiers_that_do_their_worst_change_no_token() -> None:
     play(EXAMPLES)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(0)
 def test_thousands_of_games_reach_all_that_can_happen() -> None:
     """20,000 games (about an hour), or MINIRAD_WHOLE_EXAMPLES if those are more."""
