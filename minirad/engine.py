@@ -309,11 +309,11 @@ class Engine:
                 self._settle()
 
     def _end_those_left(self) -> None:
-        if self._left:
-            for request_id in self._left:
+        while self._left:  # another stream may be collected, and join them, meanwhile
+            left, self._left = self._left, []
+            for request_id in left:
                 self._abort(request_id)
-            self.outbox.take_of(self._left)
-            self._left = []
+            self.outbox.take_of(left)
 
     # ------------------------------------------------------------ prefixes
 

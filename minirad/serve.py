@@ -50,13 +50,17 @@ class Outbox:
 def generate(engine: Engine, requests: Sequence[Request]) -> list[GenerationOutput]:
     """Runs new requests to their end; outputs in their order, samples by index."""
     try:
-        engine.enqueue(requests)
-        order = {request.group: at for at, request in enumerate(requests)}
-        while any(request.group in order for request in engine.scheduler.everyone()):
-            engine.advance()
-        mine = engine.outbox.take_of(order)
-        return sorted(mine, key=lambda output: (order[output.request_id], output.index))
-    except BaseException:
+        try:
+            engine.enqueue(requests)
+            order = {request.group: at for at, request in enumerate(requests)}
+            while any(request.group in order for request in engine.scheduler.everyone()):
+                engine.advance()
+            mine = engine.outbox.take_of(order)
+            return sorted(mine, key=lambda output: (order[output.request_id], output.index))
+        except BaseException:
+            engine.leave([request.group for request in requests])
+            raise
+    except BaseException:  # Ctrl-C once more, while they were being left
         engine.leave([request.group for request in requests])
         raise
 

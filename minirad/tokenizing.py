@@ -81,11 +81,16 @@ class Tokenizing:
         return bool(request.params.stop) and self._read(request, request.output).found
 
     def final(self, request: Request) -> str:
-        """The text of a reply that has ended; what ended it is no part of it."""
-        output = request.output
+        """The text of a reply that has ended; what ended it is no part of it.
+
+        A stop text comes first: it may hold the very token that ends the reply.
+        """
+        output, stop = request.output, request.params.stop
+        if stop and self._read(request, output).found:
+            return self._read(request, output).text()
         if output and self.is_end(request, output[-1]):
             output = output[:-1]
-        return self._read(request, output).text() if request.params.stop else self.texts.whole(output)
+        return self.texts.whole(output)
 
     def _read(self, request: Request, output: Sequence[int]) -> ReplyText:
         if request.reply is None:

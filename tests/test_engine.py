@@ -646,6 +646,35 @@ def all_stops(text: str) -> list[str]:
     return sorted({text[i : i + n] for n in range(1, 6) for i in range(len(text) - n + 1)})
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "stop_ids", "text"),
+    [("ab", ("b",), "x"), ("b", ("b",), "xa"), ("xab", ("b",), ""), ("c", ("b",), "xa"), ((), ("b",), "xa"),
+     ("b<|im_end|>", (), "xa"), ("<|im_end|>", (), "xab"), ("zz", (), "xab")],
+)  # fmt: skip
+def test_a_stop_text_may_hold_the_token_that_ends_the_reply(
+    stop: Any, stop_ids: tuple[str, ...], text: str, ignore_eos: bool
+) -> None:
+    engine = CheckedEngine(EngineConfig(kv_tokens=64, device="cpu"))
+
+    def encode(letters: str) -> list[int]:
+        return engine.tokenizer.encode(letters, add_special_tokens=False)
+
+    ids = [*encode("x"), *encode("a"), *encode("b"), *encode("<|im_end|>")]
+    assert len(ids) == 4
+
+    def mask(output: list[int]) -> Any:
+        return torch.arange(engine.model.config.vocab_size) == ids[min(len(output), 3)]
+
+    params = SamplingParams(
+        max_new_tokens=4, stop=stop, ignore_eos=ignore_eos,
+        stop_token_ids=tuple(token for letter in stop_ids for token in encode(letter)),
+    )  # fmt: skip
+    engine.add_request([5], params, token_mask=mask)
+    (output,) = drive(engine)
+    assert output.text == text
+
+
 def test_a_stop_text_anywhere_is_cut_also_across_tokens_and_inside_characters(
     speaker: Callable[..., CheckedEngine],
 ) -> None:

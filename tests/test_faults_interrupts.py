@@ -14,6 +14,7 @@ moments (setitimer), and listeners raise at each event; then the engine plays on
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -551,6 +552,7 @@ class RealPress:
         self.seconds, self.pressed = seconds, False
 
     def __enter__(self) -> RealPress:
+        gc.disable()  # what is raised in a callback of the collector (Hypothesis has one) is lost
         self._before = signal.signal(signal.SIGALRM, self._alarm)
         # What the timer was used for before (pytest-timeout) goes on afterwards.
         self._left = signal.setitimer(signal.ITIMER_REAL, self.seconds)
@@ -563,6 +565,7 @@ class RealPress:
 
     def __exit__(self, *exc: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.enable()
         signal.signal(signal.SIGALRM, self._before)
         signal.setitimer(signal.ITIMER_REAL, *self._left)
 
