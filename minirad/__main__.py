@@ -95,12 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         help="one batch (default: one after another, so that later ones hit)",
     )
     generate.add_argument("--json", action="store_true", help="print outputs as JSON")
-    generate.add_argument("--record", type=Path, help="write every step to this file (JSON lines)")
+    generate.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     generate.set_defaults(run=_generate)
 
     chat = commands.add_parser("chat", help="talk in the terminal; shows hits per turn")
     chat.add_argument("--system", default=SYSTEM)
-    chat.add_argument("--record", type=Path, help="write every step to this file (JSON lines)")
+    chat.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     chat.set_defaults(run=_chat)
     for talks in (generate, chat):
         add_sampling_options(talks)

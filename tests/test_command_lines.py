@@ -112,6 +112,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("minirad", "chat --record @old.jsonl", "exists already"),
     ("minirad", "simulate @keep.html --figure @keep.html", r"keep\.html is read by this command"),
     ("minirad", "simulate chat --figure @exercise.py", "must end in .html"),
+    ("minirad", "bench gpu --device cpu --out @exercise.py", "must end in .json"),
 ]
 
 

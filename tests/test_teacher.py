@@ -170,7 +170,7 @@ def test_results_do_not_overwrite_a_submission(
     linked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hand_in(tmp_path / "in", "ada")
-    (exercise,) = (tmp_path / "in").rglob("exercise.py")
+    exercise = find_lesson(tmp_path / "in" / "ada", TREE) / "exercise.py"
     before, target = exercise.read_bytes(), exercise
     if linked:
         target = tmp_path / "results.json"

@@ -786,7 +786,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")
     parser.add_argument("--cache", metavar="FILE.py", action="append", default=[],
                         help="a lesson's exercise.py as the tree, or several together")  # fmt: skip
-    parser.add_argument("--record", metavar="FILE.jsonl", help="write the recording as it grows")
+    parser.add_argument(
+        "--record", metavar="FILE.jsonl", help="write the recording as it grows, into a new file"
+    )
     parser.add_argument("--replay", metavar="FILE.jsonl", help="show a recording instead of an engine")
     parser.add_argument("--export", metavar="FILE.html|FILE.gif", action="append", default=[],
                         help="run to the end without a server and write a file")  # fmt: skip
