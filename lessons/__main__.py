@@ -19,8 +19,9 @@ from lessons.grading.report import tell_github, text, total, write_gradescope
 from lessons.grading.run import WORDS, Result
 from lessons.grading.show import show
 from lessons.grading.spec import Lesson, find_folder, lesson_folders, load_lesson
-from lessons.grading.submission import find_lesson
+from lessons.grading.submission import EXERCISE, find_lesson
 from lessons.grading.words import one_line
+from minirad.command import may_be_written
 
 
 class _Parser(argparse.ArgumentParser):
@@ -141,11 +142,14 @@ def _grade(options: argparse.Namespace) -> int:
         root = Path(options.submission)
         if not root.is_dir():
             raise ValueError(f"{root} is no folder")
-    if options.json and not Path(options.json).resolve().parent.is_dir():
-        raise ValueError(f"--json: there is no folder {Path(options.json).parent}")
+    works = [
+        each.folder if root is None else find_lesson(root, each.name, alone=len(lessons) == 1)
+        for each in lessons
+    ]
+    if options.json is not None:
+        may_be_written("--json", options.json, (".json",), [work / EXERCISE for work in works])
     results: list[Result] = []
-    for lesson in lessons:
-        work = lesson.folder if root is None else find_lesson(root, lesson.name, alone=len(lessons) == 1)
+    for lesson, work in zip(lessons, works, strict=True):
         found = []
         for result in grade(lesson, work, options.student, limits, root=root):
             print(f"{lesson.name}  {result.exercise}: {WORDS[result.status]}", file=sys.stderr)
@@ -155,7 +159,7 @@ def _grade(options: argparse.Namespace) -> int:
     print(text(results))
     if root is None:
         remember(results)
-    if options.json:
+    if options.json is not None:
         write_gradescope(results, Path(options.json))
     if options.show and any(r.status not in ("passed", "todo") for r in results):
         print(f"\ndrawn: {show(results)}")
@@ -169,6 +173,7 @@ def _collect(options: argparse.Namespace) -> int:
     lessons = _lessons(options.lessons)
     limits = _limits(options, lessons)
     students, others = students_of(Path(options.folder))
+    may_be_written("--csv", options.csv, (".csv",))
     if others:
         print(f"left out: {', '.join(others)}", file=sys.stderr)
     for student, results in collect(students, Path(options.csv), lessons, limits, options.student):
@@ -179,6 +184,7 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _merge(options: argparse.Namespace) -> int:
+    may_be_written("--csv", options.csv, (".csv",), options.tables)
     count = merge([Path(table) for table in options.tables], Path(options.csv))
     print(f"written: {options.csv}, {count} students")
     return 0

@@ -18,7 +18,7 @@ import json
 import platform
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,12 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         help="one batch (default: one after another, so that later ones hit)",
     )
     generate.add_argument("--json", action="store_true", help="print outputs as JSON")
-    generate.add_argument("--record", type=Path, help="write every step to this file (JSON lines)")
+    generate.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     generate.set_defaults(run=_generate)
 
     chat = commands.add_parser("chat", help="talk in the terminal; shows hits per turn")
     chat.add_argument("--system", default=SYSTEM)
-    chat.add_argument("--record", type=Path, help="write every step to this file (JSON lines)")
+    chat.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     chat.set_defaults(run=_chat)
     for talks in (generate, chat):
         add_sampling_options(talks)
@@ -135,6 +135,11 @@ def _with_own_options(args: argparse.Namespace) -> int:
     return code
 
 
+def _check_record(path: Path | None, reads: Iterable[Path] = ()) -> None:
+    if path is not None:
+        command.may_be_written("--record", path, (".jsonl",), reads, keep=True)
+
+
 @contextlib.contextmanager
 def _recording(engine: Engine, path: Path | None) -> Iterator[None]:
     if path is None:
@@ -153,6 +158,7 @@ def _recording(engine: Engine, path: Path | None) -> Iterator[None]:
 def _generate(args: argparse.Namespace) -> int:
     prompts = list(args.prompts)
     left_out = 0
+    _check_record(args.record, () if args.file is None else (args.file,))
     if args.file is not None:
         lines, left_out = _lines(args.file)
         prompts += lines
@@ -256,6 +262,7 @@ def _print_output(prompt: str, out: GenerationOutput) -> None:
 def _chat(args: argparse.Namespace) -> int:
     from minirad.frontend import ChatSession
 
+    _check_record(args.record)
     engine = _engine(args)
     params = dataclasses.replace(sampling_params(args), n=1)
     if isinstance(sys.stdin, io.TextIOWrapper):  # one line that is no text must not cost those behind it

@@ -10,7 +10,8 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -46,6 +47,28 @@ def above_zero(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"a number above 0 is needed, not {one_line(text)!r}")
     return number
+
+
+def may_be_written(
+    option: str, path: str | Path, endings: Sequence[str], reads: Iterable[str | Path] = (),
+    *, keep: bool = False,
+) -> None:  # fmt: skip
+    """ValueError, in one sentence, if something would be lost by writing the file that an option names.
+
+    endings: such as ".html"; any other name may be a file of another kind. reads: what the command reads.
+    keep: what is in the file already stays.
+    """
+    file = Path(path)
+    if file.suffix.lower() not in endings:
+        raise ValueError(f"{option}: a file's name must end in {' or '.join(endings)}, not {str(path)!r}")
+    if not file.absolute().parent.is_dir():
+        raise ValueError(f"{option}: there is no folder {file.parent}")
+    if not file.exists():
+        return
+    if any(Path(each).exists() and file.samefile(each) for each in reads):
+        raise ValueError(f"{option}: {path} is read by this command and cannot be written, name another file")
+    if keep and file.is_file() and file.stat().st_size:
+        raise ValueError(f"{option}: {path} exists already, name another file or delete it")
 
 
 def one_line(error: object) -> str:

@@ -218,6 +218,11 @@ class EngineConfig:
                 raise ValueError(f"page_size {self.page_size} does not divide kv_tokens {self.kv_tokens}")
 
 
+def drawn_seed(engine_seed: int, number: int = 0) -> int:
+    """The seed of an engine's request `number` (counted from 1) that came without one of its own."""
+    return engine_seed * 1_000_003 + number
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to continue one prompt.

@@ -9,7 +9,7 @@ import numpy as np
 
 from minirad import checks
 from minirad.cache.radix_cache import MAX_TOKEN, IntSequence, RadixKey, Slots
-from minirad.config import EngineConfig, SamplingParams
+from minirad.config import EngineConfig, SamplingParams, drawn_seed
 from minirad.schedule.request import Request
 from minirad.tokenizing import Prompt, Tokenizing
 
@@ -30,7 +30,7 @@ class Intake:
         tokens = self.tokens(prompt, params)
         self.key((), extra_key)  # refuses what cannot be hashed
         config = self._config
-        seed = params.seed if params.seed is not None else config.seed * 1_000_003
+        seed = params.seed if params.seed is not None else drawn_seed(config.seed)
         return Request(
             "", tokens, params, seed, 0, extra_key, priority, token_mask=token_mask,
             is_bigram=config.bigram_keys,

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tqdm import tqdm
 
+from minirad import command
 from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.eviction import POLICIES as EVICTION
@@ -949,6 +950,8 @@ def main(args: argparse.Namespace) -> int:
         return _diff(args)
     if not args.sources:
         raise ValueError("nothing to simulate: name a workload or a file, or say --diff A B")
+    if args.figure is not None:
+        command.may_be_written("--figure", args.figure, (".html",), args.sources)
     plan = _plan(args)
     names = [n for name in args.sources for n in (_all_workloads() if name == "all" else [name])]
     reports = [_one(name, args, plan) for name in names]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minirad import checks
-from minirad.config import SamplingParams
+from minirad.config import SamplingParams, drawn_seed
 from minirad.events import RequestAdded
 from minirad.frontend import Program
 from minirad.model.classroom import corpus
@@ -375,27 +376,36 @@ def _typed(turn: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def recorded_request(event: RequestAdded) -> Session:
+def recorded_request(event: RequestAdded, engine_seed: int | None = None) -> Session:
     """A recorded request as it came, to be asked again: its prompt, and all that the event says of how it
-    was to be continued. (Masks are functions, and no event holds one.)"""
+    was to be continued. (Masks are functions, and no event holds one.)
+
+    engine_seed: EngineConfig.seed; the request is then given the seed that it had under its recorded number.
+    """
     names = [each.name for each in fields(SamplingParams)]
     sampling = SamplingParams(**{name: getattr(event, name) for name in names if hasattr(event, name)})
+    number = event.request.removeprefix("R")
+    if engine_seed is not None and sampling.seed is None and re.fullmatch(r"[0-9]{1,18}", number):
+        sampling = replace(sampling, seed=drawn_seed(engine_seed, int(number)))
     turn = Turn(token_ids=event.token_ids, sampling=sampling)
     return Session(event.request, (turn,), 0, event.namespace or None, event.priority)
 
 
-def from_recording(recording: Any, until: int | None = None, name: str = "fork") -> Workload:
+def from_recording(
+    recording: Any, until: int | None = None, name: str = "fork", engine_seed: int | None = None
+) -> Workload:
     """The requests of a recording, each at the step at which it came, as ready token ids.
 
     until: index of the last frame whose requests count; None: all. Replies may differ from those
-    recorded (another policy, pool or seed), prompts do not: they come as they came.
+    recorded (another policy, pool or seed), prompts do not: they come as they came. engine_seed: see
+    recorded_request.
     """
     sessions = []
     frames = recording.frames if until is None else recording.frames[: until + 1]
     for frame in frames:
         for event in frame.events:
             if isinstance(event, RequestAdded):
-                sessions.append(replace(recorded_request(event), arrival=max(frame.step - 1, 0)))
+                sessions.append(replace(recorded_request(event, engine_seed), arrival=max(frame.step - 1, 0)))
     pool = int(recording.header["start"]["kv_tokens"]) or 512
     return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
 

@@ -35,6 +35,11 @@ FILES: dict[str, bytes] = {
     "digits.jsonl": (DIGITS % ("9" * 5000)).encode(),
     "nested.jsonl": b"[" * 100_000,
     "objects.jsonl": b'{"a":' * 100_000,
+    "exercise.py": b"mine",
+    "old.jsonl": b"mine",
+    "old-lru.jsonl": b"mine",
+    "keep.html": b"mine",
+    "prompts.jsonl": b"mine",
     "binary.txt": b"\xff\xfe\x00abc",
     "row.json": b'{"roofline":[1]}',
     "still.json": json.dumps(
@@ -88,10 +93,26 @@ WRONG: list[tuple[str, str, str]] = [
     ("viz.gallery", "--out @binary.txt", "binary.txt"),
     ("viz.figure3", "--out x --kv-tokens -5", "-5"),
     ("viz.figure3", "", "--out"),
-    ("viz.roofline", "@binary.txt --out x", r"binary\.txt is no JSON"),
-    ("viz.roofline", "@row.json --out x", "row 0 of 'roofline' must be an object, got 1"),
-    ("viz.roofline", "@still.json --out x", "reads its weights in no time"),
-    ("viz.roofline", "@nested.jsonl --out x", "is no JSON"),
+    ("viz.roofline", "@binary.txt --out x.html", r"binary\.txt is no JSON"),
+    ("viz.roofline", "@row.json --out x.html", "row 0 of 'roofline' must be an object, got 1"),
+    ("viz.roofline", "@still.json --out x.html", "reads its weights in no time"),
+    ("viz.roofline", "@nested.jsonl --out x.html", "is no JSON"),
+    ("viz.roofline", "@still.json --out exercise.py", r"must end in .html, not 'exercise\.py'"),
+    ("viz.live", "--record @exercise.py", r"--record: a file's name must end in .jsonl, not .*exercise\.py"),
+    ("viz.live", "--record @old.jsonl", r"old\.jsonl exists already, name another file or delete it"),
+    ("viz.live", "--compare lru,lfu --record @old.jsonl", r"old-lru\.jsonl exists already"),
+    ("viz.live", "--record none/x.jsonl", "--record: there is no folder none"),
+    ("viz.live", "--replay @old.jsonl --record new.jsonl", "nothing runs, so nothing is recorded"),
+    ("viz.live", "--replay @keep.html --export @keep.html", r"keep\.html is read by this command"),
+    ("viz.live", "--replay @keep.html --export link.html", r"link\.html is read by this command"),
+    ("viz.live", "--workload chat --export exercise.py", "must end in .html or .gif"),
+    ("minirad", "generate x --record @exercise.py", "must end in .jsonl"),
+    ("minirad", "generate x --record @old.jsonl", "exists already"),
+    ("minirad", "generate --file @prompts.jsonl --record @prompts.jsonl", "is read by this command"),
+    ("minirad", "chat --record @old.jsonl", "exists already"),
+    ("minirad", "simulate @keep.html --figure @keep.html", r"keep\.html is read by this command"),
+    ("minirad", "simulate chat --figure @exercise.py", "must end in .html"),
+    ("minirad", "bench gpu --device cpu --out @exercise.py", "must end in .json"),
 ]
 
 
@@ -100,6 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wrong")
     for name, data in FILES.items():
         (folder / name).write_bytes(data)
+    (folder / "link.html").hardlink_to(folder / "keep.html")
     return folder
 
 
@@ -120,6 +142,7 @@ def test_a_mistake_is_one_line_and_code_2(
     (line,) = said.err.splitlines()
     assert len(line) < 800
     assert re.search(told, line), line
+    assert all((folder / file).read_bytes() == data for file, data in FILES.items()), "nothing is lost"
 
 
 # ---------------------------------------------------------------------- how a command ends

@@ -671,6 +671,18 @@ def test_command_line(tmp_path, capsys):
     assert "must end in .html or .gif" in capsys.readouterr().err
 
 
+def test_a_restart_records_beside_what_is_there(tmp_path):
+    old = tmp_path / "run-2.jsonl"
+    old.write_text("yesterday's", encoding="utf-8")
+    driver = Driver(Settings(workload="none", record=str(tmp_path / "run.jsonl")), speed=0, paused=True)
+    with Live(driver) as server:
+        wait(lambda: driver.run_now is not None)
+        assert Client(server).do("restart", eviction_policy="fifo")[0] == 200
+    driver.join(timeout=30)
+    assert old.read_text(encoding="utf-8") == "yesterday's"
+    assert Recorder.load(tmp_path / "run-3.jsonl").header["config"]["eviction_policy"] == "fifo"
+
+
 def test_a_replay_cannot_be_driven(tmp_path, served):
     server, _ = served
     server.driver.run_now.recorder.save(tmp_path / "run.jsonl")

@@ -21,7 +21,7 @@ from minirad.model.classroom import corpus
 from minirad.record import Recorder, Recording
 from viz import words
 from viz.dot import find_dot
-from viz.fork import evict_by_hand
+from viz.fork import evict_by_hand, forked_config
 from viz.panels import Ledger, event_lines, payload, pool_cells, ranges
 from viz.quiz import question_for, state_before, unlocked_leaves, why
 from viz.stepper import Output, Stepper, _esm, fork
@@ -518,6 +518,49 @@ def test_a_fork_repeats_aborts_evictions_and_flushes(make_engine) -> None:
     forked, recorder = fork(recording, model=engine.model)
     same_events(recorder, recording)
     assert forked.snapshot() == engine.snapshot()
+
+
+def test_a_fork_of_a_recorder_that_came_late_aborts_and_samples_the_same(make_engine) -> None:
+    engine = make_engine(kv_tokens=60, seed=3)
+    engine.generate([[9, 9], [8, 8]], SamplingParams(max_new_tokens=1))
+    engine.flush_cache()
+    engine.set_eviction_policy("mru")
+    hot = SamplingParams(max_new_tokens=6, temperature=1.5, ignore_eos=True)
+    with Recorder(engine) as recording:
+        ids = [engine.add_request([5, 6, 7 + k], hot) for k in range(3)]
+        engine.add_request([4, 4], SamplingParams(max_new_tokens=6, temperature=1.5, seed=77))
+        engine.step()
+        engine.abort(ids[0])
+        while engine.has_work:
+            engine.step()
+    forked, recorder = fork(recording, model=engine.model)
+    forked.check()
+    assert forked.cache.eviction_policy == "mru" and not forked.has_work
+
+    def told(recorded: Recording) -> list[tuple[str, int, int]]:
+        """What happened to requests, each by its place in the order of arrival."""
+        events = [e for frame in recorded for e in frame.events]
+        order = [e.request for e in events if isinstance(e, ev.RequestAdded)]
+        kinds = (ev.RequestAborted, ev.RequestFinished, ev.TokenSampled)
+        return [
+            (type(e).__name__, order.index(e.request), getattr(e, "token", -1))
+            for e in events if isinstance(e, kinds)
+        ]  # fmt: skip
+
+    assert ids == ["R3", "R4", "R5"]
+    assert ("RequestAborted", 0, -1) in told(recording)
+    assert told(recorder) == told(recording)
+    again, second = fork(recorder, model=engine.model)  # the fork's own recording says all of it, too
+    assert told(second) == told(recording) and again.snapshot() == forked.snapshot()
+
+
+def test_a_recording_of_a_gpu_is_forked_where_there_is_none(make_engine, monkeypatch) -> None:
+    _, recording = tiny_run(make_engine)
+    header = {**recording.header, "config": {**recording.header["config"], "device": "cuda:0",
+              "attention": "flashinfer", "cuda_graphs": True}}  # fmt: skip
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config = forked_config(Recording(header, recording.frames))
+    assert (config.device, config.attention, config.cuda_graphs) == ("auto", "auto", None)
 
 
 def test_a_fork_with_another_policy_or_pool_has_the_same_requests(make_engine) -> None:

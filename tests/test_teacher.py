@@ -165,6 +165,27 @@ def test_the_command_lists_and_grades(
     assert "there is no lesson '99'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_results_do_not_overwrite_a_submission(
+    linked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hand_in(tmp_path / "in", "ada")
+    exercise = find_lesson(tmp_path / "in" / "ada", TREE) / "exercise.py"
+    before, target = exercise.read_bytes(), exercise
+    if linked:
+        target = tmp_path / "results.json"
+        target.hardlink_to(exercise)
+    for words in (
+        ("grade", "02", "--submission", str(tmp_path / "in" / "ada"), "--json", str(target)),
+        ("collect", str(tmp_path / "in"), "--lessons", "02", "--csv", str(exercise)),
+        ("merge", str(exercise), "--csv", str(exercise)),
+    ):
+        assert main(words) == 2
+        said = capsys.readouterr()
+        assert said.err.count("\n") == 1 and ("must end in" in said.err or "is read by" in said.err)
+        assert exercise.read_bytes() == before
+
+
 def test_on_github_it_annotates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

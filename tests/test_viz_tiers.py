@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -395,6 +396,60 @@ def test_a_replay_is_forked_with_what_it_was_made_of(model: LlamaModel) -> None:
     settings = live._recorded_settings(Settings(model="kept"), Replay(recording, "x").recorder)
     assert (settings.host_kv_tokens, settings.bigram_keys, settings.page_size) == (80, True, 2)
     assert (settings.eviction_policy, settings.model) == ("lfu", "kept")
+    recording.header["config"]["model"] = "/no/such/model"
+    with pytest.raises(ValueError, match="'/no/such/model' is not here"):
+        live._recorded_settings(Settings(), recording)
+
+
+def test_the_pages_fork_is_the_recorded_engine() -> None:
+    """Every field of its configuration, and every token that it sampled."""
+    config = EngineConfig(
+        kv_tokens=220, max_running=2, mixed=True, chunk_tokens=16, seed=5, in_batch_prefix=False, page_size=2,
+        in_batch_cached=7, in_batch_shared=9, max_context=100, preemption=False, schedule_policy="fair",
+        fair_passes=3, new_token_ratio=0.5, new_token_ratio_min=0.1, new_token_decay=0.2, host_kv_tokens=64,
+        load_back_threshold=3, host_write="write_back", bigram_keys=True, eviction_policy="mru",
+        overlap=False, poison_freed=True, device="cpu", dtype="float32", attention="torch",
+        cuda_graphs=False, cascade=False,
+    )  # fmt: skip
+    plain = EngineConfig()
+    same = {f.name for f in fields(EngineConfig) if getattr(config, f.name) == getattr(plain, f.name)}
+    assert same == {"model", "dummy_weights", "radix_cache"}, "a new field is to be set here, too"
+    engine = Engine(config)
+    hot = SamplingParams(max_new_tokens=6, temperature=1.5, ignore_eos=True)
+    engine.generate([3, 4], SamplingParams(max_new_tokens=1))
+    engine.flush_cache()
+    with Recorder(engine) as recording:
+        for prompt in ([5, 6, 7, 8], [5, 6, 9, 9, 9], [20, 21, 22]):
+            name = engine.add_request(prompt, hot)
+        engine.step()
+        engine.set_eviction_policy("lfu")
+        while engine.has_work:
+            engine.step()
+        engine.flush_cache()
+    replay = Replay(recording, "x")
+    driver = live.Driver(Settings(), speed=0, replay=replay)
+    assert name == "R4" and live._fork(driver, {}) == {"requests": 3}
+    forked = driver.run_now
+    assert isinstance(forked, Run) and forked.engine.config == engine.config
+    (notice,) = forked.notices
+    assert notice.endswith("what was done beside is left out: flushes (1), policy changes (1).")
+    while not forked.idle:
+        forked.advance()
+        forked.engine.check()
+
+    def tokens(of: Recording, first: int) -> dict[int, list[int]]:
+        sampled = [e for frame in of for e in frame.events if isinstance(e, ev.TokenSampled)]
+        return {k: [e.token for e in sampled if e.request == f"R{first + k}"] for k in range(3)}
+
+    assert tokens(forked.recorder, 1) == tokens(recording, 2) and all(tokens(recording, 2).values())
+    json.dumps(driver.hello(forked))
+    live._fork(
+        driver, {"page_size": 4, "schedule_policy": "fcfs"}
+    )  # of the fork: only what is asked for changes
+    changed = {"page_size": 4, "schedule_policy": "fcfs"}
+    assert driver.run_now.engine.config == replace(engine.config, **changed)
+    assert driver.run_now.notices == []
+    driver.run_now.close()
 
 
 def test_two_sides_that_refuse_the_same_say_it_once() -> None:

@@ -6,7 +6,9 @@ the same of a new one at the same steps. What the new engine then does is its ow
 Host tier, keys and all other settings are the recording's, where they are not changed. New weights are
 given at the same moment, but the ones that the new engine has already: a recording holds no weights.
 
-Not replayed: pins (no event tells of them), masks, and what a recording does not hold of a request.
+Not replayed: pins (no event tells of them), masks, and what a recording does not hold of a request. The
+new engine counts its requests from R1; where the recorded one did not, each still gets the seed that it had
+(but the schedule policy "random" shuffles by the new numbers).
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
+
 from minirad import events as ev
+from minirad.cache.eviction import POLICIES
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.model.load import CLASSROOM, SMOLLM2
@@ -40,29 +45,30 @@ def fork(
     Raises ValueError when the recording does not begin with an empty engine, is not of an engine, or
     a request does not fit the new sizes.
     """
-    config = _forked_config(recording, config_changes)
-    if model is None and not _is_here(config.model):
-        raise ValueError(
-            f"the recorded model {str(config.model)!r} is not here, and none is fetched: give model"
-        )
+    config = forked_config(recording, **config_changes)
+    if model is None:
+        require_here(config.model)
     last = len(recording) - 1 if upto is None else upto
     if not -1 <= last < len(recording):
         raise ValueError(f"frame {last} is not in this recording of {len(recording)} frames")
     engine = Engine(config, model=model, tokenizer=tokenizer)
-    recorder = Recorder(engine)
+    recorder, names = Recorder(engine), dict[str, str]()
     for frame in recording.frames[: last + 1]:
         if frame.scene is not None:
             recorder.scene(frame.scene)
-        _replay_frame(engine, frame, keep_policy="eviction_policy" not in config_changes)
+        _replay_frame(engine, frame, names, keep_policy="eviction_policy" not in config_changes)
         recorder.cut()
     return engine, recorder
 
 
-def _is_here(model: Any) -> bool:
-    """A file's word for a model is never looked up on the hub: it names a folder, or what is installed."""
-    if model == SMOLLM2:
-        return packaged_gguf() is not None
-    return model in (None, CLASSROOM) or local_folder(str(model)) is not None
+def require_here(model: Any) -> None:
+    """A file's word for a model is never looked up on the hub: it names a folder, or what is installed.
+
+    ValueError for any other."""
+    if model == SMOLLM2 and packaged_gguf() is not None:
+        return
+    if model not in (None, CLASSROOM) and (model == SMOLLM2 or local_folder(str(model)) is None):
+        raise ValueError(f"the recorded model {str(model)!r} is not here, and none is fetched: give model")
 
 
 def evict_by_hand(engine: Engine, tokens: int) -> int:
@@ -74,7 +80,9 @@ def evict_by_hand(engine: Engine, tokens: int) -> int:
     return ownership.evicted_tokens - before
 
 
-def _forked_config(recording: Recording, changes: dict[str, Any]) -> EngineConfig:
+def forked_config(recording: Recording, **changes: Any) -> EngineConfig:
+    """The recorded engine's configuration, with changes; what the recorded machine had and this one has not
+    (a GPU) is chosen anew. ValueError as `fork`, for all but the requests."""
     saved = recording.header.get("config") or {}
     start = recording.header["start"]
     if not saved:
@@ -88,23 +96,36 @@ def _forked_config(recording: Recording, changes: dict[str, Any]) -> EngineConfi
     unknown = sorted(set(changes) - known)
     if unknown:
         raise ValueError(f"EngineConfig has no {', '.join(unknown)}")
-    config = {**{name: value for name, value in saved.items() if name in known}, **changes}
+    config = {name: value for name, value in saved.items() if name in known}
+    policy = start["tree"].get("eviction_policy")  # may have been changed before the recording began
+    if policy in tuple(POLICIES):
+        config["eviction_policy"] = policy
+    if str(config.get("device")).startswith("cuda") and not torch.cuda.is_available():
+        config |= dict.fromkeys(("device", "dtype", "attention"), "auto")
+        config |= {"cuda_graphs": None, "cascade": None}
+    config |= changes
     page, host = config.get("page_size", 1), config.get("host_kv_tokens", 0)
     if "host_kv_tokens" not in changes and isinstance(page, int) and page > 0:
         config["host_kv_tokens"] = host // page * page  # whole pages of the new size
     return EngineConfig(**config)
 
 
-def _replay_frame(engine: Engine, frame: Frame, keep_policy: bool) -> None:
-    """Asks the engine what was asked in this frame, and steps it if the frame was a step."""
+def _replay_frame(engine: Engine, frame: Frame, names: dict[str, str], keep_policy: bool) -> None:
+    """Asks the engine what was asked in this frame, and steps it if the frame was a step.
+
+    names: the recorded ids of the requests so far, with those that they have here.
+    """
     is_step = any(isinstance(event, ev.StepEnded) for event in frame.events)
     for event in frame.events:
         if isinstance(event, ev.RequestAdded):
-            asked = recorded_request(event)
+            renumbered = event.request != f"R{len(names) + 1}"  # else its seed is the same by itself
+            asked = recorded_request(event, engine.config.seed if renumbered else None)
             (turn,) = asked.turns
-            engine.add_request(turn.token_ids, turn.params(), asked.extra_key, asked.priority)
+            names[event.request] = engine.add_request(
+                turn.token_ids, turn.params(), asked.extra_key, asked.priority
+            )
         elif isinstance(event, ev.RequestAborted):
-            engine.abort(event.request.split(".")[0])
+            engine.abort(names[event.request.split(".")[0]])
         elif isinstance(event, ev.PolicyChanged) and keep_policy:
             engine.set_eviction_policy(event.new)
         elif isinstance(event, ev.VersionBumped):

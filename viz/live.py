@@ -27,6 +27,7 @@ if __name__ == "__main__":
 
 import argparse
 import dataclasses
+import itertools
 import math
 import os
 import queue
@@ -36,13 +37,15 @@ import threading
 import time
 import traceback
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minirad import events as ev
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
 from minirad.cache.hiradix_cache import HOST_WRITE
@@ -50,11 +53,12 @@ from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.errors import InvariantError
 from minirad.model.load import resolve_model
-from minirad.record import Recorder, Recording
+from minirad.record import Frame, Recorder, Recording
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.compare import Pair, compared
 from viz.consult import consult
 from viz.dot import DotError
+from viz.fork import forked_config, require_here
 from viz.page import Page, asked_text
 from viz.routes import rules
 from viz.trace import Trace, decoder_of
@@ -83,6 +87,9 @@ class Settings:
     host_kv_tokens: int = 0
     host_write: str = "write_through"
     bigram_keys: bool = False
+    base: EngineConfig = field(
+        default_factory=EngineConfig
+    )  # for all that is not above: a fork's recorded one
 
     def sides(self) -> tuple[tuple[str, str], tuple[Settings, Settings]]:
         """Both policies of `compare`, and the settings with each of them. ValueError if it is nonsense."""
@@ -95,16 +102,16 @@ class Settings:
 
     def config(self, kv_tokens: int) -> EngineConfig:
         """The engine's configuration; kv_tokens: the pool where none is set. ValueError as its own."""
-        config = EngineConfig(
-            model=self.model, page_size=self.page_size, schedule_policy=self.schedule_policy,
+        tokens, page = kv_tokens if self.kv_tokens is None else self.kv_tokens, max(self.page_size, 1)
+        config = dataclasses.replace(
+            self.base, model=self.model, page_size=self.page_size, schedule_policy=self.schedule_policy,
             eviction_policy=self.eviction_policy, chunk_tokens=self.chunk_tokens,
-            host_kv_tokens=self.host_kv_tokens // max(self.page_size, 1) * self.page_size,
-            host_write=self.host_write, bigram_keys=self.bigram_keys,
+            host_kv_tokens=self.host_kv_tokens // page * page, host_write=self.host_write,
+            bigram_keys=self.bigram_keys, kv_tokens=max(tokens // page, 1) * page,
         )  # fmt: skip
-        tokens = kv_tokens if self.kv_tokens is None else self.kv_tokens
-        if tokens < self.page_size:
-            raise ValueError(f"a pool of {tokens} tokens does not hold one page of {self.page_size}")
-        return dataclasses.replace(config, kv_tokens=tokens // self.page_size * self.page_size)
+        if tokens < page:
+            raise ValueError(f"a pool of {tokens} tokens does not hold one page of {page}")
+        return config
 
     def students_tree(self) -> Any:
         """The tree of a learner's files, or None for the engine's own. ValueError if they cannot run."""
@@ -224,8 +231,10 @@ class Replay:
 
 
 def _numbered(path: str | None, run: int) -> str | None:
-    """A restarted run records beside the first one, not over it."""
-    return path if run == 1 else _beside(path, str(run))
+    """A restarted run records beside the first one, and not over what an earlier command recorded."""
+    if path is None or run == 1:
+        return path
+    return next(name for n in itertools.count(run) if not Path(name := str(_beside(path, str(n)))).exists())
 
 
 def _beside(path: str | None, what: str) -> str | None:
@@ -353,6 +362,7 @@ class Driver(threading.Thread):
                 "record": None,
                 "model": None,
                 "cache": None,
+                "base": None,
                 "workload": run.workload.name,
             },
             "status": self.status(),
@@ -402,7 +412,7 @@ class Driver(threading.Thread):
                 answer.set_exception(ValueError("the engine has stopped"))
         self._announce()
 
-    def begin(self, settings: Settings, workload: workloads.Workload | None) -> None:
+    def begin(self, settings: Settings, workload: workloads.Workload | None) -> Run | Pair:
         """A new engine with a new recording takes the place of the present one."""
         number = self.run_now.number + 1 if self.run_now else 1
         run = make_run(number, settings, workload)
@@ -410,6 +420,7 @@ class Driver(threading.Thread):
             self.run_now.close()
         self.settings, self.run_now = settings, run
         self._announce()
+        return run
 
     def _turn(self) -> None:
         """One step if one is due, and every command that comes until the next one is."""
@@ -619,13 +630,36 @@ def _changed_settings(settings: Settings, arguments: Json) -> Settings:
 
 
 def _recorded_settings(settings: Settings, recording: Recording) -> Settings:
-    """What a recording's engine was made of, but for its model: that of `settings` serves it again."""
-    names = (
-        "page_size", "schedule_policy", "eviction_policy", "chunk_tokens", "host_kv_tokens", "host_write",
-        "bigram_keys",
-    )  # fmt: skip
-    config = recording.header.get("config") or {}
-    return dataclasses.replace(settings, **{name: config[name] for name in names if name in config})
+    """What a recording's engine was made of; a model that `settings` name serves it instead of its own."""
+    if settings.model is None:
+        config = forked_config(recording)
+        require_here(config.model)
+    else:
+        config = forked_config(recording, model=settings.model, dummy_weights=None)
+    names = {each.name for each in dataclasses.fields(Settings)}
+    same = [each.name for each in dataclasses.fields(EngineConfig) if each.name in names]
+    return dataclasses.replace(settings, base=config, **{name: getattr(config, name) for name in same})
+
+
+def _left_out(frames: Sequence[Frame]) -> str:
+    """One sentence on what was done to the engine beside its requests: a fork on the page leaves it out."""
+    counts: Counter[str] = Counter()
+    for frame in frames:
+        kinds = Counter(type(event) for event in frame.events)
+        for kind, what in LEFT_OUT.items():
+            counts[what] += kinds[kind]
+        if not kinds[ev.StepEnded] and (kinds[ev.NodeEvicted] or kinds[ev.NodeDemoted]):
+            counts["evictions by hand"] += 1
+    told = ", ".join(f"{what} ({count})" for what, count in counts.items() if count)
+    return told and f"This fork has the recorded requests only; what was done beside is left out: {told}."
+
+
+LEFT_OUT = {
+    ev.RequestAborted: "aborts",
+    ev.CacheFlushed: "flushes",
+    ev.PolicyChanged: "policy changes",
+    ev.VersionBumped: "new weights",
+}
 
 
 def _restart(driver: Driver, arguments: Json) -> Json:
@@ -644,17 +678,14 @@ def _fork(driver: Driver, arguments: Json) -> Json:
     until = _whole(arguments, "frame", count - 1)
     if not -1 <= until < count:
         raise ValueError(f"frame {until} is not in this recording of {count} frames")
-    workload = workloads.from_recording(run.recorder, until)
+    recorded = _recorded_settings(driver.settings, run.recorder)
+    workload = workloads.from_recording(run.recorder, until, engine_seed=recorded.base.seed)
     if not workload.sessions:
         raise ValueError("no request had come by then: there is nothing to replay")
-    before = driver.settings if isinstance(run, Run) else _recorded_settings(driver.settings, run.recorder)
-    settings = _changed_settings(before, {**arguments, "workload": ""})
-    if isinstance(run, Run):
-        settings = dataclasses.replace(
-            settings,
-            kv_tokens=run.engine.config.kv_tokens if settings.kv_tokens is None else settings.kv_tokens,
-        )
-    driver.begin(settings, workload)
+    left_out = _left_out(run.recorder.frames[: until + 1])
+    forked = driver.begin(_changed_settings(recorded, {**arguments, "workload": ""}), workload)
+    if left_out:
+        forked.notices.append(left_out)
     driver.playing = True
     return {"requests": len(workload.sessions)}
 
@@ -755,7 +786,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")
     parser.add_argument("--cache", metavar="FILE.py", action="append", default=[],
                         help="a lesson's exercise.py as the tree, or several together")  # fmt: skip
-    parser.add_argument("--record", metavar="FILE.jsonl", help="write the recording as it grows")
+    parser.add_argument(
+        "--record", metavar="FILE.jsonl", help="write the recording as it grows, into a new file"
+    )
     parser.add_argument("--replay", metavar="FILE.jsonl", help="show a recording instead of an engine")
     parser.add_argument("--export", metavar="FILE.html|FILE.gif", action="append", default=[],
                         help="run to the end without a server and write a file")  # fmt: skip
@@ -803,12 +836,27 @@ def _main(options: argparse.Namespace) -> int:
             raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
     Gate(options.host, tuple(options.allow_host))
     resolve_model(settings.model)
+    _check_written(options, settings)
     replay = _replay(options.replay) if options.replay is not None else None
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
     if options.export:
         return _export(options, settings, replay)
     return _serve(options, settings, replay)
+
+
+def _check_written(options: argparse.Namespace, settings: Settings) -> None:
+    """ValueError for a file that may not be written: before anything is loaded or run."""
+    reads = [*settings.cache, *(path for path in (settings.workload, options.replay) if path)]
+    for path in options.export:
+        command.may_be_written("--export", path, (".html", ".gif", ".htm"), reads)
+    if settings.record is None:
+        return
+    if options.replay is not None:
+        raise ValueError(f"--record {settings.record} with --replay: nothing runs, so nothing is recorded")
+    sides = (settings,) if settings.compare is None else settings.sides()[1]
+    for side in sides:
+        command.may_be_written("--record", side.record or "", (".jsonl",), reads, keep=True)
 
 
 def _replay(path: str) -> Replay:

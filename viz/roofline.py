@@ -209,6 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> int:
+        command.may_be_written("--out", args.out, (".html",), (args.file,))
         args.out.write_text(page(read(args.file)), encoding="utf-8")
         print(f"Open {args.out} in a browser.")
         return 0

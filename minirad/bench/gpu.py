@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from minirad import command
 from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
 from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend, RadixAttention
@@ -108,6 +109,8 @@ def main(args: argparse.Namespace) -> int:
     """Runs everything; 1 if an attention kernel is wrong."""
     if args.device != "cpu" and not torch.cuda.is_available():
         raise ValueError("bench gpu needs an NVIDIA GPU, and torch sees none here")
+    if args.out is not None:
+        command.may_be_written("--out", args.out, (".json",))
     device = torch.device(args.device)
     scale = QUICK if args.quick else 1.0
     pages = args.page_sizes[:1] if args.quick else args.page_sizes
