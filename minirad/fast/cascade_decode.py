@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata
-from minirad.attention.overlap import let_next_begin, wait_for_previous
-from minirad.attention.short_decode import ShortDecode, meet
+from minirad.fast.early_launch import let_next_begin, wait_for_previous
+from minirad.fast.short_decode import ShortDecode, meet
 from minirad.kv.kv_pool import KVPool
 
 __all__ = ["CascadeDecode", "shared_attention"]

@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minirad.attention.flashinfer import FEW_REQUESTS
 from minirad.attention.metadata import AttentionMetadata
-from minirad.attention.overlap import launch_options, let_next_begin, wait_for_previous
+from minirad.fast.early_launch import launch_options, let_next_begin, wait_for_previous
+from minirad.fast.flashinfer import FEW_REQUESTS
 from minirad.kv.kv_pool import KVPool
 
 __all__ = ["Cut", "ShortDecode", "decode_attention", "meet"]
