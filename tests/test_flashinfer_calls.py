@@ -442,7 +442,7 @@ def test_an_engine_says_the_same_with_both_backends(make_engine: Any, page_size:
         engine = make_engine(page_size=page_size, chunk_tokens=7)
         c = engine.model.config
         if name == "flashinfer":
-            engine.attention = FlashInferAttention(
+            engine.runner.attention = FlashInferAttention(
                 c.heads, c.kv_heads, c.head_dim, device="cpu", kernels=Kernels(), two_part=two_part
             )
         outs = engine.generate(prompts, SamplingParams(max_new_tokens=9, ignore_eos=True))

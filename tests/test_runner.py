@@ -48,7 +48,7 @@ def test_on_a_cpu_there_are_no_graphs_and_no_kernels(make_engine: MakeEngine, ti
     engine = make_engine()
     assert engine.runner.graphs is None and not engine.overlap.possible()
     assert not isinstance(engine.model, FusedLlama) and not fused_runs(tiny_model.device, torch.bfloat16, 64)
-    assert engine.model.layers is tiny_model.layers  # whatever it is, the weights are there once
+    assert vars(engine.model) is vars(tiny_model)  # whatever computes it, the weights are there once
 
 
 def test_a_model_of_ones_own_is_left_alone(tiny_model: LlamaModel) -> None:

@@ -46,14 +46,14 @@ def fused_runs(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-class _SameWeights(LlamaModel):
-    """A model with the tensors of another one."""
+class _SameModel(LlamaModel):
+    """Another way to compute a given model: its attributes are that model's, also when they change later."""
 
     def __init__(self, model: LlamaModel) -> None:
-        vars(self).update(vars(model))  # nothing is copied: there may be no memory for it twice
+        self.__dict__ = model.__dict__
 
 
-class OneDnnLlama(_SameWeights):
+class OneDnnLlama(_SameModel):
     """On a CPU in float32."""
 
     @staticmethod
@@ -64,11 +64,13 @@ class OneDnnLlama(_SameWeights):
         return F.linear(x, weight, bias)
 
 
-class FusedLlama(_SameWeights):
+class FusedLlama(_SameModel):
     """On a GPU with Triton, in half precision.
 
     one_token: computes batches of one token; None to compute them like many, for comparing.
     """
+
+    __slots__ = ("kernels", "one_token")  # not the given model's
 
     def __init__(self, model: LlamaModel) -> None:
         super().__init__(model)
