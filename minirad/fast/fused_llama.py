@@ -23,7 +23,9 @@ from minirad.model.llama import Layer, LlamaModel
 
 __all__ = ["FusedLlama", "OneDnnLlama", "faster", "fused_runs"]
 
-ONEDNN_FROM = 1 << 20  # multiplications: handing over costs about 20 microseconds
+ONEDNN_FROM = (
+    1 << 20
+)  # multiplications; handing over a smaller product costs more than it saves (bench/LOG.md)
 
 
 def faster(model: LlamaModel) -> LlamaModel:

@@ -1,8 +1,7 @@
 """A whole Llama for one token, in four kernels a layer and attention's, at the speed of the memory.
 
-The kernels are in one_token_kernels.py; here is how their work is cut up and launched. On one H100, for the
-shape of Llama 3.2 1B, all but attention takes 0.85 ms in a CUDA graph, where copying as many bytes as there
-are weights takes 0.82. `FusedLlama` comes here whenever a batch has a single token.
+The kernels are in one_token_kernels.py; here is how their work is cut up and launched: figures are in
+bench/LOG.md. `FusedLlama` comes here whenever a batch has a single token.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """One tile for each matrix. The defaults were the quickest of some eighty for Llama 3.2 1B on an H100,
-    each tried in the whole step."""
+    """One tile for each matrix. The defaults are the quickest that were measured (bench/LOG.md)."""
 
     qkv: Tile = Tile(8, 16)
     o: Tile = Tile(4, 8)

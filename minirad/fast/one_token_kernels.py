@@ -1,6 +1,6 @@
 """Triton kernels for one token: each reads its matrix once and does what lies before and after it.
 
-A decode step of one request is as long as its weights take to come from memory. So nothing else may take
+A decode step of one request takes as long as reading the weights from memory. So nothing else may take
 time: the norm is part of the product that follows it, rotation and storing, silu and the residual of the
 one before. And each kernel fetches its first weights before it waits for what the kernel in front of it
 computes (early_launch.py), so that the memory is busy from one matrix to the next.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +28,10 @@ __all__ = ["load_model", "load_tokenizer", "load_weights", "resolve_model"]
 CLASSROOM = "classroom"
 SMOLLM2 = "smollm2-135m"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-HUB_PATTERNS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template*",
-    "*.safetensors",
-    "*.safetensors.index.json",
-)
+HUB_PATTERNS = [
+    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json",
+    "merges.txt", "chat_template*", "*.safetensors", "*.safetensors.index.json",
+]  # fmt: skip
 
 
 def resolve_model(name: str | Path | None) -> Path:
@@ -53,30 +47,25 @@ def resolve_model(name: str | Path | None) -> Path:
         what.
     """
     if name is None or name == CLASSROOM:
-        return _checked(_classroom_dir())
+        path = Path(__file__).parent / "classroom" / "weights"
+        if not path.is_dir():
+            raise ValueError(
+                f"the classroom model is missing ({path}): reinstall minirad, or name another model"
+            )
+        return _checked(path)
     path = Path(name).expanduser()
     if path.is_dir():
         return _checked(path)
     if name == SMOLLM2:
-        from minirad.model.smollm2 import HUB_ID, converted_dir, packaged_gguf
-
-        gguf = packaged_gguf()
-        return _checked(_from_hub(HUB_ID) if gguf is None else converted_dir(gguf))
+        smollm2: Any = import_module("minirad.model.smollm2")  # by name: a reader of other formats
+        gguf = smollm2.packaged_gguf()
+        return _checked(_from_hub(smollm2.HUB_ID) if gguf is None else smollm2.converted_dir(gguf))
     if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and name[0] != ".":
         return _checked(_from_hub(name))
     raise ValueError(
         f"model {str(name)!r} is no directory, no hub id (organisation/name), and neither "
         f"{CLASSROOM!r} nor {SMOLLM2!r}"
     )
-
-
-def _classroom_dir() -> Path:
-    path = Path(__file__).parent / "classroom" / "weights"
-    if not path.is_dir():
-        raise ValueError(
-            f"the classroom model is missing: there is no {path}; reinstall minirad, or name another model"
-        )
-    return path
 
 
 def _checked(path: Path) -> Path:
@@ -97,7 +86,7 @@ def _from_hub(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(HUB_PATTERNS)))
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS))
     except Exception as error:  # the hub client's errors share no base class narrower than this
         raise ValueError(
             f"model {hub_id!r} is neither in the Hugging Face cache nor could it be downloaded "
@@ -127,28 +116,26 @@ def load_weights(
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in names if names is not None else tensors.keys():
-                    if _is_redundant(name, config):
-                        continue
-                    found = tuple(tensors.get_slice(name).get_shape())
-                    if name not in expected:
-                        raise ValueError(f"{file}: unexpected tensor {name} {list(found)}")
-                    if found != expected[name]:
-                        raise ValueError(
-                            f"{file}: tensor {name} has shape {list(found)}, "
-                            f"but the configuration says {list(expected[name])}"
-                        )
-                    tensor = tensors.get_tensor(name)
-                    if not tensor.is_floating_point():
-                        raise ValueError(
-                            f"{file}: tensor {name} is {tensor.dtype}: quantized weights do not work"
-                        )
-                    weights[name] = tensor.to(device=device, dtype=dtype)
+                    if not _is_redundant(name, config):
+                        tensor = tensors.get_tensor(name)
+                        _check_tensor(tensor, expected.get(name), f"tensor {name}", file)
+                        weights[name] = tensor.to(device=device, dtype=dtype)
         except SafetensorError as error:
             raise ValueError(f"{file} cannot be read: {error}") from error
     for name, shape in expected.items():
         if name not in weights:
             raise ValueError(f"{path}: tensor {name} {list(shape)} is missing")
     return weights
+
+
+def _check_tensor(tensor: Tensor, expected: tuple[int, ...] | None, name: str, file: Path) -> None:
+    found = list(tensor.shape)
+    if expected is None:
+        raise ValueError(f"{file}: unexpected {name} {found}")
+    if found != list(expected):
+        raise ValueError(f"{file}: {name} has shape {found}, but the configuration says {list(expected)}")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{file}: {name} is {tensor.dtype}: quantized weights do not work")
 
 
 def _shards(path: Path) -> Iterator[tuple[Path, list[str] | None]]:
@@ -178,6 +165,5 @@ def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:
     """The transformers tokenizer of a model directory; reads local files only."""
     from transformers import AutoTokenizer  # slow to import, so only when asked for
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    result: PreTrainedTokenizerBase = tokenizer
-    return result
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    return tokenizer
