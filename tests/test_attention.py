@@ -211,7 +211,6 @@ def test_metadata_of_a_small_batch() -> None:
     assert meta.num_tokens == 4 and not meta.is_decode_only
     assert meta.positions.tolist() == [4, 5, 6, 8]
     assert meta.out_slots.tolist() == [12, 13, 14, 28]
-    assert meta.last_token.tolist() == [2, 3]
     assert meta.q_indptr.tolist() == [0, 3, 4]
     assert meta.kv_lens.tolist() == [7, 9]
     assert meta.page_table.tolist() == [[5, 3, 0], [5, 2, 7]]

@@ -52,7 +52,7 @@ class SharedPages:
             one = next(iter(now - fresh))
             self._count = self._agree([one, *fresh], min(limit, self._count))
         elif fresh or (len(now) < len(self._known) and not much):
-            # Without the rows that have gone it may be more; where it is worth it already, that is not looked for.
+            # Without the rows that have gone it may be more; where it is much already, nothing is gained.
             self._count = self._agree(list(now), limit)
         self._known = now
         return min(self._count, limit)

@@ -46,7 +46,7 @@ OLDEST_GPU = (8, 0)  # compute capability: bfloat16 in the matrix units
 TENSOR_CORES_FROM_GROUP = 4
 # "auto" would take fa3 on Hopper, which compiles for a minute longer (bench/LOG.md).
 KERNELS = "fa2"
-# Captured steps whose longest request has no more tokens than this are faster with short_decode.py (bench/LOG.md).
+# Captured steps whose longest request has no more tokens than this: short_decode.py is faster (bench/LOG.md).
 FEW_REQUESTS = 16
 SHORT_IF_FEW, SHORT_IF_MANY = 2048, 4096
 MIB = 1 << 20

@@ -23,9 +23,7 @@ from minirad.model.llama import Layer, LlamaModel
 
 __all__ = ["FusedLlama", "OneDnnLlama", "faster", "fused_runs"]
 
-ONEDNN_FROM = (
-    1 << 20
-)  # multiplications; handing over a smaller product costs more than it saves (bench/LOG.md)
+ONEDNN_FROM = 1 << 20  # multiplications; smaller products are not worth handing over (bench/LOG.md)
 
 
 def faster(model: LlamaModel) -> LlamaModel:
