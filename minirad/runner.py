@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minirad.attention.metadata import BatchEntry, build_metadata
+from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.radix_cache import Slots
 from minirad.config import EngineConfig, SamplingParams
@@ -65,11 +65,13 @@ class TorchRunner:
             last.append(len(wanted) - 1)
             offset += stop - start
         metadata = build_metadata(self.rows.rows, entries, self.page_size, self.device)
-        logits = self.model.forward(
-            torch.from_numpy(np.concatenate(tokens)).to(self.device), metadata, self.pool,
-            self.attention, torch.tensor(wanted, dtype=torch.int64, device=self.device),
-        )  # fmt: skip
-        return Computed(batch, logits, last)
+        token_ids = torch.from_numpy(np.concatenate(tokens)).to(self.device)
+        index = torch.tensor(wanted, dtype=torch.int64, device=self.device)
+        return Computed(batch, self.forward(token_ids, metadata, index), last)
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, logit_index: Tensor) -> Tensor:
+        """The model's logits at these tokens; see `LlamaModel.forward`."""
+        return self.model.forward(token_ids, metadata, self.pool, self.attention, logit_index)
 
     def overlap(self, engine: Any) -> Any:
         """What launches a step before the last one was read (fast/overlap.py); None: each is read at once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from minirad.attention import (
     RadixAttention,
     build_metadata,
 )
+from minirad.config import SamplingParams
 from minirad.fast.paged import SharedSegment, TorchPagedAttention, shared_segments
 from minirad.kv import KVPool
 
@@ -200,6 +203,22 @@ def test_backend_refuses_a_batch_that_it_did_not_plan(backend: type[AttentionBac
     scene = Scene([(0, 3)])
     with pytest.raises(ValueError, match="3 queries, but 0 were planned"):
         backend().run(0, scene.q, scene.pool, 1.0)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_an_engine_says_the_same_with_the_attention_to_read(make_engine: Any, page_size: int) -> None:
+    """Hits, chunks, evictions and retractions included."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(3, 61, 11).tolist()
+    prompts = [shared + rng.integers(3, 61, n).tolist() for n in (3, 9, 1, 6, 14, 2)]
+    answers = []
+    for name in ("torch", "gather"):
+        engine = make_engine(page_size=page_size, chunk_tokens=7, attention=name)
+        assert engine.attention.name == engine.config.attention == name
+        outs = engine.generate(prompts, SamplingParams(max_new_tokens=9, ignore_eos=True))
+        answers.append([(out.token_ids, out.cached_tokens) for out in outs])
+    assert answers[0] == answers[1]
+    assert sum(cached for _, cached in answers[0]) > 0
 
 
 def test_metadata_of_a_small_batch() -> None:

@@ -47,8 +47,9 @@ def test_the_captured_sizes_reach_every_batch(most: int) -> None:
 def test_on_a_cpu_there_are_no_graphs_and_no_kernels(make_engine: MakeEngine, tiny_model: LlamaModel) -> None:
     engine = make_engine()
     assert engine.runner.graphs is None and not engine.overlap.possible()
-    assert not isinstance(engine.model, FusedLlama) and not fused_runs(tiny_model.device, torch.bfloat16, 64)
-    assert vars(engine.model) is vars(tiny_model)  # whatever computes it, the weights are there once
+    assert engine.model is tiny_model and not isinstance(engine.runner.faster, FusedLlama)
+    assert not fused_runs(tiny_model.device, torch.bfloat16, 64)
+    assert vars(engine.runner.faster) is vars(tiny_model)  # whatever computes it, the weights are there once
 
 
 def test_a_model_of_ones_own_is_left_alone(tiny_model: LlamaModel) -> None:

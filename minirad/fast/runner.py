@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from torch import Tensor
+
+from minirad.attention.metadata import AttentionMetadata
 from minirad.config import EngineConfig
 from minirad.fast.flashinfer import FlashInferAttention
 from minirad.fast.fused_llama import FusedLlama, faster
@@ -32,15 +35,18 @@ class GraphRunner(TorchRunner):
 
     def use(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape: what was captured used the old ones."""
-        model = faster(model)
         super().use(model)
-        config, possible = self._config, DecodeGraphs.possible(model, self.attention)
+        self.faster = faster(model)
+        config, possible = self._config, DecodeGraphs.possible(self.faster, self.attention)
         if config.cuda_graphs and not possible:
             raise ValueError("cuda_graphs=True: FlashInfer and fused kernels (Triton) are needed, on a GPU")
         self.graphs = None
         if possible and config.cuda_graphs is not False:
-            fused, attention = cast(FusedLlama, model), cast(FlashInferAttention, self.attention)
+            fused, attention = cast(FusedLlama, self.faster), cast(FlashInferAttention, self.attention)
             self.graphs = DecodeGraphs(fused, self.pool, attention, self.rows, self.page_size, config.cascade)
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, logit_index: Tensor) -> Tensor:
+        return self.faster.forward(token_ids, metadata, self.pool, self.attention, logit_index)
 
     def overlap(self, engine: Any) -> Overlap:
         return Overlap(engine)
