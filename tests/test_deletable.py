@@ -20,11 +20,13 @@ ROOT = Path(__file__).parent.parent
 LEFT_OUT = ["fast"]  # folders of minirad that may be deleted
 GENERATE = """
 from minirad import Engine, EngineConfig, SamplingParams
+from minirad.workloads import chat_prompt
 engine = Engine(EngineConfig(device="cpu"))
-params = [SamplingParams(max_new_tokens=6), SamplingParams(max_new_tokens=6, temperature=0.9, n=2, seed=1)]
-outputs = engine.generate(["Once upon a time", "Once upon a day"], params)
+start = chat_prompt("Hello! What is your name?")  # as it was trained on: the likeliest tokens lead by far
+chance = SamplingParams(max_new_tokens=3, temperature=0.9, n=2, seed=1)
+outputs = engine.generate([start, start + " "], [SamplingParams(max_new_tokens=6), chance])
 engine.check()
-said = [output.token_ids for output in outputs]
+said = outputs[0].token_ids
 """
 
 
