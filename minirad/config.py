@@ -18,7 +18,7 @@ from minirad.text import valid_text
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTION = ("auto", "torch", "flashinfer")
+ATTENTION = ("auto", "torch", "flashinfer", "gather")
 DEFAULT_KV_TOKENS = 4096  # on a CPU
 MOST_KV_TOKENS = 1 << 22  # that a GPU's free memory is turned into unasked
 
@@ -123,6 +123,8 @@ class EngineConfig:
 
     model: None (the classroom Llama), a Hugging Face directory, a hub id, or "smollm2-135m".
     dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
+    attention: "gather" is the one to read; "torch" and "flashinfer" are faster (minirad/fast/); "auto" takes
+        the fastest that runs here.
     kv_tokens: size of the KV pool; None is 4096 on a CPU and taken from free memory on a GPU.
     page_size: tokens per page; sharing and eviction go by whole pages.
     max_running: requests (samples) that may hold a row at a time.
@@ -201,7 +203,7 @@ class EngineConfig:
         if self.max_context is not None:
             at_least("max_context", self.max_context, 2)
         if self.dummy_weights is not None:
-            from minirad.model.dummy import SHAPES
+            from minirad.bench.dummy import SHAPES
 
             one_of("shape for dummy weights", self.dummy_weights, tuple(SHAPES))
             if self.model is not None:

@@ -24,7 +24,6 @@ from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.cache.radix_cache import IntSequence, RadixCache, Slots
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
-from minirad.fast.overlap import Overlap
 from minirad.intake import Intake
 from minirad.kv.host_tier import HostTier
 from minirad.kv.kv_pool import KVPool
@@ -84,7 +83,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
         )
-        self.overlap = Overlap(self)
+        self.overlap = self.runner.overlap(self)
         self.transaction = Transaction(self.bus)
         self.outbox = serve.Outbox()
         path = machine.model_path
@@ -128,14 +127,16 @@ class Engine:
         What finishes waits in the outbox.
         """
         with self.transaction:
-            if self._left or not (self.config.overlap and self.overlap.advance()):
+            overlap = self.overlap if self.config.overlap and not self._left else None
+            if overlap is None or not overlap.advance():
                 self._settle()
                 self._step()
 
     def _settle(self) -> None:
         """Reads what is in flight and ends what was left, so that the books are those of whole steps."""
         try:
-            self.overlap.settle()
+            if self.overlap is not None:
+                self.overlap.settle()
         finally:
             self._end_those_left()
 

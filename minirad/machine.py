@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
+from minirad.attention.gather import GatherAttention
 from minirad.attention.radix_attention import AttentionBackend
-from minirad.attention.torch_paged import TorchPagedAttention
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import DEFAULT_KV_TOKENS, MOST_KV_TOKENS, EngineConfig
-from minirad.fast.graphs import GraphRunner
 from minirad.kv.host_tier import HostTier
-from minirad.model.dummy import dummy_model
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, resolve_model
+from minirad.runner import TorchRunner
 from minirad.schedule.ownership import PrefixCache
 from minirad.schedule.req_to_token import ReqToTokenPool
 
@@ -29,7 +30,7 @@ class Machine:
     """What an engine computes with; config: filled in; note: what is missing if "auto" fell back."""
 
     config: EngineConfig
-    runner: GraphRunner
+    runner: TorchRunner  # or what fast/ has in its place
     model_path: Path | None
     note: str
 
@@ -42,16 +43,26 @@ def assemble(config: EngineConfig, model: LlamaModel | None) -> Machine:
     if model is None:
         dtype = choose_dtype(config.dtype, device)
         if config.dummy_weights is not None:
-            model = dummy_model(config.dummy_weights, dtype, device)
+            model = import_module("minirad.bench.dummy").dummy_model(config.dummy_weights, dtype, device)
         else:
             assert path is not None
             model = load_model(path, dtype, device)
-    attention, note = choose_attention(config, model, device)
+    assert model is not None
+    fast = fast_parts()
+    attention, note = choose_attention(config, model, device, fast)
     config = filled_in(config, model, device, attention.name)
     assert config.kv_tokens is not None and config.max_context is not None
     pool = model.new_pool(config.kv_tokens + config.page_size)
     rows = ReqToTokenPool(config.max_running, config.max_context)
-    return Machine(config, GraphRunner(model, pool, attention, rows, config), path, note)
+    runner = TorchRunner if fast is None else fast.Runner
+    return Machine(config, runner(model, pool, attention, rows, config), path, note)
+
+
+def fast_parts() -> Any:
+    """fast/choose.py, looked up by name; None where the folder was deleted: all works without it, slowly."""
+    name = "minirad.fast.choose"
+    there = find_spec("minirad.fast") is not None and find_spec(name) is not None
+    return import_module(name) if there else None
 
 
 def choose_device(name: str, model: LlamaModel | None) -> torch.device:
@@ -78,21 +89,18 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_attention(
-    config: EngineConfig, model: LlamaModel, device: torch.device
+    config: EngineConfig, model: LlamaModel, device: torch.device, fast: Any
 ) -> tuple[AttentionBackend, str]:
     """The backend that the config names; and what is missing, in one sentence, if "auto" fell back."""
-    if config.attention == "torch":
-        return TorchPagedAttention(), ""
-    shape = model.config
-    missing = what_is_missing(device, model.dtype, shape.head_dim)
-    if not missing:
-        return FlashInferAttention(shape.heads, shape.kv_heads, shape.head_dim, device=device), ""
-    where = "GPU" if device.type == "cuda" else "CPU"
-    note = f"{missing}, so attention runs in plain torch on the {where}."
-    if config.attention == "flashinfer":
-        raise ValueError(f"attention 'flashinfer' cannot run: {missing}; 'auto' and 'torch' run anywhere")
-    # Who asked for the CPU misses nothing.
-    return TorchPagedAttention(), "" if config.device == "cpu" else note[:1].upper() + note[1:]
+    if config.attention == "gather":
+        return GatherAttention(), ""
+    if fast is not None:
+        chosen: tuple[AttentionBackend, str] = fast.choose_attention(config, model, device)
+        return chosen
+    if config.attention != "auto" or config.cuda_graphs:
+        wanted = "cuda_graphs=True" if config.cuda_graphs else f"attention {config.attention!r}"
+        raise ValueError(f"{wanted} needs minirad/fast/, which is not here; attention 'gather' does not")
+    return GatherAttention(), "minirad/fast/ is not here, so attention is the plain one, and slow."
 
 
 def kv_tokens_that_fit(model: LlamaModel, device: torch.device) -> int:

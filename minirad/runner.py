@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minirad.attention.metadata import BatchEntry, build_metadata
+from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.radix_cache import Slots
-from minirad.config import SamplingParams
+from minirad.config import EngineConfig, SamplingParams
 from minirad.kv.kv_pool import KVPool
 from minirad.launch import NOT_A_NUMBER, Result
 from minirad.model.llama import LlamaModel
@@ -38,10 +38,10 @@ class TorchRunner:
         pool: KVPool,
         attention: AttentionBackend,
         rows: ReqToTokenPool,
-        page_size: int,
+        config: EngineConfig,
     ) -> None:
         self.model, self.pool, self.attention = model, pool, attention
-        self.rows, self.page_size = rows, page_size
+        self.rows, self.page_size = rows, config.page_size
         self.device = pool.device
 
     @property
@@ -65,11 +65,17 @@ class TorchRunner:
             last.append(len(wanted) - 1)
             offset += stop - start
         metadata = build_metadata(self.rows.rows, entries, self.page_size, self.device)
-        logits = self.model.forward(
-            torch.from_numpy(np.concatenate(tokens)).to(self.device), metadata, self.pool,
-            self.attention, torch.tensor(wanted, dtype=torch.int64, device=self.device),
-        )  # fmt: skip
-        return Computed(batch, logits, last)
+        token_ids = torch.from_numpy(np.concatenate(tokens)).to(self.device)
+        index = torch.tensor(wanted, dtype=torch.int64, device=self.device)
+        return Computed(batch, self.forward(token_ids, metadata, index), last)
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, logit_index: Tensor) -> Tensor:
+        """The model's logits at these tokens; see `LlamaModel.forward`."""
+        return self.model.forward(token_ids, metadata, self.pool, self.attention, logit_index)
+
+    def overlap(self, engine: Any) -> Any:
+        """What launches a step before the last one was read (fast/overlap.py); None: each is read at once."""
+        return None
 
     def use(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape."""
@@ -95,7 +101,7 @@ def logprob_positions(request: Request, start: int) -> range:
 
 
 @dataclass(slots=True)
-class _Draw:
+class Draw:
     """One token to be drawn: for sample `index` of a request, from logits row `row`.
 
     wanted: False where only NaN is looked for.
@@ -123,17 +129,16 @@ class _Draw:
 class Computed:
     """A batch's logits `[N, vocab]`: of each request those of `logprob_positions`, then of its last token.
 
-    last: where in N each request's last token is. greedy: the likeliest tokens and their log-probabilities,
-    `[2, N]`, if they are known already.
+    last: where in N each request's last token is.
     """
 
-    def __init__(self, batch: Batch, logits: Tensor, last: list[int], greedy: Tensor | None = None) -> None:
-        self.batch, self.logits, self.last, self.greedy = batch, logits, last, greedy
+    def __init__(self, batch: Batch, logits: Tensor, last: list[int]) -> None:
+        self.batch, self.logits, self.last = batch, logits, last
 
     def read(self) -> list[Result]:
         """Draws what comes next, and reads log-probabilities. What fails for one fails for no other."""
         results = [Result() for _ in self.last]
-        draws: list[_Draw] = []
+        draws: list[Draw] = []
         first = 0
         for request, start, row, result in zip(
             self.batch.requests, self.batch.starts, self.last, results, strict=True
@@ -150,21 +155,21 @@ class Computed:
         tokens = torch.from_numpy(request.prompt[following]).to(self.logits.device)
         return prompt_logprobs(self.logits[first:stop], tokens)
 
-    def _draws(self, request: Request, row: int, result: Result) -> list[_Draw]:
+    def _draws(self, request: Request, row: int, result: Result) -> list[Draw]:
         """For the request and the samples that branch off it; between chunks one only to look for NaN."""
         wanted = request.computed and request.params.max_new_tokens > 0
-        draws = [_Draw(request, 0, row, result, wanted)]
+        draws = [Draw(request, 0, row, result, wanted)]
         if request.computed and request.unbranched:
             result.branches = [Result() for _ in range(request.unbranched)]
             if wanted:
                 numbered = enumerate(result.branches, start=1)
-                draws += [_Draw(request, index, row, each, True) for index, each in numbered]
+                draws += [Draw(request, index, row, each, True) for index, each in numbered]
         if wanted and request.token_mask is not None:
             for draw in draws:
                 self._mask(draw)
         return draws
 
-    def _mask(self, draw: _Draw) -> None:
+    def _mask(self, draw: Draw) -> None:
         """Which tokens may come next, None for all."""
         assert draw.request.token_mask is not None
         try:
@@ -173,9 +178,9 @@ class Computed:
         except Exception as error:  # the caller's code: anything may come out of it
             draw.result.error = f"its token mask failed: {error!r}"
 
-    def _draw(self, draws: Sequence[_Draw]) -> None:
+    def _draw(self, draws: Sequence[Draw]) -> None:
         try:
-            drawn = self._sample(draws)
+            drawn = self.sample(draws)
         except Exception as error:
             if len(draws) == 1:
                 draws[0].result.error = f"sampling failed: {error!r}"
@@ -189,17 +194,14 @@ class Computed:
             elif draw.wanted:
                 draw.result.tokens = ((token, logprob),)
 
-    def _sample(self, draws: Sequence[_Draw]) -> tuple[list[int], list[float]]:
-        rows = [draw.row for draw in draws]
-        whole = rows == list(range(len(self.logits)))  # as in every decode step: nothing to pick out
+    def sample(self, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+        """Tokens and their log-probabilities."""
+        rows = torch.tensor([draw.row for draw in draws], device=self.logits.device)
         masks = [draw.mask for draw in draws]
         return sample(
-            self.logits if whole else self.logits[torch.tensor(rows, device=self.logits.device)],
-            [draw.params for draw in draws],
-            [draw.uniform for draw in draws],
+            self.logits[rows], [draw.params for draw in draws], [draw.uniform for draw in draws],
             masks if any(mask is not None for mask in masks) else None,
-            self.greedy if whole else None,
-        )
+        )  # fmt: skip
 
 
 def checked_mask(allowed: Any, vocab: int) -> Tensor:

@@ -54,7 +54,7 @@ class CheckedEngine(Engine):
 
     def advance(self) -> None:
         super().advance()
-        if self.overlap.in_flight is None:
+        if self.overlap is None or self.overlap.in_flight is None:
             self.check()
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from minirad.bench.dummy import dummy_weights
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
-from minirad.model.dummy import dummy_weights
 from minirad.model.llama import LlamaConfig, LlamaModel
 from minirad.outputs import GenerationOutput
 

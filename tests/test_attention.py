@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from minirad.attention import (
+    AttentionBackend,
     AttentionMetadata,
     BatchEntry,
+    GatherAttention,
     RadixAttention,
-    TorchPagedAttention,
     build_metadata,
 )
-from minirad.attention.torch_paged import SharedSegment, shared_segments
+from minirad.config import SamplingParams
+from minirad.fast.paged import SharedSegment, TorchPagedAttention, shared_segments
 from minirad.kv import KVPool
 
 torch.set_num_threads(1)
+
+# the one to read, and the fast one
+BACKENDS = [GatherAttention, TorchPagedAttention]
 
 # several entries of similar size each, so that queries and keys are padded
 MIXED = [
@@ -59,7 +66,7 @@ class Scene:
             rng.standard_normal((sum(stop - start for start, stop in spans), self.heads, head_dim))
         ).to(dtype)
 
-    def run(self, backend: TorchPagedAttention) -> Tensor:
+    def run(self, backend: AttentionBackend) -> Tensor:
         """What the layer answers when all slots that are not the batch's past hold NaN."""
         self.pool.poison(torch.arange(1, self.pool.num_slots))
         for e in self.entries:
@@ -91,9 +98,11 @@ class Scene:
 
 
 def assert_parity(scene: Scene, tolerance: float = 2e-6) -> None:
-    got = scene.run(TorchPagedAttention())
-    assert not got.isnan().any(), "a slot that is not the request's own was read"
-    assert (got.double() - scene.naive()).abs().max().item() < tolerance
+    wanted = scene.naive()
+    for backend in BACKENDS:
+        got = scene.run(backend())
+        assert not got.isnan().any(), f"{backend.name}: a slot that is not the request's own was read"
+        assert (got.double() - wanted).abs().max().item() < tolerance, backend.name
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -148,20 +157,21 @@ def test_a_page_that_some_query_does_not_see_whole_is_not_shared() -> None:
     assert_parity(scene)
 
 
-def test_sharing_gives_the_same_numbers_as_not_sharing() -> None:
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_sharing_gives_the_same_numbers_as_not_sharing(kind: type[AttentionBackend]) -> None:
     together = Scene([(520, 521), (530, 531), (540, 541)], shared=512)
-    both = together.run(TorchPagedAttention())
+    both = together.run(kind())
     for i, entry in enumerate(together.entries):
         meta = build_metadata(together.rows, [entry], 1, "cpu")
-        backend = TorchPagedAttention()
+        backend = kind()
         backend.plan(meta, together.pool)
         alone = backend.run(0, together.q[i : i + 1], together.pool, together.scale)
         assert (alone - both[i]).abs().max().item() < 2e-6
 
 
 def test_long_query_runs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minirad.attention.torch_paged.MAX_SCORES", 300)
-    monkeypatch.setattr("minirad.attention.torch_paged.MIN_QUERIES", 3)
+    monkeypatch.setattr("minirad.fast.paged.MAX_SCORES", 300)
+    monkeypatch.setattr("minirad.fast.paged.MIN_QUERIES", 3)
     scene = Scene([(128, 170), (140, 160), (0, 45)], shared=128, page_size=4)
     backend = TorchPagedAttention()
     backend.plan(scene.metadata(), scene.pool)
@@ -169,27 +179,46 @@ def test_long_query_runs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_parity(scene)
 
 
-def test_bfloat16_stays_close() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bfloat16_stays_close(backend: type[AttentionBackend]) -> None:
     scene = Scene(MIXED, dtype=torch.bfloat16, head_dim=64)
-    got = scene.run(TorchPagedAttention())
+    got = scene.run(backend())
     assert got.dtype == torch.bfloat16
     reference = scene.naive()
     error = (got.double() - reference).norm() / reference.norm()
     assert error.item() < 1e-2
 
 
-def test_a_wrong_page_changes_the_answer() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_page_changes_the_answer(backend: type[AttentionBackend]) -> None:
     """The parity tests could not fail if the page table were ignored."""
     scene = Scene([(40, 41), (40, 41)], page_size=4)
-    right = scene.run(TorchPagedAttention())
+    right = scene.run(backend())
     scene.rows[0, :4], scene.rows[1, :4] = scene.rows[1, :4].copy(), scene.rows[0, :4].copy()
-    assert (scene.run(TorchPagedAttention()) - right).abs().max().item() > 1e-3
+    assert (scene.run(backend()) - right).abs().max().item() > 1e-3
 
 
-def test_backend_refuses_a_batch_that_it_did_not_plan() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend_refuses_a_batch_that_it_did_not_plan(backend: type[AttentionBackend]) -> None:
     scene = Scene([(0, 3)])
     with pytest.raises(ValueError, match="3 queries, but 0 were planned"):
-        TorchPagedAttention().run(0, scene.q, scene.pool, 1.0)
+        backend().run(0, scene.q, scene.pool, 1.0)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_an_engine_says_the_same_with_the_attention_to_read(make_engine: Any, page_size: int) -> None:
+    """Hits, chunks, evictions and retractions included."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(3, 61, 11).tolist()
+    prompts = [shared + rng.integers(3, 61, n).tolist() for n in (3, 9, 1, 6, 14, 2)]
+    answers = []
+    for name in ("torch", "gather"):
+        engine = make_engine(page_size=page_size, chunk_tokens=7, attention=name)
+        assert engine.attention.name == engine.config.attention == name
+        outs = engine.generate(prompts, SamplingParams(max_new_tokens=9, ignore_eos=True))
+        answers.append([(out.token_ids, out.cached_tokens) for out in outs])
+    assert answers[0] == answers[1]
+    assert sum(cached for _, cached in answers[0]) > 0
 
 
 def test_metadata_of_a_small_batch() -> None:
@@ -201,7 +230,6 @@ def test_metadata_of_a_small_batch() -> None:
     assert meta.num_tokens == 4 and not meta.is_decode_only
     assert meta.positions.tolist() == [4, 5, 6, 8]
     assert meta.out_slots.tolist() == [12, 13, 14, 28]
-    assert meta.last_token.tolist() == [2, 3]
     assert meta.q_indptr.tolist() == [0, 3, 4]
     assert meta.kv_lens.tolist() == [7, 9]
     assert meta.page_table.tolist() == [[5, 3, 0], [5, 2, 7]]
@@ -256,14 +284,15 @@ def test_pool_writes_copies_poisons_and_counts() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_gpu_equals_cpu() -> None:
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_gpu_equals_cpu(kind: type[AttentionBackend]) -> None:
     scene = Scene(MIXED, shared=16, page_size=4)
-    expected = scene.run(TorchPagedAttention())
+    expected = scene.run(kind())
     pool = KVPool(1, scene.pool.num_slots, 2, scene.pool.head_dim, dtype=torch.float32, device="cuda")
     pool.k[0].copy_(scene.pool.k[0])
     pool.v[0].copy_(scene.pool.v[0])
     meta = build_metadata(scene.rows, scene.entries, 4, "cuda")
-    backend = TorchPagedAttention()
+    backend = kind()
     backend.plan(meta, pool)
     got = backend.run(0, scene.q.cuda(), pool, scene.scale).cpu()
     assert (got - expected).abs().max().item() < 1e-4

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from minirad.__main__ import main
-from minirad.attention import BatchEntry, TorchPagedAttention, build_metadata
+from minirad.attention import BatchEntry, build_metadata
 from minirad.bench import gpu
+from minirad.bench.dummy import SHAPES, dummy_config, dummy_model
 from minirad.config import EngineConfig
-from minirad.model.dummy import SHAPES, dummy_config, dummy_model
+from minirad.fast.paged import TorchPagedAttention
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, resolve_model
 

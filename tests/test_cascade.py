@@ -13,9 +13,9 @@ import torch
 from test_flashinfer_calls import BatchDecodeWithPagedKVCacheWrapper, Kernels, attend
 from test_runner import close, engine_of, prompts, with_marks
 
-from minirad.attention.cascade import LEAST_REQUESTS, LEAST_SAVED, SharedPages, worth_it
-from minirad.attention.flashinfer import FlashInferAttention
 from minirad.config import EngineConfig, SamplingParams
+from minirad.fast.cascade import LEAST_REQUESTS, LEAST_SAVED, SharedPages, worth_it
+from minirad.fast.flashinfer import FlashInferAttention
 from minirad.fast.graphs import DecodeGraphs, _Numbers
 from minirad.kv import KVPool
 from minirad.schedule.req_to_token import ReqToTokenPool
@@ -161,12 +161,12 @@ def test_a_captured_steps_lists_give_everybodys_own_answer(
     kernels.BatchDecodeWithPagedKVCacheWrapper = type("W", (GraphWrapper,), {"recorder": kernels.calls})
     attention = FlashInferAttention(heads, kv_heads, dim, device="cpu", kernels=kernels)
     for name, made in (("ShortDecode", OwnPages), ("CascadeDecode", WithShared)):
-        module = "minirad.attention." + name.replace("Decode", "_decode").lower()
+        module = "minirad.fast." + name.replace("Decode", "_decode").lower()
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: made}))
     if kind != "flashinfer":
-        monkeypatch.setattr("minirad.attention.flashinfer.HEAD_DIMS", (dim,))
-    ops = SimpleNamespace(kernels=SimpleNamespace(fill_pages=list_pages))
-    graphs = DecodeGraphs(SimpleNamespace(ops=ops), pool, attention, rows, page, cascade=kind == "cascade")
+        monkeypatch.setattr("minirad.fast.flashinfer.HEAD_DIMS", (dim,))
+    model = SimpleNamespace(kernels=SimpleNamespace(fill_pages=list_pages))
+    graphs = DecodeGraphs(model, pool, attention, rows, page, cascade=kind == "cascade")
     numbers = _Numbers.of(size, torch.device("cpu"))
     assert graphs._kind(requests, size, 13 if kind == "cascade" else 0) == kind
     made = graphs._new_attention(numbers, kind)
@@ -193,7 +193,7 @@ def test_a_captured_steps_lists_give_everybodys_own_answer(
 @with_marks
 @pytest.mark.parametrize("page", [1, 16])
 def test_a_cascade_says_what_ordinary_decoding_says(page: int) -> None:
-    from minirad.model.dummy import dummy_model
+    from minirad.bench.dummy import dummy_model
 
     model = dummy_model("smollm2-135m", torch.bfloat16, "cuda")
     many = [list(range(1000, 1250)) + prompt for prompt in prompts(14)]

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from minirad import EngineConfig, SamplingParams
 from minirad.attention import BatchEntry, RadixAttention, build_metadata
-from minirad.attention import flashinfer as backend_module
-from minirad.attention.flashinfer import FlashInferAttention, what_is_missing, workspace_bytes
 from minirad.bench.gpu import AttentionCase
 from minirad.engine import Engine
+from minirad.fast import flashinfer as backend_module
+from minirad.fast.flashinfer import FlashInferAttention, what_is_missing, workspace_bytes
 from minirad.kv import KVPool
 
 # ---------------------------------------------------------------------- the stand-in (FlashInfer 0.6.13)

@@ -20,14 +20,16 @@ from torch import Tensor
 
 from minirad import EngineConfig, SamplingParams, figure3
 from minirad import events as ev
-from minirad.attention import AttentionBackend, BatchEntry, TorchPagedAttention, build_metadata
-from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
+from minirad.attention import AttentionBackend, BatchEntry, build_metadata
+from minirad.bench.dummy import dummy_config, dummy_model, dummy_weights
 from minirad.bench.gpu import AttentionCase, backend_for
 from minirad.engine import Engine
+from minirad.fast.flashinfer import FlashInferAttention, what_is_missing
+from minirad.fast.fused_llama import faster
+from minirad.fast.paged import TorchPagedAttention
 from minirad.machine import kv_tokens_that_fit
 from minirad.model.classroom.corpus import documents
 from minirad.model.classroom.score import EXAMS
-from minirad.model.dummy import dummy_config, dummy_model, dummy_weights
 from minirad.model.llama import LlamaConfig, LlamaModel
 from minirad.model.load import load_tokenizer, load_weights, resolve_model
 
@@ -161,7 +163,7 @@ def compare_logits(
         rng = np.random.default_rng(0)
         sequences = [rng.integers(0, config.vocab_size, n).tolist() for n in (300, 200, 100)]
     exact = LlamaModel(config, {key: value.float() for key, value in weights.items()})
-    half = LlamaModel(config, weights)
+    half = faster(LlamaModel(config, weights))
     wanted = forced_logits(exact, TorchPagedAttention(), sequences, page_size)
     plain = forced_logits(half, TorchPagedAttention(), sequences, page_size)
     got = forced_logits(half, backend(config), sequences, page_size)
@@ -193,14 +195,15 @@ def test_logits_are_as_good_as_with_the_torch_backend(name: str, page_size: int,
 class Watched(Engine):
     """Checks itself after every step, and keeps the logits of the last one."""
 
-    def _forward(self, batch: Any) -> Tensor:
-        self.logits = super()._forward(batch)
-        return self.logits
+    def _compute(self, batch: Any) -> Any:
+        pending = self.runner.launch(batch)
+        self.logits = pending.logits
+        return pending.read()
 
-    def step(self) -> Any:
-        report = super().step()
-        self.check()
-        return report
+    def advance(self) -> None:
+        super().advance()
+        if self.overlap is None or self.overlap.in_flight is None:
+            self.check()
 
 
 def engine_on_gpu(**config: Any) -> Watched:

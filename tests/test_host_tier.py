@@ -142,7 +142,7 @@ def test_a_tree_of_ones_own_has_no_host_tier(tiny_model: LlamaModel) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 @pytest.mark.parametrize("write", HOST_WRITE)
 def test_on_a_gpu_copies_run_beside_the_computing_and_no_answer_changes(write: str) -> None:
-    from minirad.model.dummy import dummy_model
+    from minirad.bench.dummy import dummy_model
 
     model = dummy_model("smollm2-135m", torch.float32, "cuda")
     rng = random.Random(2)

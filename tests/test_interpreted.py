@@ -18,11 +18,13 @@ import torch
 from test_ops import KINDS, SHAPES, Params, attend_to, model_of
 from torch import Tensor
 
-from minirad.attention import BatchEntry, TorchPagedAttention, build_metadata
+from minirad.attention import BatchEntry, GatherAttention, build_metadata
+from minirad.fast.fused_llama import FusedLlama
+from minirad.fast.paged import TorchPagedAttention
+from minirad.fast.sampling import next_tokens
 from minirad.kv import KVPool
 from minirad.model.llama import LlamaModel
-from minirad.model.ops import FusedOps, TorchOps
-from minirad.model.sampler import next_tokens, position_uniform, sample
+from minirad.model.sampler import position_uniform, sample
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,15 +38,15 @@ pytestmark = [
 
 
 def kernels_of(name: str) -> Any:
-    return import_module(f"minirad.{name}")
+    return import_module(f"minirad.fast.{name}")
 
 
 # ---------------------------------------------------------------------- a model's arithmetic
 
 
-def answer(model: LlamaModel, spans: list[tuple[int, int]]) -> Tensor:
+def answer(model: LlamaModel, spans: list[tuple[int, int]], backend: Any = None) -> Tensor:
     """The logits of the last tokens of a prompt that is computed in pieces."""
-    pool, backend = model.new_pool(64), TorchPagedAttention()
+    pool, backend = model.new_pool(64), backend or TorchPagedAttention()
     rows = np.arange(1, 61).reshape(1, -1)
     found = []
     for start, stop in spans:
@@ -59,18 +61,36 @@ def test_fused_is_torch(shape: str) -> None:
     """Pieces of many tokens and of one: the two paths through the fused kernels."""
     spans = [(0, 3), (3, 4), (4, 6)]
     assert shape in SHAPES
-    plain = model_of(shape, torch.float32, "cpu", TorchOps())
-    fused = model_of(shape, torch.float32, "cpu", FusedOps())
-    assert fused.one_token is not None and plain.one_token is None
+    plain = model_of(shape, torch.float32, "cpu")
+    fused = FusedLlama(plain)
     wanted, found = answer(plain, spans), answer(fused, spans)
     assert wanted.abs().max() > 0.1
     assert torch.allclose(found, wanted, atol=2e-4 * float(wanted.abs().max()))
 
 
+def test_compute_is_forward_without_the_plan() -> None:
+    """What a captured step does: the logits of all tokens, in the type of the weights."""
+    model = FusedLlama(model_of("plain", torch.float32, "cpu"))
+    pool, backend = model.new_pool(9), TorchPagedAttention()
+    tokens, rows = torch.arange(8), np.arange(1, 9)[None]
+    for start, stop in ((0, 7), (7, 8)):
+        meta = build_metadata(rows, [BatchEntry(0, start, stop)], 1, "cpu")
+        every = torch.arange(stop - start)
+        whole = model.forward(tokens[start:stop], meta, pool, backend, every)
+        assert torch.equal(model.compute(tokens[start:stop], meta, pool, backend), whole)
+
+
+def test_attention_that_writes_by_itself_is_left_to_it() -> None:
+    """GatherAttention does not say that it reads the pool only: keys go through its `write`."""
+    model = FusedLlama(model_of("plain", torch.float32, "cpu"))
+    spans = [(0, 3), (3, 4), (4, 6)]
+    assert torch.allclose(answer(model, spans, GatherAttention()), answer(model, spans), atol=1e-4)
+
+
 def test_the_greedy_choice() -> None:
     logits = torch.randn(3, 10000, generator=torch.Generator().manual_seed(0))
     logits[1, [9000, 77]] = 9.0  # the lower id of equals
-    found = kernels_of("model.kernels").greedy(logits)
+    found = kernels_of("kernels").greedy(logits)
     wanted = next_tokens(logits, [Params(0)] * 3, [0.0] * 3)
     assert found[0].tolist() == wanted[0].tolist() and int(found[0, 1]) == 77
     assert torch.allclose(found[1], wanted[1], atol=1e-5)
@@ -81,7 +101,7 @@ def test_where_there_is_nan_the_greedy_token_can_still_be_looked_up(vocab: int) 
     """Running ahead does so, before the host is told."""
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(0))
     logits[0], logits[1, 5], logits[2, -1] = math.nan, math.nan, math.nan
-    tokens, logprobs = kernels_of("model.kernels").greedy(logits)
+    tokens, logprobs = kernels_of("kernels").greedy(logits)
     assert ((tokens >= 0) & (tokens < vocab)).all() and tokens[3] == logits[3].argmax()
     assert logprobs.isnan().tolist() == [True, True, True, False]
 
@@ -91,7 +111,7 @@ def test_pages_are_listed_and_the_newest_is_entered(skip: int) -> None:
     table = torch.arange(40, dtype=torch.int32).view(4, 10).clone()
     rows, slots = torch.tensor([2, 0], dtype=torch.int32), torch.tensor([403, 77], dtype=torch.int32)
     indptr, out = torch.tensor([0, 5, 7], dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
-    kernels_of("model.kernels").fill_pages(table, rows, indptr, slots, out, 4, 5, skip)
+    kernels_of("kernels").fill_pages(table, rows, indptr, slots, out, 4, 5, skip)
     assert out.tolist() == [*range(20 + skip, 24 + skip), 100, skip, 19, 0, 0]
     assert table[2, skip + 4] == 100 and table[0, skip + 1] == 19
     table[2, skip + 4], table[0, skip + 1] = 24 + skip, skip + 1
@@ -140,7 +160,7 @@ class Pages:
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
 @pytest.mark.parametrize("page", [1, 4])
 def test_short_decode(heads: int, kv_heads: int, page: int) -> None:
-    short = kernels_of("attention.short_decode")
+    short = kernels_of("short_decode")
     case, scale = Pages(heads, kv_heads, 16, page), 16**-0.5
     for cut in (short.Cut.best(3, 64), short.Cut(2, 16, 4, 4, 2), short.Cut(4, 16, 2, 4, 1)):
         made = short.ShortDecode(heads, kv_heads, 16, scale, case.indptr, case.indices, case.last, cut)
@@ -152,7 +172,7 @@ def test_short_decode(heads: int, kv_heads: int, page: int) -> None:
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("splits", [1, 3])
 def test_cascade_decode(page: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    short, cascade = kernels_of("attention.short_decode"), kernels_of("attention.cascade_decode")
+    short, cascade = kernels_of("short_decode"), kernels_of("cascade_decode")
     monkeypatch.setattr(cascade, "TILE", 16)
     monkeypatch.setattr(cascade, "BLOCK", 16 * 16)
     monkeypatch.setattr(cascade, "PROGRAMS", 2 * splits)
@@ -173,7 +193,7 @@ def test_cascade_decode(page: int, splits: int, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draws_without_a_sort(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against sampler.py's sort: every combination of limits, equals, and the ends of the range."""
-    drawing = kernels_of("model.sampling_kernels")
+    drawing = kernels_of("sampling_kernels")
     monkeypatch.setattr(drawing, "CHUNK", 128)
     monkeypatch.setattr(drawing, "PART", 64)
     count = 2 * len(KINDS)

@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from minirad.attention import BatchEntry, TorchPagedAttention, build_metadata
+from minirad.attention import BatchEntry, build_metadata
+from minirad.fast.paged import TorchPagedAttention
 from minirad.kv import KVPool
 from minirad.model.llama import (
     LlamaConfig,
     LlamaModel,
     random_weights,
+    rms_norm,
     rope_frequencies,
 )
 from minirad.model.load import load_model
-from minirad.model.ops import TorchOps
 
 torch.set_num_threads(1)
 
@@ -198,7 +199,7 @@ def test_rms_norm_is_computed_in_float32() -> None:
     norm = llama.LlamaRMSNorm(64, eps=1e-5).bfloat16()
     torch.nn.init.normal_(norm.weight, 1.0, 0.2, generator=generator)
     with torch.inference_mode():
-        assert torch.equal(TorchOps().rms_norm(x, norm.weight, 1e-5), norm(x))
+        assert torch.equal(rms_norm(x, norm.weight, 1e-5), norm(x))
 
 
 def test_config_reads_both_spellings_of_rope() -> None:

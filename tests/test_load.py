@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minirad.attention import BatchEntry, TorchPagedAttention, build_metadata
+from minirad.attention import BatchEntry, build_metadata
+from minirad.fast.paged import TorchPagedAttention
 from minirad.model import smollm2
 from minirad.model.llama import LlamaConfig, LlamaModel, random_weights
 from minirad.model.load import load_model, load_tokenizer, load_weights, resolve_model

@@ -22,7 +22,7 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
 from minirad.process_result import ResultProcessor
-from minirad.runner import _Draw
+from minirad.runner import Draw
 from minirad.schedule.ownership import SlotOwnership
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Scheduler
@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant("a further sample's tail is not copied", ResultProcessor, "_branch", "if len(tail):", "if False:"),
     Mutant(
         "samples draw the same numbers",
-        _Draw,
+        Draw,
         "uniform",
         "request.index + self.index",
         "0",

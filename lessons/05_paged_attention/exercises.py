@@ -16,8 +16,8 @@ from torch import Tensor
 from lessons.grading import Exercise, expect
 from lessons.grading.game import said
 from lessons.grading.shared import expect_answers, rows_of
+from minirad.attention.gather import GatherAttention
 from minirad.attention.metadata import BatchEntry, build_metadata
-from minirad.attention.torch_paged import TorchPagedAttention
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.kv.kv_pool import KVPool
 
@@ -71,7 +71,7 @@ def engines_answer(s: Scene) -> Tensor:
     clean = KVPool(1, s.pool.num_slots, s.pool.num_kv_heads, s.q.shape[2], dtype=torch.float32, device="cpu")
     for theirs, ours in ((clean.k[0], s.pool.k[0]), (clean.v[0], s.pool.v[0])):
         theirs.copy_(torch.nan_to_num(ours, nan=0.0))
-    backend = TorchPagedAttention()
+    backend = GatherAttention()
     backend.plan(metadata, clean)
     return backend.run(0, s.q, clean, s.scale)
 

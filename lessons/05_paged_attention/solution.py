@@ -1,4 +1,4 @@
-"""Lesson 05, solved. In the engine: attention/torch_paged.py and attention/metadata.py."""
+"""Lesson 05, solved. In the engine: attention/gather.py, attention/metadata.py; `merge` in fast/paged.py."""
 
 from __future__ import annotations
 

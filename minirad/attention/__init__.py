@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from minirad.attention.gather import GatherAttention
 from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend, RadixAttention
-from minirad.attention.torch_paged import TorchPagedAttention
 
 __all__ = [
     "AttentionBackend",
     "AttentionMetadata",
     "BatchEntry",
+    "GatherAttention",
     "RadixAttention",
-    "TorchPagedAttention",
     "build_metadata",
 ]

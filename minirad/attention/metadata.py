@@ -46,7 +46,6 @@ class AttentionMetadata:
         is_decode_only: every entry has exactly one token.
         positions: int64 `[T]`, each token's position in its request.
         out_slots: int64 `[T]`, where each token's K and V are written.
-        last_token: int64 `[B]`, index (into T) of each entry's last token.
         q_indptr: int32 `[B + 1]`; entry b has tokens `q_indptr[b]:q_indptr[b + 1]`.
         kv_lens: int32 `[B]`, tokens that can be attended to after the batch (= stop).
         page_table: int32 `[B, max_pages]`; token i of entry b lies in slot
@@ -62,7 +61,6 @@ class AttentionMetadata:
     is_decode_only: bool
     positions: Tensor
     out_slots: Tensor
-    last_token: Tensor
     q_indptr: Int32Array
     kv_lens: Int32Array
     page_table: Int32Array
@@ -114,7 +112,6 @@ def build_metadata(
         is_decode_only=bool((lengths == 1).all()),
         positions=torch.from_numpy(positions).to(device),
         out_slots=torch.from_numpy(out_slots).to(device),
-        last_token=torch.from_numpy(q_indptr[1:].astype(np.int64) - 1).to(device),
         q_indptr=q_indptr,
         kv_lens=stops.astype(np.int32),
         page_table=page_table,

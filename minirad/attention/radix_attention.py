@@ -27,11 +27,6 @@ class AttentionBackend(Protocol):
         """The word that selects this backend in the configuration."""
         ...
 
-    @property
-    def reads_pool_only(self) -> bool:
-        """`run` finds keys and values in the pool, so that somebody else than `write` may put them there."""
-        ...
-
     def plan(self, metadata: AttentionMetadata, pool: KVPool) -> None:
         """Prepare for one batch: called once, before its first layer."""
         ...

@@ -34,15 +34,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minirad import command
-from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
 from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend, RadixAttention
-from minirad.attention.torch_paged import TorchPagedAttention
+from minirad.bench.dummy import SHAPES, dummy_model
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.fast.flashinfer import FlashInferAttention, what_is_missing
+from minirad.fast.paged import TorchPagedAttention
 from minirad.kv.kv_pool import KVPool
 from minirad.machine import kv_tokens_that_fit
-from minirad.model.dummy import SHAPES, dummy_model
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, resolve_model
 

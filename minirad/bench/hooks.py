@@ -19,12 +19,12 @@ from tqdm import tqdm
 
 from minirad import command
 from minirad import events as ev
+from minirad.bench.dummy import SHAPES, dummy_model
 from minirad.bench.engine import make_prompts, processor
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.machine import choose_device
-from minirad.model.dummy import SHAPES, dummy_model
 from minirad.model.load import load_model, resolve_model
 from minirad.record import Recorder
 
@@ -103,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _warm_up(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> None:
     """On a GPU: kernels are compiled and steps captured, which is not to be timed."""
-    if engine.runner.graphs is not None:
+    if engine.device.type == "cuda":
         engine.generate(prompts, params)
         engine.flush_cache()
 

@@ -3,11 +3,11 @@
     python -m minirad bench kernels [--json] [--shape llama-3.2-1b] [--tiles]
 
 - steps: all of a model but attention, by batch size: in plain torch, with the fused kernels, and for one
-  token with the kernels of model/one_token.py; as milliseconds, and as a share of what reading the
+  token with the kernels of fast/one_token.py; as milliseconds, and as a share of what reading the
   weights at the speed of a copy takes;
-- attention: one layer of it by requests and tokens, FlashInfer's and attention/short_decode.py's;
+- attention: one layer of it by requests and tokens, FlashInfer's and fast/short_decode.py's;
 - cascade: one layer of attention to 100 tokens of one's own and so many that all share, read by each
-  request and read once for all (attention/cascade_decode.py);
+  request and read once for all (fast/cascade_decode.py);
 - with --tiles: the one-token kernels are cut in other ways, one matrix after the other, each tried in the
   whole step; the best stays. The figures in `Tiles` come from such a search.
 
@@ -27,16 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
 from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend
+from minirad.bench.dummy import SHAPES, dummy_model
 from minirad.bench.gpu import copy_bandwidth, weight_bytes
 from minirad.bench.tables import table
+from minirad.fast.flashinfer import FlashInferAttention, what_is_missing
+from minirad.fast.fused_llama import FusedLlama, fused_runs
+from minirad.fast.one_token import OneToken, Tile, Tiles
 from minirad.kv.kv_pool import KVPool
-from minirad.model.dummy import SHAPES, dummy_model
 from minirad.model.llama import LlamaModel
-from minirad.model.one_token import OneToken, Tile, Tiles
-from minirad.model.ops import TorchOps, best_ops
 
 Row = dict[str, Any]
 
@@ -106,22 +106,24 @@ def decode_batch(requests: int, tokens: int, page_size: int, device: torch.devic
 def step_call(model: LlamaModel, metadata: AttentionMetadata, pool: KVPool) -> Callable[[], Tensor]:
     tokens = torch.arange(metadata.num_tokens, device=model.device)
     backend = NoAttention()
-    return lambda: model.compute(tokens, metadata, pool, backend, None, as_float=False)
+    if isinstance(model, FusedLlama):
+        return lambda: model.compute(tokens, metadata, pool, backend)
+    return lambda: model.forward(tokens, metadata, pool, backend, tokens)
 
 
 def steps(model: LlamaModel, weights_ms: float, measure: Callable[[Callable[[], Any]], float]) -> list[Row]:
-    """Every way of computing a step, by batch size."""
-    one, fused = model.one_token, model.ops
+    """Every way of computing a step, by batch size. model: a plain one."""
+    fused = FusedLlama(model)
+    one, fused.one_token = fused.one_token, None
     pool, rows = model.new_pool(max(BATCHES) + 1), []
     for batch in BATCHES:
-        call = step_call(model, decode_batch(batch, 1, 1, model.device), pool)
-        row: Row = {"batch": batch}
-        model.ops, model.one_token = TorchOps(), None
-        row["torch_ms"] = measure(call)
-        model.ops = fused
-        row["fused_ms"] = measure(call)
-        model.one_token = one
-        row["one_token_ms"] = measure(call) if batch == 1 else None
+        decode = decode_batch(batch, 1, 1, model.device)
+        row: Row = {"batch": batch, "torch_ms": measure(step_call(model, decode, pool))}
+        call = step_call(fused, decode, pool)
+        row["fused_ms"], row["one_token_ms"] = measure(call), None
+        if batch == 1:
+            fused.one_token = one
+            row["one_token_ms"], fused.one_token = measure(call), None
         row["share"] = weights_ms / (row["one_token_ms"] or row["fused_ms"])
         rows.append(row)
     return rows
@@ -129,7 +131,7 @@ def steps(model: LlamaModel, weights_ms: float, measure: Callable[[Callable[[], 
 
 def attention(model: LlamaModel, page_size: int) -> list[Row]:
     """Microseconds of one layer's attention, the mean over all layers' pools."""
-    from minirad.attention.short_decode import ShortDecode
+    from minirad.fast.short_decode import ShortDecode
 
     c, device = model.config, model.device
     shape, scale = (c.heads, c.kv_heads, c.head_dim), c.head_dim**-0.5
@@ -155,8 +157,8 @@ def attention(model: LlamaModel, page_size: int) -> list[Row]:
 
 def cascade(model: LlamaModel, page_size: int) -> list[Row]:
     """Microseconds of one layer's attention to shared tokens: read by each request, and read once."""
-    from minirad.attention.cascade_decode import CascadeDecode
-    from minirad.attention.short_decode import ShortDecode
+    from minirad.fast.cascade_decode import CascadeDecode
+    from minirad.fast.short_decode import ShortDecode
 
     c, device, rows = model.config, model.device, []
     shape, scale = (c.heads, c.kv_heads, c.head_dim), c.head_dim**-0.5
@@ -202,8 +204,8 @@ def tiles_to_try(inputs: int, rows_per_result: int, turns: tuple[int, ...]) -> I
 def best_tiles(model: LlamaModel, measure: Callable[[Callable[[], Any]], float]) -> tuple[Tiles, list[Row]]:
     """One matrix after the other, the tile with which the whole step is quickest; and all that was tried."""
     c, tried, best = model.config, [], Tiles()
-    kept, pool = model.one_token, model.new_pool(2)
-    call = step_call(model, decode_batch(1, 1, 1, model.device), pool)
+    fused, pool = FusedLlama(model), model.new_pool(2)
+    call = step_call(fused, decode_batch(1, 1, 1, model.device), pool)
     wide = c.heads * c.head_dim
     for name, inputs, per_result, turns in (
         ("gate_up", c.hidden, 2, TURNS), ("down", c.intermediate, 1, (1,)), ("o", wide, 1, (1,)),
@@ -212,12 +214,11 @@ def best_tiles(model: LlamaModel, measure: Callable[[Callable[[], Any]], float])
         found: list[tuple[float, Tile]] = []
         for tile in tiles_to_try(inputs, per_result, turns):
             some = dataclasses.replace(best, **{name: tile})
-            model.one_token = OneToken(model.inv_freq, c.max_position_embeddings, c.rms_eps, some)
+            fused.one_token = OneToken(model.inv_freq, c.max_position_embeddings, c.rms_eps, some)
             found.append((measure(call), tile))
             tried.append({"matrix": name, **dataclasses.asdict(tile), "step_ms": found[-1][0]})
         if found:
             best = dataclasses.replace(best, **{name: min(found, key=lambda pair: pair[0])[1]})
-    model.one_token = kept
     return best, tried
 
 
@@ -233,7 +234,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if best_ops(device, torch.bfloat16, 64).name != "fused":
+    if not fused_runs(device, torch.bfloat16, 64):
         raise ValueError("bench kernels needs an NVIDIA GPU and Triton; `bench gpu` runs anywhere")
     model = dummy_model(args.shape, torch.bfloat16, device)
     bandwidth = copy_bandwidth(device)

@@ -10,8 +10,8 @@ authority: a row that was given out or rewritten is taken over whole at its next
 page that a step may add is entered by the kernel that lists the pages for attention.
 
 There is a graph of its own for each kind of attention: FlashInfer's for long requests, one without a plan for
-all others (attention/short_decode.py), and one that reads what all requests of a batch share once for all
-(attention/cascade.py).
+all others (short_decode.py), and one that reads what all requests of a batch share once for all
+(cascade.py).
 
 Only for FlashInfer on an NVIDIA GPU with fused ops. Prompts, and batches with prompts in them, are not
 captured: they come in any shape, and their kernels are long.
@@ -22,24 +22,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minirad.attention.cascade import LEAST_REQUESTS, SharedPages, worth_it
-from minirad.attention.flashinfer import FlashInferAttention, StepAttention
-from minirad.config import EngineConfig
+from minirad.fast.cascade import LEAST_REQUESTS, SharedPages, worth_it
+from minirad.fast.flashinfer import FlashInferAttention, StepAttention
+from minirad.fast.fused_llama import FusedLlama
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
-from minirad.model.ops import FusedOps
-from minirad.runner import Computed, TorchRunner
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
-from minirad.schedule.scheduler import Batch
 
-__all__ = ["DecodeGraphs", "GraphRunner", "StepOutput", "batch_sizes"]
+__all__ = ["DecodeGraphs", "StepOutput", "batch_sizes"]
 
 MOST_PAGES = 1 << 25  # listed for one batch (128 MiB of int32): beyond that a step is not captured
 
@@ -91,37 +88,6 @@ def batch_sizes(most: int) -> list[int]:
     return sorted({size for size in sizes if size < most} | {most})
 
 
-class GraphRunner(TorchRunner):
-    """Replays captured decode steps where they are possible; everything else is computed in the plain way."""
-
-    def __init__(
-        self, model: LlamaModel, pool: KVPool, attention: Any, rows: ReqToTokenPool, config: EngineConfig
-    ) -> None:
-        super().__init__(model, pool, attention, rows, config.page_size)
-        self._config = config
-        self.graphs: DecodeGraphs | None = None
-        self.use(model)
-
-    def use(self, model: LlamaModel) -> None:
-        """Goes on with other weights of the same shape: what was captured used the old ones."""
-        super().use(model)
-        config, possible = self._config, DecodeGraphs.possible(model, self.attention)
-        if config.cuda_graphs and not possible:
-            raise ValueError("cuda_graphs=True: FlashInfer and fused kernels (Triton) are needed, on a GPU")
-        self.graphs = None
-        if possible and config.cuda_graphs is not False:
-            attention = cast(FlashInferAttention, self.attention)
-            self.graphs = DecodeGraphs(model, self.pool, attention, self.rows, self.page_size, config.cascade)
-
-    def launch(self, batch: Batch) -> Computed:
-        if self.graphs is not None:
-            if batch.kind == "decode" and self.graphs.fits(batch.requests):
-                output = self.graphs.run(batch.requests)
-                return Computed(batch, output.logits, list(range(len(batch.requests))), output.greedy)
-            self.rows.rewritten.update(request.row for request in batch.requests)
-        return super().launch(batch)
-
-
 class DecodeGraphs:
     """Captures decode steps when they are first needed, and runs them.
 
@@ -132,7 +98,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: FusedLlama,
         pool: KVPool,
         attention: FlashInferAttention,
         rows: ReqToTokenPool,
@@ -160,7 +126,7 @@ class DecodeGraphs:
     @staticmethod
     def possible(model: LlamaModel, attention: Any) -> bool:
         """Whether decode steps of this model can be captured."""
-        fused = isinstance(model.ops, FusedOps)
+        fused = isinstance(model, FusedLlama)
         return fused and isinstance(attention, FlashInferAttention) and attention.reads_pool_only
 
     def fits(self, requests: Sequence[Request]) -> bool:
@@ -246,7 +212,7 @@ class DecodeGraphs:
         kv_lens = np.ones(size, dtype=np.int32)
         kv_lens[:count] = lengths - skip * self._page
         numbers.packed.copy_(torch.from_numpy(sent), non_blocking=True)
-        self._model.ops.kernels.fill_pages(  # type: ignore[attr-defined]
+        self._model.kernels.fill_pages(
             self._table, numbers.rows, numbers.indptr, numbers.out_slots, self._indices, self._page,
             int(counts.max()), skip,
         )  # fmt: skip
@@ -278,10 +244,10 @@ class DecodeGraphs:
         if kind == "flashinfer":
             return self._attention.graph_decode(*lists)
         # Imported here because they need Triton, as FlashInfer's do not.
-        short: Any = import_module("minirad.attention.short_decode")
+        short: Any = import_module("minirad.fast.short_decode")
         made: StepAttention = short.ShortDecode(*self._attention.heads, *lists)
         if kind == "cascade":
-            cascade: Any = import_module("minirad.attention.cascade_decode")
+            cascade: Any = import_module("minirad.fast.cascade_decode")
             made = cascade.CascadeDecode(made, self._table, numbers.rows, numbers.shared)
         return made
 
@@ -294,8 +260,8 @@ class DecodeGraphs:
         model: Any = self._model
 
         def step() -> tuple[Tensor, Tensor]:
-            logits = model.compute(numbers.token_ids, numbers, self._pool, attention, None, as_float=False)
-            return logits, model.ops.kernels.greedy(logits)
+            logits = model.compute(numbers.token_ids, numbers, self._pool, attention)
+            return logits, model.kernels.greedy(logits)
 
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))

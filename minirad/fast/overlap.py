@@ -21,14 +21,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from minirad.cache.hiradix_cache import HiRadixCache
+from minirad.fast.sampling import next_tokens, to_device
 from minirad.launch import NOT_A_NUMBER, Result
-from minirad.model.sampler import is_greedy, next_tokens, position_uniform, to_device
+from minirad.model.sampler import is_greedy, position_uniform
 from minirad.schedule.request import RUNNING, Request
 from minirad.schedule.scheduler import Batch
 
@@ -63,7 +64,7 @@ class Overlap:
     """Decodes an engine's running requests with one step always in flight."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self._runner = engine, cast(Any, engine.runner)  # the GraphRunner that made this
         most = engine.config.max_running
         on_gpu = engine.device.type == "cuda"
         # Two, for the step that is read and the one in flight.
@@ -76,7 +77,7 @@ class Overlap:
     def possible(self) -> bool:
         """Nothing but decoding is due, and nothing in it needs the host between two tokens."""
         engine, scheduler = self._engine, self._engine.scheduler
-        graphs = engine.runner.graphs
+        graphs = self._runner.graphs
         if graphs is None or not engine.bus.quiet or not scheduler.decodes_only:
             return False
         if self.in_flight is not None:  # its requests were looked at when it was launched
@@ -105,7 +106,7 @@ class Overlap:
     def _launch(self, requests: Sequence[Request], before: _InFlight | None) -> _InFlight | None:
         """A step for these requests; None, with nothing changed, if there are none or there is no room."""
         engine = self._engine
-        graphs = engine.runner.graphs
+        graphs = self._runner.graphs
         if graphs is None or not requests or not graphs.fits(requests):
             return None
         if not engine.ownership.make_room(engine.ownership.need_by_one(requests)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,17 +29,10 @@ CLASSROOM = "classroom"
 SMOLLM2 = "smollm2-135m"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-HUB_PATTERNS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template*",
-    "*.safetensors",
-    "*.safetensors.index.json",
-)
+HUB_PATTERNS = [
+    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json",
+    "merges.txt", "chat_template*", "*.safetensors", "*.safetensors.index.json",
+]  # fmt: skip
 
 
 def resolve_model(name: str | Path | None) -> Path:
@@ -54,30 +48,25 @@ def resolve_model(name: str | Path | None) -> Path:
         what.
     """
     if name is None or name == CLASSROOM:
-        return _checked(_classroom_dir())
+        path = Path(__file__).parent / "classroom" / "weights"
+        if not path.is_dir():
+            raise ValueError(
+                f"the classroom model is missing ({path}): reinstall minirad, or name another model"
+            )
+        return _checked(path)
     path = checks.path("a model", name).expanduser()
     if path.is_dir():
         return _checked(path)
     if name == SMOLLM2:
-        from minirad.model.smollm2 import HUB_ID, converted_dir, packaged_gguf
-
-        gguf = packaged_gguf()
-        return _checked(_from_hub(HUB_ID) if gguf is None else converted_dir(gguf))
+        smollm2: Any = import_module("minirad.model.smollm2")  # by name: a reader of other formats
+        gguf = smollm2.packaged_gguf()
+        return _checked(_from_hub(smollm2.HUB_ID) if gguf is None else smollm2.converted_dir(gguf))
     if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and name[0] != ".":
         return _checked(_from_hub(name))
     raise ValueError(
         f"model {str(name)!r} is no directory, no hub id (organisation/name), and neither "
         f"{CLASSROOM!r} nor {SMOLLM2!r}"
     )
-
-
-def _classroom_dir() -> Path:
-    path = Path(__file__).parent / "classroom" / "weights"
-    if not path.is_dir():
-        raise ValueError(
-            f"the classroom model is missing: there is no {path}; reinstall minirad, or name another model"
-        )
-    return path
 
 
 def _checked(path: Path) -> Path:
@@ -98,7 +87,7 @@ def _from_hub(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(HUB_PATTERNS)))
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS))
     except Exception as error:  # the hub client's errors share no base class narrower than this
         raise ValueError(
             f"model {hub_id!r} is neither in the Hugging Face cache nor could it be downloaded "

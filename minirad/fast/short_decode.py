@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minirad.attention.flashinfer import FEW_REQUESTS
 from minirad.attention.metadata import AttentionMetadata
-from minirad.attention.overlap import launch_options, let_next_begin, wait_for_previous
+from minirad.fast.early_launch import launch_options, let_next_begin, wait_for_previous
+from minirad.fast.flashinfer import FEW_REQUESTS
 from minirad.kv.kv_pool import KVPool
 
 __all__ = ["Cut", "ShortDecode", "decode_attention", "meet"]
@@ -42,12 +42,7 @@ class Cut:
 
     @classmethod
     def best(cls, requests: int, head_dim: int) -> Cut:
-        """What was quickest of eleven on an H100, with pages of 1 and of 16.
-
-        Microseconds a layer for heads 32/8 x 64, beside FlashInfer's: 3.9 and 8.1 (1 request of 300 tokens),
-        11.7 and 18.4 (16 of 600), 21.6 and 32.9 (128 of 150), 114.5 and 135 (256 of 600), 158 and 172 (256
-        of 100 to 1,500).
-        """
+        """The quickest that was measured (bench/LOG.md)."""
         if requests <= FEW_REQUESTS:  # small pieces, so that they suffice for all of the card's processors
             return cls(16, 32, 1, warps=max(1, head_dim // 64), stages=1)
         block = 8192 // head_dim  # so that what is fetched ahead takes 64 KiB of shared memory

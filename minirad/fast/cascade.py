@@ -15,16 +15,15 @@ from minirad.schedule.req_to_token import ReqToTokenPool
 
 __all__ = ["LEAST_REQUESTS", "SharedPages", "worth_it"]
 
-# Tokens that need not be read again: for fewer, the further kernel a layer costs more than it saves. On an
-# H100 with Llama 3.2 1B a step was even at 33,000 (256 requests x 128), 1.06 to 1.24 times as fast at 64,000
-# (256 x 256, 128 x 512, 16 x 4,000, 64 x 1,000), 1.14 to 1.34 at 130,000, 1.7 at 510,000 (256 x 2,000).
+# Tokens that need not be read again: for fewer, one more kernel in each layer costs more than it saves
+# (bench/LOG.md).
 LEAST_SAVED = 1 << 15
 LEAST_REQUESTS = 8  # and even if asked for, not for fewer
 SCANNED = 128  # pages that are compared at a time
 
 
 def worth_it(requests: int, shared: int) -> bool:
-    """Whether reading `shared` tokens once instead of `requests` times is faster (measured on an H100)."""
+    """Whether reading `shared` tokens once instead of `requests` times is faster (bench/LOG.md)."""
     return requests >= LEAST_REQUESTS and (requests - 1) * shared >= LEAST_SAVED
 
 
@@ -53,7 +52,7 @@ class SharedPages:
             one = next(iter(now - fresh))
             self._count = self._agree([one, *fresh], min(limit, self._count))
         elif fresh or (len(now) < len(self._known) and not much):
-            # Without those who have gone it may be more. Where it is much already, that is left alone.
+            # Without the rows that have gone it may be more; where it is much already, nothing is gained.
             self._count = self._agree(list(now), limit)
         self._known = now
         return min(self._count, limit)

@@ -5,7 +5,7 @@ Each is one kernel here instead of five to ten of torch's. The arithmetic is tha
 float32 between reading and writing, with the same places of rounding; sums are taken in another order,
 so results agree to rounding, not to the bit.
 
-Imported only where there is a GPU with Triton (model/ops.py).
+Imported only where there is a GPU with Triton (fused_llama.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minirad.attention.overlap import launch_options, let_next_begin, wait_for_previous
+from minirad.fast.early_launch import launch_options, let_next_begin, wait_for_previous
 
 __all__ = [
     "add_rms_norm",

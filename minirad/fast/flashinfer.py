@@ -44,11 +44,9 @@ OLDEST_GPU = (8, 0)  # compute capability: bfloat16 in the matrix units
 # From this many query heads per kv head on, the matrix units are faster at decoding. It is also a must:
 # the decode kernel without them knows the groups 1, 2, 3, 4 and 8 only.
 TENSOR_CORES_FROM_GROUP = 4
-# "auto" would take fa3 on Hopper, which takes 84 s to compile instead of 19.
+# "auto" would take fa3 on Hopper, which compiles for a minute longer (bench/LOG.md).
 KERNELS = "fa2"
-# Captured steps whose longest request has at most so many tokens have a kernel of their own
-# (short_decode.py, with figures): for few requests it took as long as FlashInfer's at 2,000 tokens on an
-# H100 and twice as long at 8,000, for many it was still ahead by a hundredth or two at 4,000.
+# Captured steps whose longest request has no more tokens than this: short_decode.py is faster (bench/LOG.md).
 FEW_REQUESTS = 16
 SHORT_IF_FEW, SHORT_IF_MANY = 2048, 4096
 MIB = 1 << 20

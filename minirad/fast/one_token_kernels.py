@@ -1,9 +1,9 @@
 """Triton kernels for one token: each reads its matrix once and does what lies before and after it.
 
-A decode step of one request is as long as its weights take to come from memory. So nothing else may take
+A decode step of one request takes as long as reading the weights from memory. So nothing else may take
 time: the norm is part of the product that follows it, rotation and storing, silu and the residual of the
 one before. And each kernel fetches its first weights before it waits for what the kernel in front of it
-computes (attention/overlap.py), so that the memory is busy from one matrix to the next.
+computes (early_launch.py), so that the memory is busy from one matrix to the next.
 
 Sums are taken in float32 and rounded once, when they are written: between a norm and its product nothing
 is rounded, unlike in torch. one_token.py launches these; importing this module needs the package triton.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minirad.attention.overlap import let_next_begin, wait_for_previous
+from minirad.fast.early_launch import let_next_begin, wait_for_previous
 
 __all__ = ["gated_product", "head_product", "product_added", "qkv_stored"]
 

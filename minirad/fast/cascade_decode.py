@@ -15,13 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata
-from minirad.attention.overlap import let_next_begin, wait_for_previous
-from minirad.attention.short_decode import ShortDecode, meet
+from minirad.fast.early_launch import let_next_begin, wait_for_previous
+from minirad.fast.short_decode import ShortDecode, meet
 from minirad.kv.kv_pool import KVPool
 
 __all__ = ["CascadeDecode", "shared_attention"]
 
-# The quickest of some on an H100.
+# The quickest that were measured (bench/LOG.md).
 TILE = 64  # rows (a query head of a request each) that a program takes
 BLOCK = 8192  # elements of the keys that are fetched at a time
 PROGRAMS = 2  # for each processor of the card

@@ -1,4 +1,4 @@
-"""Drawing tokens by chance on a GPU, in Triton: what sampler.py defines, without sorting the vocabulary.
+"""Drawing tokens by chance on a GPU, in Triton: as in model/sampler.py, without sorting the vocabulary.
 
 Sorting 128,256 numbers for each request costs more than the model's whole step. But of the order only one
 place matters: the least likely logit that top_k and top_p leave in, and how many of its equals. It is

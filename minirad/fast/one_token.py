@@ -1,8 +1,7 @@
 """A whole Llama for one token, in four kernels a layer and attention's, at the speed of the memory.
 
-The kernels are in one_token_kernels.py; here is how their work is cut up and launched. On one H100, for the
-shape of Llama 3.2 1B, all but attention takes 0.85 ms in a CUDA graph, where copying as many bytes as there
-are weights takes 0.82. `LlamaModel.compute` comes here whenever a batch has a single token.
+The kernels are in one_token_kernels.py; here is how their work is cut up and launched: figures are in
+bench/LOG.md. `FusedLlama` comes here whenever a batch has a single token.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from torch import Tensor
 from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.kv.kv_pool import KVPool
-
-if TYPE_CHECKING:
-    from minirad.model.llama import Layer
+from minirad.model.llama import Layer
 
 __all__ = ["OneToken", "Tile", "Tiles"]
 
@@ -41,8 +38,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """One tile for each matrix. The defaults were the quickest of some eighty for Llama 3.2 1B on an H100,
-    each tried in the whole step."""
+    """One tile for each matrix. The defaults are the quickest that were measured (bench/LOG.md)."""
 
     qkv: Tile = Tile(8, 16)
     o: Tile = Tile(4, 8)
@@ -61,11 +57,11 @@ class OneToken:
     """
 
     def __init__(self, frequencies: Tensor, positions: int, eps: float, tiles: Tiles | None = None) -> None:
-        self._kernels: Any = import_module("minirad.model.one_token_kernels")
+        self._kernels: Any = import_module("minirad.fast.one_token_kernels")
         angles = torch.arange(positions, device=frequencies.device)[:, None].float() * frequencies
         self._cos, self._sin = angles.cos(), angles.sin()
         self._eps, self._tiles = eps, Tiles() if tiles is None else tiles
-        overlap: Any = import_module("minirad.attention.overlap")
+        overlap: Any = import_module("minirad.fast.early_launch")
         self._options = overlap.launch_options(frequencies.device)
 
     def layers(

@@ -6,8 +6,8 @@ soon as all programs of the one in front have said `let_next_begin`; it may then
 (weights), and calls `wait_for_previous` before it touches what another kernel wrote. Both do no harm
 where the launch is an ordinary one.
 
-Every kernel of such a chain has to wait, also one that reads nothing of the one before: only so is what
-lies two kernels back complete. Importing this module needs the package triton.
+Every kernel of such a chain has to wait, also one that reads nothing of the one before: otherwise the kernel
+before that one might not have ended yet. Importing this module needs the package triton.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"

@@ -1,0 +1,144 @@
+"""Faster Llamas with the weights of a plain one (model/llama.py): the same numbers, to rounding.
+
+`FusedLlama` runs on an NVIDIA GPU in half precision: between matrix products it launches one Triton kernel
+(kernels.py) instead of five to ten of torch's, and a single token's products are kernels, too (one_token.py).
+`OneDnnLlama` hands the large products of a CPU to oneDNN. `faster` chooses.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minirad.attention.metadata import AttentionMetadata
+from minirad.attention.radix_attention import AttentionBackend
+from minirad.fast.one_token import OneToken
+from minirad.kv.kv_pool import KVPool
+from minirad.model.llama import Layer, LlamaModel
+
+__all__ = ["FusedLlama", "OneDnnLlama", "faster", "fused_runs"]
+
+ONEDNN_FROM = 1 << 20  # multiplications; smaller products are not worth handing over (bench/LOG.md)
+
+
+def faster(model: LlamaModel) -> LlamaModel:
+    """The fastest that there is for a plain model, with the same tensors; any other model is left alone."""
+    if type(model) is not LlamaModel:  # one that was chosen before, or a caller's own
+        return model
+    if fused_runs(model.device, model.dtype, model.config.head_dim):
+        return FusedLlama(model)
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    onednn = available and model.device.type == "cpu" and model.dtype == torch.float32
+    return OneDnnLlama(model) if onednn else model
+
+
+def fused_runs(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the fused kernels run there: a GPU, half precision, Triton, heads of 2, 4, 8, ..."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    power_of_two = head_dim & (head_dim - 1) == 0
+    if device.type != "cuda" or not half or not power_of_two or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+class _SameModel(LlamaModel):
+    """Another way to compute a given model: its attributes are that model's, also when they change later."""
+
+    def __init__(self, model: LlamaModel) -> None:
+        self.__dict__ = model.__dict__
+
+
+class OneDnnLlama(_SameModel):
+    """On a CPU in float32."""
+
+    @staticmethod
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Large products by oneDNN: torch asks MKL, which is slower on processors that are not Intel's."""
+        if len(x) * weight.numel() >= ONEDNN_FROM:
+            return F.linear(x.to_mkldnn(), weight, bias).to_dense()
+        return F.linear(x, weight, bias)
+
+
+class FusedLlama(_SameModel):
+    """On a GPU with Triton, in half precision.
+
+    one_token: computes batches of one token; None to compute them like many, for comparing.
+    """
+
+    __slots__ = ("kernels", "one_token")  # not the given model's
+
+    def __init__(self, model: LlamaModel) -> None:
+        super().__init__(model)
+        self.kernels: Any = import_module("minirad.fast.kernels")
+        c = self.config
+        self.one_token: OneToken | None = OneToken(self.inv_freq, c.max_position_embeddings, c.rms_eps)
+
+    @torch.inference_mode()
+    def compute(
+        self, token_ids: Tensor, metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend
+    ) -> Tensor:
+        """`forward` without planning: the logits `[T, vocab_size]` of all tokens, in the type of the weights
+        (a single token's in float32).
+
+        Nothing here waits for the device or copies from the host, so it can be captured in a CUDA graph.
+        """
+        x = self.through_layers(F.embedding(token_ids, self.embed), metadata, pool, backend)
+        return self._scores(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self._scores(x).float()
+
+    def _scores(self, x: Tensor) -> Tensor:
+        if self.one_token is not None and len(x) == 1:
+            return self.one_token.logits(x, self.norm, self.head)
+        return self.linear(self.kernels.rms_norm(x, self.norm, self.config.rms_eps), self.head)
+
+    def through_layers(
+        self, x: Tensor, metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend
+    ) -> Tensor:
+        """As in the plain model; x is written over."""
+        if self.one_token is not None and len(x) == 1 and reads_pool_only(backend):
+            return self.one_token.layers(x, self.layers, metadata, pool, backend)
+        eps, add_norm = self.config.rms_eps, self.kernels.add_rms_norm
+        cos, sin = self.rotation(metadata.positions)
+        h = self.kernels.rms_norm(x, self.layers[0].input_norm, eps)
+        for layer, following in zip(self.layers, [*self.layers[1:], None], strict=True):
+            h = add_norm(x, self.attend(layer, h, cos, sin, metadata, pool, backend), layer.post_norm, eps)
+            delta = self.mlp(layer, h)
+            if following is not None:
+                h = add_norm(x, delta, following.input_norm, eps)
+        return x + delta
+
+    def attend(
+        self,
+        layer: Layer,
+        h: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        metadata: AttentionMetadata,
+        pool: KVPool,
+        backend: AttentionBackend,
+    ) -> Tensor:
+        if not reads_pool_only(backend):
+            return super().attend(layer, h, cos, sin, metadata, pool, backend)
+        a = layer.attention
+        qkv = self.linear(h, layer.qkv, layer.qkv_bias).view(len(h), -1, a.head_dim)
+        k, v = pool.k[a.layer_id], pool.v[a.layer_id]
+        q = self.kernels.rotate_and_write(qkv, cos, sin, metadata.out_slots, k, v)
+        attended = backend.run(a.layer_id, q, pool, a.scale).reshape(len(h), -1)
+        return self.linear(attended, layer.o, layer.o_bias)
+
+    def mlp(self, layer: Layer, h: Tensor) -> Tensor:
+        gate_up = self.linear(h, layer.gate_up, layer.gate_up_bias)
+        return self.linear(self.kernels.silu_mul(gate_up), layer.down, layer.down_bias)
+
+
+def reads_pool_only(backend: AttentionBackend) -> bool:
+    """Whether `backend.run` finds keys and values in the pool, so that a kernel may put them there instead
+    of `backend.write`."""
+    return bool(getattr(backend, "reads_pool_only", False))
