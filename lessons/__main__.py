@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("python -m lessons")  # before what takes its time to import
+
 import argparse
 import math
 import os
@@ -60,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     scope = commands.add_parser("gradescope", help="write the autograder for Gradescope")
     scope.add_argument("out", metavar="OUT.zip", help="a file that does not exist yet")
     scope.add_argument("--due", metavar="NN,NN", help="grade these lessons (default: all)")
-    for command in (room, scope):
-        command.add_argument(
+    for out in (room, scope):
+        out.add_argument(
             "--torch-index", metavar="URL", default="", help="install torch from this index (a smaller one)"
         )
     return parser
@@ -88,13 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # names and messages may hold what a terminal cannot show
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    command.interruptible()
     options = _parser().parse_args(arguments)
     commands = {
         "grade": _grade, "collect": _collect, "merge": _merge, "classroom": _classroom,
         "gradescope": _gradescope,
     }  # fmt: skip
     try:
-        return commands.get(options.command, _list)(options)
+        with command.output_named():
+            return commands.get(options.command, _list)(options)
+    except BrokenPipeError:  # `| head` has seen enough; no grade was told in full, so that the code is no 0
+        command.forget_output()
+        return 2
     except GraderError as error:
         print(f"python -m lessons: {error}", file=sys.stderr)
         return 2
@@ -102,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m lessons: {one_line(str(error), 1000)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("python -m lessons: stopped", file=sys.stderr)
-        return 130
+        print("python -m lessons: interrupted", file=sys.stderr)
+        return command.INTERRUPTED
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -144,9 +154,14 @@ def _grade(options: argparse.Namespace) -> int:
     if options.json and not Path(options.json).resolve().parent.is_dir():
         raise ValueError(f"--json: there is no folder {Path(options.json).parent}")
     results: list[Result] = []
+    remarks: list[str] = []
     for lesson in lessons:
-        work = lesson.folder if root is None else find_lesson(root, lesson.name, alone=len(lessons) == 1)
-        found = []
+        work, found = lesson.folder, []
+        if root is not None:
+            work, remark = find_lesson(root, lesson.name, alone=len(lessons) == 1)
+            if remark:
+                remarks.append(remark)
+                _tell(remark)
         for result in grade(lesson, work, options.student, limits, root=root):
             print(f"{lesson.name}  {result.exercise}: {WORDS[result.status]}", file=sys.stderr)
             found.append(result)
@@ -156,7 +171,7 @@ def _grade(options: argparse.Namespace) -> int:
     if root is None:
         remember(results)
     if options.json:
-        write_gradescope(results, Path(options.json))
+        write_gradescope(results, Path(options.json), remarks)
     if options.show and any(r.status not in ("passed", "todo") for r in results):
         print(f"\ndrawn: {show(results)}")
     asked = [r for r in results if not due or r.lesson in due]
@@ -165,13 +180,17 @@ def _grade(options: argparse.Namespace) -> int:
     return 0 if all(r.passed for r in asked) else 1
 
 
+def _tell(remark: str) -> None:
+    print(f"look at it: {remark}", file=sys.stderr)
+
+
 def _collect(options: argparse.Namespace) -> int:
     lessons = _lessons(options.lessons)
     limits = _limits(options, lessons)
     students, others = students_of(Path(options.folder))
     if others:
         print(f"left out: {', '.join(others)}", file=sys.stderr)
-    for student, results in collect(students, Path(options.csv), lessons, limits, options.student):
+    for student, results in collect(students, Path(options.csv), lessons, limits, options.student, _tell):
         earned, possible = total(results)
         print(f"{student:24} {earned:g} of {possible:g}")
     print(f"written: {options.csv}")

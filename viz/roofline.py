@@ -209,7 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> int:
-        args.out.write_text(page(read(args.file)), encoding="utf-8")
+        with command.named(args.out):
+            args.out.write_text(page(read(args.file)), encoding="utf-8")
         print(f"Open {args.out} in a browser.")
         return 0
 

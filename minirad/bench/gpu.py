@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from minirad import command
 from minirad.attention.flashinfer import FlashInferAttention, what_is_missing
 from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend, RadixAttention
@@ -129,7 +130,8 @@ def main(args: argparse.Namespace) -> int:
         """A part that has been measured is not lost with those to come."""
         result.update(part)
         if args.out is not None:
-            args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+            with command.named(args.out):
+                args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
 
     keep(parity=parity(model, device, scale))
     keep(parity_seconds=round(time.perf_counter() - started, 1))  # with weights drawn and kernels compiled
