@@ -5,6 +5,15 @@
 
 from __future__ import annotations
 
-from lessons.grading.progress import progress
+from typing import Any
 
 __all__ = ["progress"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first used: `python -m lessons` comes through here before it can say how it ends."""
+    if name != "progress":
+        raise AttributeError(f"module 'lessons' has no attribute {name!r}")
+    from lessons.grading.progress import progress
+
+    return progress

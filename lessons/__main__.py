@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("python -m lessons")  # before what takes its time to import
+
 import argparse
 import math
 import os
@@ -61,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     scope = commands.add_parser("gradescope", help="write the autograder for Gradescope")
     scope.add_argument("out", metavar="OUT.zip", help="a file that does not exist yet")
     scope.add_argument("--due", metavar="NN,NN", help="grade these lessons (default: all)")
-    for command in (room, scope):
-        command.add_argument(
+    for out in (room, scope):
+        out.add_argument(
             "--torch-index", metavar="URL", default="", help="install torch from this index (a smaller one)"
         )
     return parser
@@ -89,13 +94,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # names and messages may hold what a terminal cannot show
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    command.interruptible()
     options = _parser().parse_args(arguments)
     commands = {
         "grade": _grade, "collect": _collect, "merge": _merge, "classroom": _classroom,
         "gradescope": _gradescope,
     }  # fmt: skip
     try:
-        return commands.get(options.command, _list)(options)
+        with command.output_named():
+            return commands.get(options.command, _list)(options)
+    except BrokenPipeError:  # `| head` has seen enough; no grade was told in full, so that the code is no 0
+        command.forget_output()
+        return 2
     except GraderError as error:
         print(f"python -m lessons: {error}", file=sys.stderr)
         return 2
@@ -103,8 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m lessons: {one_line(str(error), 1000)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("python -m lessons: stopped", file=sys.stderr)
-        return 130
+        print("python -m lessons: interrupted", file=sys.stderr)
+        return command.INTERRUPTED
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -142,10 +152,14 @@ def _grade(options: argparse.Namespace) -> int:
         root = Path(options.submission)
         if not root.is_dir():
             raise ValueError(f"{root} is no folder")
-    works = [
-        each.folder if root is None else find_lesson(root, each.name, alone=len(lessons) == 1)
+    found_in = [
+        (each.folder, "") if root is None else find_lesson(root, each.name, alone=len(lessons) == 1)
         for each in lessons
     ]
+    works = [work for work, _ in found_in]
+    remarks = [remark for _, remark in found_in if remark]
+    for remark in remarks:
+        _tell(remark)
     if options.json is not None:
         may_be_written("--json", options.json, (".json",), [work / EXERCISE for work in works])
     results: list[Result] = []
@@ -160,13 +174,17 @@ def _grade(options: argparse.Namespace) -> int:
     if root is None:
         remember(results)
     if options.json is not None:
-        write_gradescope(results, Path(options.json))
+        write_gradescope(results, Path(options.json), remarks)
     if options.show and any(r.status not in ("passed", "todo") for r in results):
         print(f"\ndrawn: {show(results)}")
     asked = [r for r in results if not due or r.lesson in due]
     if due:
         print(f"\ndue: {', '.join(due)}: {'done' if all(r.passed for r in asked) else 'not done yet'}")
     return 0 if all(r.passed for r in asked) else 1
+
+
+def _tell(remark: str) -> None:
+    print(f"look at it: {remark}", file=sys.stderr)
 
 
 def _collect(options: argparse.Namespace) -> int:
@@ -176,7 +194,7 @@ def _collect(options: argparse.Namespace) -> int:
     may_be_written("--csv", options.csv, (".csv",))
     if others:
         print(f"left out: {', '.join(others)}", file=sys.stderr)
-    for student, results in collect(students, Path(options.csv), lessons, limits, options.student):
+    for student, results in collect(students, Path(options.csv), lessons, limits, options.student, _tell):
         earned, possible = total(results)
         print(f"{student:24} {earned:g} of {possible:g}")
     print(f"written: {options.csv}")

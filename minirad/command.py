@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -77,16 +78,54 @@ def one_line(error: object) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
+@contextlib.contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """While this file is written: an OSError that names no file (a full disk) names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+class _Output:
+    """A stream whose failures name it; in all else the stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> Any:
+        with named("standard output"):
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with named("standard output"):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def output_named() -> Iterator[None]:
+    """What is printed is written in the end; an OSError of the standard output says whose it is."""
+    output: Any = _Output(sys.stdout)
+    with contextlib.redirect_stdout(output):
+        yield
+        output.flush()
+
+
 def run(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
     """Does the work of a command and returns its exit code. mistakes: further errors of the caller's."""
+    interruptible()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a console that cannot show every character
     try:
-        code = work()
-        sys.stdout.flush()
-        return code
+        with output_named():
+            return work()
     except BrokenPipeError:  # `| head` has seen enough
-        _forget_output()
+        forget_output()
         return 0
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
@@ -106,19 +145,28 @@ def _mistake(name: str, error: object) -> int:
     try:
         sys.stdout.flush()
     except OSError:  # it was the output that could not be written
-        _forget_output()
+        forget_output()
     return 2
 
 
-def _forget_output() -> None:
+def forget_output() -> None:
     """What is left in stdout's buffer must not be tried again when Python ends."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def end_quietly(name: str) -> None:
-    """From now on Ctrl-C outside `run` (while a module imports torch, say) is one line and code 130, too."""
+    """From now on Ctrl-C outside `run` (while a module imports torch, say) is one line and code 130, too.
+
+    Up to `interruptible` it ends the program at once: a KeyboardInterrupt in the middle of numpy's import
+    would come out of it as an ImportError.
+    """
+    global _leave
     usual = sys.excepthook
+
+    def leave(number: int, frame: object) -> NoReturn:
+        os.write(2, f"{name}: interrupted\n".encode())  # print may have been what was interrupted
+        os._exit(INTERRUPTED)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         if not issubclass(kind, KeyboardInterrupt):
@@ -127,3 +175,15 @@ def end_quietly(name: str) -> None:
         os._exit(INTERRUPTED)  # Python's own end would be the signal's, with code -2 for who waits for it
 
     sys.excepthook = hook
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nobody waits for Ctrl-C
+        _leave = leave
+        signal.signal(signal.SIGINT, leave)
+
+
+_leave: Callable[[int, object], NoReturn] | None = None
+
+
+def interruptible() -> None:
+    """All is imported: from now on Ctrl-C raises KeyboardInterrupt again."""
+    if _leave is not None and signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

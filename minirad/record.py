@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from minirad import command
 from minirad import events as ev
 from minirad.checks import path as a_path
 from minirad.checks import said, whole
@@ -130,7 +131,8 @@ class Recording:
 
     def save(self, path: str | Path) -> None:
         """Writes header and frames as JSON lines."""
-        with a_path("path", path).open("wb") as file:
+        path = a_path("path", path)
+        with command.named(path), path.open("wb") as file:
             file.write(_encoded(_header_line(self.header)))
             file.writelines(_encoded(frame.to_json() + "\n") for frame in self.frames)
 

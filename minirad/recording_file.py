@@ -397,7 +397,7 @@ def _parsed(line: bytes) -> Any:
     parts = line.count(b"[") + line.count(b"{")
     _require(parts <= MOST_PARTS, f"{parts} lists and objects in one line; at most {MOST_PARTS} are read")
     try:
-        return json.loads(line, parse_constant=_no_number)
+        return json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise _NoJson(f"no UTF-8 text: {error.reason}") from error
     except json.JSONDecodeError as error:
@@ -479,8 +479,8 @@ def read_recording(path: str | Path) -> Recording:
     """A file's header and its frames up to the first that is broken, missing or does not follow.
 
     ValueError for a file that has no whole header, or nothing whole behind it. `missing` of the result is
-    one sentence on what was not read and why; "" for a whole file, and for one whose last line was cut off
-    while it was written.
+    one sentence on what was not read and why; "" for a whole file. A last line that was cut off (or is being
+    written) is told by it, too, and is no reason to refuse a file.
     """
     with Path(path).open("rb") as file:
         try:
@@ -501,11 +501,12 @@ def read_recording(path: str | Path) -> Recording:
                     recording.frames.append(_next_frame(line, len(recording), check))
             except ValueError as error:
                 if isinstance(error, _NoJson) and not line.endswith(b"\n"):
-                    break  # cut off while it was written
+                    recording.missing = f"{path}, line {number}: the last line is cut off"
+                    break
                 recording.missing = f"{path}, line {number}: {error}"
+                if not recording.frames:
+                    raise ValueError(recording.missing) from error
                 break
-    if recording.missing and not recording.frames:
-        raise ValueError(recording.missing)
     if recording.missing:
         recording.missing += f"; what was before it can be seen ({len(recording)} steps)"
     return recording

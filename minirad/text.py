@@ -18,10 +18,13 @@ Does not import torch, and does not decide when a request ends: the engine asks.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
+import logging
 import re
+import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -54,12 +57,32 @@ def valid_text(text: Any, what: str) -> str:
     return text
 
 
+@contextlib.contextmanager
+def no_length_warning() -> Iterator[None]:
+    """Holds back, in this thread, what transformers says of a long text: the engine has its own bounds.
+
+    Not by `verbose=False`: a tokenizer may be any object with an `encode`.
+    """
+    here = threading.get_ident()
+
+    def other(record: logging.LogRecord) -> bool:
+        return record.thread != here or not str(record.msg).startswith("Token indices sequence length")
+
+    log = logging.getLogger("transformers.tokenization_utils_base")
+    log.addFilter(other)
+    try:
+        yield
+    finally:
+        log.removeFilter(other)
+
+
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Ids of a whole prompt, with the first token (BOS) that the tokenizer puts before it.
 
     A text that begins with it already gets no second one, and a warning says so.
     """
-    ids: list[int] = tokenizer.encode(valid_text(text, "the prompt"))
+    with no_length_warning():
+        ids: list[int] = tokenizer.encode(valid_text(text, "the prompt"))
     first = getattr(tokenizer, "bos_token_id", None)
     if first is not None and ids[:2] == [first, first] and text.startswith(tokenizer.bos_token):
         warnings.warn(
@@ -261,7 +284,8 @@ class TokenTexts:
         return both[len(first) :] if both[: len(first)] == first else None
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        with no_length_warning():
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def _decode(self, ids: Sequence[int]) -> str:

@@ -34,7 +34,7 @@ import numpy as np
 from minirad.cache.radix_cache import MAX_TOKEN, Slots
 from minirad.checks import read_text, said
 from minirad.model.classroom import corpus
-from minirad.text import InvalidTextError, TextWarning, valid_text
+from minirad.text import InvalidTextError, TextWarning, no_length_warning, valid_text
 
 LATEST = 1e16  # milliseconds: no clock is later, and arithmetic with it is exact enough
 BLOCK_TOKENS = 512  # of one Mooncake hash id
@@ -129,7 +129,8 @@ class _TransformersTokenizer:
         self._inner: Any = load_tokenizer(path)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._inner.encode(valid_text(text, "a text"), add_special_tokens=False)
+        with no_length_warning():
+            ids: list[int] = self._inner.encode(valid_text(text, "a text"), add_special_tokens=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -164,12 +164,39 @@ def test_a_closed_pipe_ends_a_command_quietly() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_a_pipe_is_one_line() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_a_pipe_is_one_line(unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    body = "sys.exit(command.run('x', lambda: print('line') or 0))"
     with open("/dev/full", "w") as full:
-        process = run_code("sys.exit(command.run('x', lambda: print('line') or 0))", stdout=full)
+        process = run_code(body, stdout=full, env=environment)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert err.count("\n") == 1 and err.startswith("x: ")
+    assert err.count("\n") == 1 and err.startswith("x: ") and "'standard output'" in err
+
+
+def test_a_file_that_is_not_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        with command.named(tmp_path / "out.csv"):
+            raise OSError(28, "No space left on device")
+
+    assert command.run("x", work) == 2
+    assert capsys.readouterr().err.endswith(f"No space left on device: {str(tmp_path / 'out.csv')!r}\n")
+    with pytest.raises(FileNotFoundError, match="there"), command.named("here"):
+        (tmp_path / "there").read_bytes()
+
+
+def test_an_import_that_hides_ctrl_c_does_not_hide_it_from_a_command() -> None:
+    """numpy's import makes an ImportError of it."""
+    body = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\ncommand.end_quietly('x')\n"
+    )
+    hide = "try: signal.raise_signal(signal.SIGINT)\nexcept BaseException: raise ImportError from None"
+    process = run_code(body + hide)
+    assert process.communicate(timeout=30)[1] == "x: interrupted\n" and process.returncode == 130
+    kept = "command.run('x', lambda: signal.raise_signal(signal.SIGINT))"
+    process = run_code(f"{body}sys.exit({kept})")
+    assert process.communicate(timeout=30)[1] == "x: interrupted\n" and process.returncode == 130
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send there")
@@ -189,10 +216,15 @@ def test_ctrl_c_is_one_line_and_code_130(where: str) -> None:
 
 
 def test_every_command_that_imports_torch_ends_quietly_from_its_first_line_on() -> None:
-    for name in COMMANDS:
-        module = import_module("minirad.__main__" if name == "minirad" else name)
+    for name in (*COMMANDS, "lessons"):
+        module = import_module(f"{name}.__main__" if name in ("minirad", "lessons") else name)
         source = Path(module.__file__ or "").read_text(encoding="utf-8")
         assert source.index("command.end_quietly(") < source.index("\nimport ")
+
+
+def test_the_packages_of_the_commands_import_nothing_that_takes_time() -> None:
+    process = run_code("import lessons, minirad\nprint('numpy' in sys.modules, 'torch' in sys.modules)")
+    assert process.communicate(timeout=30)[0] == "False False\n"
 
 
 def test_a_long_mistake_is_shortened() -> None:

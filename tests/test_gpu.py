@@ -237,7 +237,7 @@ def test_the_classroom_llama_knows_its_lessons(page_size: int, dtype: str) -> No
 def test_in_two_parts_it_knows_them_as_well() -> None:
     engine = engine_on_gpu(chunk_tokens=100)
     c = engine.model.config
-    engine.attention = FlashInferAttention(c.heads, c.kv_heads, c.head_dim, device=CARD, two_part=True)
+    engine.runner.attention = FlashInferAttention(c.heads, c.kv_heads, c.head_dim, device=CARD, two_part=True)
     assert exam(engine, "name recall", 40) >= 0.9
 
 

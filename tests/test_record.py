@@ -204,6 +204,20 @@ def test_a_file_cut_off_anywhere_gives_its_whole_frames(run: Recorder, tmp_path:
         loaded = Recorder.load(cut)
         whole = sum(end <= size for end in ends) - 1  # a line without its end is whole, too
         assert loaded.frames == run.frames[:whole]
+        told = f"{cut}, line {whole + 2}: the last line is cut off; "
+        told += f"what was before it can be seen ({whole} steps)"
+        at_an_end = size in ends or size - 1 in ends or size > len(data)
+        assert loaded.missing == ("" if at_an_end else told)
+
+
+def test_bytes_that_are_no_text_are_told_as_what_they_are(run: Recorder, tmp_path: Path) -> None:
+    """json takes NUL bytes for UTF-32."""
+    path = tmp_path / "run.jsonl"
+    run.save(path)
+    first, second, rest = path.read_bytes().split(b"\n", 2)
+    for line, told in ((b"\0" * 64, "no JSON: Expecting value at column 1"), (b"{\xff}", "no UTF-8 text")):
+        path.write_bytes(b"\n".join((first, second, line, rest)))
+        assert f"{path}, line 3: {told}" in Recorder.load(path).missing
 
 
 @pytest.mark.parametrize(

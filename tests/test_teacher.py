@@ -170,7 +170,7 @@ def test_results_do_not_overwrite_a_submission(
     linked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hand_in(tmp_path / "in", "ada")
-    exercise = find_lesson(tmp_path / "in" / "ada", TREE) / "exercise.py"
+    exercise = find_lesson(tmp_path / "in" / "ada", TREE)[0] / "exercise.py"
     before, target = exercise.read_bytes(), exercise
     if linked:
         target = tmp_path / "results.json"
@@ -339,19 +339,70 @@ def test_grade_and_collect_find_the_same(tmp_path: Path, inside: str) -> None:
     for place in (inside, ".git/lessons", "__MACOSX/lessons", ".venv/lessons"):
         (student / place / LOCKS).mkdir(parents=True)
         (student / place / LOCKS / "exercise.py").write_text(place, encoding="utf-8")
-    found = find_lesson(student, LOCKS)
+    found, remark = find_lesson(student, LOCKS)
+    assert remark == ""
     assert (found / "exercise.py").read_text(encoding="utf-8") == inside
-    assert find_lesson(student / inside / LOCKS, LOCKS) == student / inside / LOCKS
+    assert find_lesson(student / inside / LOCKS, LOCKS) == (student / inside / LOCKS, "")
 
 
 def test_of_several_the_nearest_to_the_top_is_taken(tmp_path: Path) -> None:
     for place in ("old/lessons", "lessons", "a"):
         (tmp_path / place / TREE).mkdir(parents=True)
         (tmp_path / place / TREE / "exercise.py").touch()
-    assert find_lesson(tmp_path, TREE) == tmp_path / "lessons" / TREE
+    name = tmp_path.name
+    remark = f"{name}/lessons/{TREE} was graded, not {name}/a/{TREE}, {name}/old/lessons/{TREE}"
+    assert find_lesson(tmp_path, TREE) == (tmp_path / "lessons" / TREE, f"of several {TREE} {remark}")
     (tmp_path / "exercise.py").touch()
-    assert find_lesson(tmp_path, LOCKS) == tmp_path / LOCKS
-    assert find_lesson(tmp_path, LOCKS, alone=True) == tmp_path
+    assert find_lesson(tmp_path, LOCKS) == (tmp_path / LOCKS, "")
+    assert find_lesson(tmp_path, LOCKS, alone=True) == (tmp_path, "")
+
+
+def test_capitals_make_no_difference(tmp_path: Path) -> None:
+    place = tmp_path / "LESSONS" / TREE.upper()
+    place.mkdir(parents=True)
+    (place / "exercise.py").touch()
+    found, remark = find_lesson(tmp_path, TREE)
+    assert found.samefile(place) and remark == ""
+    assert find_lesson(place, TREE) == (place, "")
+
+
+def test_a_closed_pipe_ends_quietly_and_says_not_that_all_passed() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "lessons"], stdout=write, stderr=subprocess.PIPE, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (2, b"")
+
+
+def test_a_choice_among_several_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the table, on stderr, and in what Gradescope shows: both are named."""
+    folder, target, shown = tmp_path / "in", tmp_path / "grades.csv", tmp_path / "results.json"
+    for one in ("ada", "bob"):
+        (folder / "team" / one / TREE).mkdir(parents=True)
+        (folder / "team" / one / TREE / "exercise.py").touch()
+    told = f"of several {TREE} team/ada/{TREE} was graded, not team/bob/{TREE}"
+    assert main(["collect", str(folder), "--csv", str(target), "--lessons", "02"]) == 0
+    assert f"look at it: {told}\n" in capsys.readouterr().err
+    (row,) = csv.DictReader(target.open(encoding="utf-8"))
+    assert row["remarks"].startswith(f"{told}; 02")
+    main(["grade", "02", "--submission", str(folder / "team"), "--json", str(shown)])
+    assert f"look at it: {told}\n" in capsys.readouterr().err
+    assert json.loads(shown.read_text(encoding="utf-8"))["output"] == f"0 of 10 points\n{told}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in" / "ada").mkdir(parents=True)
+    table = tmp_path / "grades.csv"
+    assert main(["collect", str(tmp_path / "in"), "--csv", str(table), "--lessons", "02"]) == 0
+    for words in (
+        ["merge", str(table), "--csv", "/dev/full"],
+        ["collect", str(tmp_path / "in"), "--csv", "/dev/full", "--lessons", "02"],
+        ["grade", "02", "--json", "/dev/full"],
+    ):
+        capsys.readouterr()
+        assert main(words) == 2
+        assert "/dev/full" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

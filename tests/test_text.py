@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import random
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,7 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.model import smollm2
 from minirad.model.load import load_tokenizer, resolve_model
 from minirad.outputs import GenerationOutput
-from minirad.text import ReplyText, StreamText, TextWarning, TokenTexts
+from minirad.text import ReplyText, StreamText, TextWarning, TokenTexts, encode_prompt
 
 
 @pytest.fixture(scope="module")
@@ -362,3 +364,24 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_by_its_folder(tmp_path: Path
     with pytest.raises(ValueError, match="broken cannot be read"):
         engine.add_request([5, 6])
     assert not engine.has_work
+
+
+def test_the_tokenizer_says_nothing_of_a_long_text(tokenizers: dict[str, Any]) -> None:
+    """The engine has bounds of its own; what transformers says of a text that others encode stays."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("transformers.tokenization_utils_base")
+    log.addHandler(handler)
+    try:
+        for ask, times in (
+            (encode_prompt, 0),
+            (lambda own, text: TokenTexts(own).encode(text), 0),
+            (lambda own, text: own.encode(text), 1),
+        ):
+            own = copy.deepcopy(tokenizers["classroom"])
+            own.model_max_length = 4
+            assert len(ask(own, "one two three " * 9)) > 4
+            assert len(said) == times and not log.filters
+    finally:
+        log.removeHandler(handler)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minirad import command
 from minirad import events as ev
 from viz import tree
 from viz.compare import PairPage
@@ -114,7 +115,8 @@ def export_html(page: Page | PairPage, path: str | Path, title: str = "", note: 
     else:
         text = page_html(page_data(page, title, note), name)
     data = text.encode("utf-8")
-    Path(path).write_bytes(data)
+    with command.named(path):
+        Path(path).write_bytes(data)
     return len(data)
 
 
@@ -216,9 +218,10 @@ def export_gif(page: Page, path: str | Path, title: str = "", note: str = "") ->
     if not pictures:
         raise ValueError("there is nothing to draw: the recording is empty")
     durations = [GIF_PACE] * (len(pictures) - 1) + [3 * GIF_PACE]
-    pictures[0].save(
-        path, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=False
-    )
+    with command.named(path):
+        pictures[0].save(
+            path, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=False
+        )
     return Path(path).stat().st_size
 
 

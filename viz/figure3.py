@@ -341,7 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write(out: Path, files: dict[str, bytes], recording: Recording | None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        (out / name).write_bytes(data)
+        with command.named(out / name):
+            (out / name).write_bytes(data)
         print(out / name)
     if recording is not None:
         recording.save(out / "nine_steps.jsonl")

@@ -370,7 +370,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> int:
-        paths = write(args.out)
+        with command.named(args.out):
+            paths = write(args.out)
         for path in paths:
             print(path)
         print(f"Open {paths[0]} in a browser, or put the folder on any web server.")

@@ -210,7 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         command.may_be_written("--out", args.out, (".html",), (args.file,))
-        args.out.write_text(page(read(args.file)), encoding="utf-8")
+        with command.named(args.out):
+            args.out.write_text(page(read(args.file)), encoding="utf-8")
         print(f"Open {args.out} in a browser.")
         return 0
 

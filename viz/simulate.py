@@ -13,6 +13,8 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from minirad import command
+
 # Okabe and Ito's colours, told apart by almost everybody.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
@@ -54,7 +56,8 @@ def figure(reports: Sequence[Report]) -> go.Figure:
 def write_html(reports: Sequence[Report], path: str | Path) -> None:
     """A file that opens anywhere, without a network (about 5 MB: Plotly's JavaScript is inside)."""
     text = figure(reports).to_html(include_plotlyjs=True, full_html=True)
-    Path(path).write_text(text, encoding="utf-8")
+    with command.named(path):
+        Path(path).write_text(text, encoding="utf-8")
 
 
 def hit_rate_lines(report: Report, whose: str = "") -> list[go.Scatter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lessons.grading.isolate import GraderError, Limits, about_the_file, grade
@@ -13,6 +13,7 @@ from lessons.grading.run import WORDS, Result
 from lessons.grading.spec import Lesson
 from lessons.grading.submission import find_lesson, is_hidden
 from lessons.grading.words import file_name, one_line, said
+from minirad import command
 
 LARGEST_TABLE = 64 << 20
 
@@ -42,30 +43,39 @@ def collect(
     lessons: Sequence[Lesson],
     limits: Limits | None = None,
     student: str = "",
+    tell: Callable[[str], object] = lambda remark: None,
 ) -> Iterator[tuple[str, list[Result]]]:
     """Grades every student's folder and writes one CSV, a row per student as soon as it is known.
 
-    student: a common seed for all; "": each folder's name. Whatever a submission does, it has its row;
+    student: a common seed for all; "": each folder's name. tell: gets what is to be remarked on a
+    submission, which is in its row, too. Whatever a submission does, it has its row;
     GraderError only where the first one's process does not start.
     """
-    with target.open("w", newline="", encoding="utf-8") as file:
+    with command.named(target), target.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(_header(lessons))
         for number, path in enumerate(students):
             results: list[Result] = []
-            for lesson in lessons:
-                results += _graded(lesson, path, student or path.name, limits, first=number == 0)
+            remarks: list[str] = []
             name = file_name(path.name)
-            writer.writerow(_row(name, results))
+            for lesson in lessons:
+                place, remark = find_lesson(path, lesson.name)
+                if remark:
+                    remarks.append(remark)
+                    tell(remark)
+                results += _graded(lesson, place, path, student or path.name, limits, first=number == 0)
+            writer.writerow(_row(name, results, remarks))
             file.flush()
             yield name, results
 
 
-def _graded(lesson: Lesson, path: Path, student: str, limits: Limits | None, first: bool) -> Iterator[Result]:
+def _graded(
+    lesson: Lesson, place: Path, root: Path, student: str, limits: Limits | None, first: bool
+) -> Iterator[Result]:
     """A lesson's results; what ends the grader itself is written down, and the next one has his turn."""
     left = list(lesson.exercises)
     try:
-        for result in grade(lesson, find_lesson(path, lesson.name), student, limits, root=path):
+        for result in grade(lesson, place, student, limits, root=root):
             left = [each for each in left if each.name != result.exercise]
             yield result
     except Exception as error:
@@ -81,9 +91,9 @@ def _header(lessons: Iterable[Lesson]) -> list[str]:
     return ["student", "points", "of", *exercises, "remarks"]
 
 
-def _row(student: str, results: Sequence[Result]) -> list[str]:
+def _row(student: str, results: Sequence[Result], remarked: Sequence[str]) -> list[str]:
     earned, possible = total(results)
-    remarks: list[str] = []
+    remarks = list(remarked)
     known: set[tuple[str, str]] = set()
     for r in results:
         if r.status not in ("passed", "todo") and (r.lesson, r.words) not in known:
@@ -122,7 +132,7 @@ def merge(tables: Sequence[Path], target: Path) -> int:
             if row[0] in rows:
                 raise ValueError(f"{row[0]} is in {rows[row[0]][0]} and in {table}")
             rows[row[0]] = table, row
-    with target.open("w", newline="", encoding="utf-8") as file:
+    with command.named(target), target.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows([_harmless(cell) for cell in rows[name][1]] for name in sorted(rows))

@@ -11,6 +11,7 @@ from typing import Any
 from lessons.grading.run import WORDS, Result
 from lessons.grading.spec import ROOT
 from lessons.grading.words import file_name
+from minirad import command
 
 NOT_TRIED = "not tried: see the first exercise of this lesson"
 
@@ -65,14 +66,14 @@ def text(results: Sequence[Result]) -> str:
     return "\n\n".join(parts)
 
 
-def gradescope(results: Sequence[Result]) -> dict[str, Any]:
+def gradescope(results: Sequence[Result], remarks: Sequence[str] = ()) -> dict[str, Any]:
     """The shape that Gradescope reads from results.json."""
     earned, possible = total(results)
     with_words = {id(result) for result in said_once(results)}
     return {
         "score": earned,
         "execution_time": round(sum(r.seconds for r in results), 2),
-        "output": f"{earned:g} of {possible:g} points",
+        "output": "\n".join([f"{earned:g} of {possible:g} points", *remarks]),
         "stdout_visibility": "hidden",
         "tests": [
             {
@@ -89,8 +90,9 @@ def gradescope(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def write_gradescope(results: Sequence[Result], path: Path) -> None:
-    path.write_text(json.dumps(gradescope(results), indent=1), encoding="utf-8")
+def write_gradescope(results: Sequence[Result], path: Path, remarks: Sequence[str] = ()) -> None:
+    with command.named(path):
+        path.write_text(json.dumps(gradescope(results, remarks), indent=1), encoding="utf-8")
 
 
 # ---------------------------------------------------------------------- GitHub

@@ -29,23 +29,44 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in ("__MACOSX", "__pycache__")
 
 
-def find_lesson(student: Path, lesson: str, alone: bool = False) -> Path:
-    """The folder of a submission that holds a lesson's exercise.py: the one nearest to the top.
+def find_lesson(student: Path, lesson: str, alone: bool = False) -> tuple[Path, str]:
+    """The folder of a submission that holds a lesson's exercise.py, and a remark if there are several ("").
 
     `lessons/NN_name/`, `NN_name/`, the folder itself, or one of these some folders deeper, as archives
-    are packed. alone: no other lesson is asked for, so that a bare exercise.py is this one's.
+    are packed, in capitals or not; of several the one nearest to the top. alone: no other lesson is asked
+    for, so that a bare exercise.py is this one's.
     """
-    if student.name == lesson or (alone and _is_there(student / EXERCISE)):
-        return student
+    itself = student.name.casefold() == lesson.casefold()
+    found: dict[tuple[int, int], Path] = {}  # by the file's number: one folder may have two names
+    for place in [student] * (itself or alone) + list(_places(student, lesson)):
+        try:
+            file = os.lstat(place / EXERCISE)  # a broken link is there, too, and will be refused by name
+        except OSError:
+            continue
+        found.setdefault((file.st_dev, file.st_ino), place)
+    if not found:
+        return (student if itself else student / lesson), ""
+    first, *others = found.values()
+    if not others:
+        return first, ""
+    taken, *left = [file_name(place.relative_to(student.parent).as_posix()) for place in (first, *others)]
+    more = f" and {len(left) - 2} more" if len(left) > 2 else ""
+    return first, f"of several {lesson} {taken} was graded, not {', '.join(left[:2])}{more}"
+
+
+def _places(student: Path, lesson: str) -> Iterator[Path]:
     for folder in _folders(student):
-        for place in (folder / "lessons" / lesson, folder / lesson):
-            if _is_there(place / EXERCISE):
-                return place
-    return student / lesson
+        for lessons in _called(folder, "lessons"):
+            yield from _called(lessons, lesson)
+        yield from _called(folder, lesson)
 
 
-def _is_there(file: Path) -> bool:
-    return os.path.lexists(file)  # a broken link is there, too, and will be refused by name
+def _called(folder: Path, name: str) -> Iterator[Path]:
+    """What is called so in a folder, exactly or but for capitals."""
+    yield folder / name
+    for entry in _entries(folder, MOST_SEEN):
+        if entry.name != name and entry.name.casefold() == name.casefold():
+            yield Path(entry.path)
 
 
 def _folders(top: Path) -> Iterator[Path]:

@@ -132,7 +132,8 @@ def main(args: argparse.Namespace) -> int:
         """A part that has been measured is not lost with those to come."""
         result.update(part)
         if args.out is not None:
-            args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+            with command.named(args.out):
+                args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
 
     keep(parity=parity(model, device, scale))
     keep(parity_seconds=round(time.perf_counter() - started, 1))  # with weights drawn and kernels compiled
