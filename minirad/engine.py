@@ -55,6 +55,7 @@ class Engine:
     Every public call that changes something is one transaction: what comes from outside meanwhile (Ctrl-C,
     the error of an event handler) is raised when the books are right. A call that raises and would have
     returned a handle (`add_request`, `pin`) did nothing; `generate` and `stream` leave no request behind.
+    An engine serves one thread at a time.
     """
 
     def __init__(
