@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from test_browser_live import CARDS, SEEK, at, browser, open_at, tab, until
+from test_browser_live import CARDS, SEEK, at, browser, leaving, open_at, tab, until
 
 from viz.export import export
 from viz.live import Driver, Live, Settings
@@ -108,7 +108,7 @@ def test_nothing_overlaps_or_is_cut_off(tab, url, both, size):
 
 def test_both_engines_are_driven(tab):
     driver = Driver(Settings(workload="chat", compare="lru,lfu"), speed=20, paused=True)
-    with Live(driver) as server:
+    with leaving(tab, Live(driver)) as server:
         tab.goto(server.url)
         at(tab, "step 0")
         tab.keyboard.press("ArrowRight")
@@ -127,7 +127,7 @@ def test_both_engines_are_driven(tab):
 @pytest.mark.parametrize("place", ["server", "file"])
 def test_refused_requests_are_told_in_a_banner(tab, tmp_path, place):
     driver = Driver(Settings(workload="agents", compare="lru,lfu", kv_tokens=40), speed=0)
-    with Live(driver) as server:
+    with leaving(tab, Live(driver)) as server:
         start = time.monotonic()
         while driver.run_now is None or not driver.run_now.idle:
             assert time.monotonic() - start < 60 and not driver.error

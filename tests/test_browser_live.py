@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import statistics
 import time
@@ -80,6 +81,14 @@ def served(tmp_path_factory):
 
         export(driver.run_now.page, file, title="mixed")
         yield server, file
+
+
+@contextlib.contextmanager
+def leaving(tab, live):
+    """A server that the tab has left before it ends: what the page still asks for would be refused."""
+    with live as server:
+        yield server
+        tab.goto("about:blank")
 
 
 def until(tab, condition: str, seconds: float = 30) -> None:
@@ -330,7 +339,7 @@ def test_only_ctrl_and_the_wheel_zoom_and_text_stays_readable(tab, url, served):
 
 def test_a_prompt_is_text_and_never_markup(tab):
     driver = Driver(Settings(workload="none", kv_tokens=400), speed=0)
-    with Live(driver) as server:
+    with leaving(tab, Live(driver)) as server:
         tab.goto(server.url)
         at(tab, "step 0")
         tab.wait_for_selector(".drivable")
@@ -356,7 +365,7 @@ def test_a_prompt_is_text_and_never_markup(tab):
 
 def test_driving_restarting_and_going_back_while_it_runs(tab):
     driver = Driver(Settings(workload="chat"), speed=12)
-    with Live(driver) as server:
+    with leaving(tab, Live(driver)) as server:
         tab.goto(server.url)
         until(tab, "Number(document.body.dataset.position?.split(' ')[1]) >= 6")
         tab.keyboard.press("ArrowLeft")
@@ -386,7 +395,7 @@ def test_an_engine_error_is_shown(tab, monkeypatch):
         advance(self)
 
     monkeypatch.setattr(live.Run, "advance", breaks)
-    with Live(driver) as server:
+    with leaving(tab, Live(driver)) as server:
         tab.goto(server.url)
         until(tab, "document.querySelector('.banner').innerText.includes('a broken promise')")
         tab.keyboard.press("ArrowLeft")
@@ -406,7 +415,7 @@ def test_a_lost_connection_comes_back_with_history(tab, served):
     again = Driver(
         Settings(workload="none"), speed=0, replay=Replay(served[0].driver.run_now.recorder, "again")
     )
-    with Live(again, port=port) as server:
+    with leaving(tab, Live(again, port=port)) as server:
         assert server.server.port == port
         more = len(again.run_now.trace)
         until(
@@ -441,7 +450,7 @@ def test_the_address_is_the_position(tab, url, served):
 
 def test_after_a_fork_the_address_is_of_the_new_run(tab):
     driver = Driver(Settings(workload="chat"), speed=0)
-    with Live(driver) as server:
+    with leaving(tab, Live(driver)) as server:
         until_idle(driver)
         open_at(tab, server.url, "step 30")
         tab.get_by_role("button", name="restart…").click()
@@ -458,7 +467,7 @@ def test_after_a_fork_the_address_is_of_the_new_run(tab):
 
 def test_refused_requests_are_seen(tab, tmp_path):
     driver = Driver(Settings(workload="chat", kv_tokens=40), speed=0)
-    with Live(driver) as server:
+    with leaving(tab, Live(driver)) as server:
         until_idle(driver)
         tab.goto(server.url)
         until(tab, "document.querySelector('.refused').innerText.startsWith('4 of 4 requests refused: ')")
@@ -581,7 +590,7 @@ def test_without_a_host_tier_there_is_no_trace_of_one(tab, url):
 
 def test_the_policy_is_changed_on_the_page(tab):
     driver = Driver(Settings(workload="none", kv_tokens=400), speed=0, paused=True)
-    with Live(driver) as server:
+    with leaving(tab, Live(driver)) as server:
         tab.goto(server.url)
         until(tab, "document.querySelector('.joined select')?.disabled === false")
         tab.select_option(".joined select", "lfu")
