@@ -99,9 +99,7 @@ def test_a_lock_holds_the_node_itself_and_all_above_it(page: int, seed: int) -> 
 
 
 def test_a_lock_that_skips_the_node_is_found() -> None:
-    with broken(
-        RadixCache, "inc_lock_ref", "moved, step = 0, self._node(node)", "moved, step = 0, node.parent"
-    ):
+    with broken(RadixCache, "inc_lock_ref", "moved, step = 0, node", "moved, step = 0, node.parent"):
         no_locked_node_goes(1, 0)
 
 

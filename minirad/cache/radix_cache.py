@@ -219,6 +219,10 @@ class Node:
         return f"Node(n{self.id}, {len(self)} tokens, lock_ref={self.lock_ref})"
 
 
+def _no_node(value: Any) -> ValueError:
+    return ValueError(f"a node of this tree is needed, got {said(value)}")
+
+
 class RadixCache:
     """A radix tree over KV slots with locks and eviction.
 
@@ -361,7 +365,9 @@ class RadixCache:
         """
         if not isinstance(key, RadixKey):
             raise ValueError(f"a RadixKey is needed, got {said(key)}")
-        slots, priority = as_int64(slots, "slots"), whole("priority", priority)
+        slots = as_int64(slots, "slots")
+        if type(priority) is not int:
+            priority = whole("priority", priority)
         if len(slots) != len(key):
             raise ValueError(f"{len(slots)} slots for a key of {len(key)} units")
         path, pos = self._touch(key, False, priority)
@@ -420,12 +426,6 @@ class RadixCache:
 
     # -------------------------------------------------------------- holding on
 
-    @staticmethod
-    def _node(node: Node) -> Node:
-        if not isinstance(node, Node):
-            raise ValueError(f"a node of this tree is needed, got {said(node)}")
-        return node
-
     def _undo(self, node: Node, by: int) -> NoReturn:
         """Only at the top it shows that a node is another tree's: it gets its locks back."""
         step = node
@@ -458,7 +458,9 @@ class RadixCache:
 
         Locking the root does nothing. Every call needs its own `dec_lock_ref`.
         """
-        moved, step = 0, self._node(node)
+        if not isinstance(node, Node):
+            raise _no_node(node)
+        moved, step = 0, node
         while (parent := step.parent) is not None:
             if step.lock_ref == 0:
                 moved += len(step.edge)  # bytes: quicker to ask than the length of an array
@@ -476,8 +478,10 @@ class RadixCache:
 
     def dec_lock_ref(self, node: Node) -> int:
         """Takes one lock back; returns how many tokens became evictable by it."""
+        if not isinstance(node, Node):
+            raise _no_node(node)
         # Above it every node is locked at least as often: this one look is enough for all.
-        if self._node(node).lock_ref == 0 and node is not self.root:
+        if node.lock_ref == 0 and node is not self.root:
             self._require_mine(node)
             raise InvariantError(f"n{node.id} is unlocked more often than it was locked")
         moved, step = 0, node
