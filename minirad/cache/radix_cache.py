@@ -61,10 +61,9 @@ def as_int64(values: Any, what: str) -> Slots:
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     kind = array.dtype.kind
-    if array.ndim == 0 or kind == "O":
-        raise ValueError(f"{what} must be one row of integers, got {array.dtype} {said(values)}")
     if array.ndim != 1 or kind not in "iu":
-        raise ValueError(f"{what} must be one row of integers, got {array.dtype} of shape {array.shape}")
+        shown = said(values) if array.ndim == 0 or kind == "O" else f"of shape {array.shape}"
+        raise ValueError(f"{what} must be one row of integers, got {array.dtype} {shown}")
     if kind == "u" and array.max() > MAX_INT64:
         raise ValueError(f"{what}: {array.max()} does not fit into a signed 64-bit integer")
     return array.astype(np.int64, copy=False)
@@ -86,7 +85,8 @@ class RadixKey:
             bad = int(tokens[(tokens < 0) | (tokens > MAX_TOKEN)][0])
             raise ValueError(f"token id {bad} is out of range 0 to {MAX_TOKEN}")
         hash(extra_key)  # a TypeError here names the type; later it would be far from its cause
-        truth("is_bigram", is_bigram)
+        if type(is_bigram) is not bool:
+            truth("is_bigram", is_bigram)
         units = tokens.astype(np.int32)
         if is_bigram:
             units = np.stack((units[:-1], units[1:]), axis=1)
@@ -509,7 +509,9 @@ class RadixCache:
         A parent becomes a leaf, and a candidate, when its last child has gone. Stops early when
         nothing evictable is left.
         """
-        if whole("num_tokens", num_tokens) < 0:
+        if type(num_tokens) is not int:
+            num_tokens = whole("num_tokens", num_tokens)
+        if num_tokens < 0:
             raise ValueError(f"cannot evict {num_tokens} tokens")
         freed: list[bytes] = []
         total = 0
