@@ -6,7 +6,6 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,9 @@ def assemble(config: EngineConfig, model: LlamaModel | None) -> Machine:
 
 def fast_parts() -> Any:
     """fast/choose.py, looked up by name; None where the folder was deleted: all works without it, slowly."""
-    name = "minirad.fast.choose"
-    there = find_spec("minirad.fast") is not None and find_spec(name) is not None
-    return import_module(name) if there else None
+    # Not asked of the import system: an editable install would find another copy's.
+    there = (Path(__file__).parent / "fast" / "choose.py").is_file()
+    return import_module("minirad.fast.choose") if there else None
 
 
 def choose_device(name: str, model: LlamaModel | None) -> torch.device:
