@@ -22,7 +22,7 @@ from minirad import events as ev
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
-from minirad.cache.radix_cache import IntSequence, RadixCache, Slots
+from minirad.cache.radix_cache import RadixCache, Slots
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.intake import Intake
 from minirad.kv.host_tier import HostTier
@@ -39,10 +39,8 @@ from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
 from minirad.snapshot import engine_snapshot
 from minirad.text import TokenTexts
-from minirad.tokenizing import Tokenizing
+from minirad.tokenizing import Prompt, Tokenizing
 from minirad.transaction import Transaction
-
-Prompt = str | IntSequence
 
 
 class Engine:
