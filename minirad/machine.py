@@ -19,6 +19,7 @@ from minirad.config import DEFAULT_KV_TOKENS, MOST_KV_TOKENS, EngineConfig
 from minirad.kv.host_tier import HostTier
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, resolve_model
+from minirad.rooms import room
 from minirad.runner import TorchRunner
 from minirad.schedule.ownership import PrefixCache
 from minirad.schedule.req_to_token import ReqToTokenPool
@@ -58,10 +59,8 @@ def assemble(config: EngineConfig, model: LlamaModel | None) -> Machine:
 
 
 def fast_parts() -> Any:
-    """fast/choose.py, looked up by name; None where the folder was deleted: all works without it, slowly."""
-    # Not asked of the import system: an editable install would find another copy's.
-    there = (Path(__file__).parent / "fast" / "choose.py").is_file()
-    return import_module("minirad.fast.choose") if there else None
+    """fast/choose.py; None where the folder was deleted: all works without it, slowly."""
+    return room("fast.choose")
 
 
 def choose_device(name: str, model: LlamaModel | None) -> torch.device:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,6 +50,17 @@ class PrefixCache(Protocol):
     def evictable_size(self) -> int: ...
     @property
     def protected_size(self) -> int: ...
+
+
+class Prefix(NamedTuple):
+    """What a tree would match of a key: a look that changes nothing.
+
+    length: matched units, whole pages. cost: how many evictable tokens locking them would protect; 0 where
+    the tree cannot say.
+    """
+
+    length: int
+    cost: int
 
 
 def path_slots(node: Any) -> Slots:
@@ -101,6 +112,19 @@ class SlotOwnership:
         """What locking this key's match would take from `room`; 0 where the tree cannot say."""
         ask = getattr(self.cache, "lock_cost", None)
         return int(ask(key)) if ask is not None else 0
+
+    def find(self, key: RadixKey) -> Prefix:
+        """What the tree would match of a key; for order, room and lock."""
+        return Prefix(int(self.cache.peek(key)), self.lock_cost(key))
+
+    def lock(self, key: RadixKey, found: Prefix | None = None) -> Any:
+        """Matches a key and locks what matched, so that it is not evicted; returns the tree's match.
+
+        found: what `find` said of the key.
+        """
+        match = self.cache.match_prefix(key)
+        self.cache.inc_lock_ref(match.last_node)
+        return match
 
     def locked(self, key: RadixKey) -> int:
         """How much of this key's match is locked, and so costs no room; a tree that cannot say is tried."""
