@@ -15,10 +15,6 @@ from typing import Any
 import numpy as np
 
 MOST = (1 << 63) - 1  # what the rest of the world calls a number
-CACHE_METHODS = (
-    "peek", "match_prefix", "insert", "inc_lock_ref", "dec_lock_ref", "evict", "walk", "reset", "page_size",
-    "evictable_size", "protected_size",
-)  # fmt: skip
 
 
 def said(value: Any) -> str:
@@ -94,24 +90,6 @@ def extra_key(value: Any) -> Hashable:
         raise ValueError(f"extra_key must be hashable, got {said(value)}") from None
     key: Hashable = value
     return key
-
-
-def engine(config: Any, cache: Any, model: Any) -> None:
-    """ValueError unless an engine's arguments are what they have to be."""
-    from minirad.config import EngineConfig
-    from minirad.model.llama import LlamaModel
-
-    if config is not None and not isinstance(config, EngineConfig):
-        raise ValueError(f"config must be an EngineConfig or None, got {said(config)}")
-    if inspect.isclass(cache):
-        raise ValueError(f"cache must be an object, got {said(cache)}: make one, {cache.__name__}(...)")
-    missing = [] if cache is None else [name for name in CACHE_METHODS if not hasattr(cache, name)]
-    if missing:
-        raise ValueError(f"cache must have RadixCache's methods; {said(cache)} has no {', '.join(missing)}")
-    if model is not None and not isinstance(model, LlamaModel):
-        raise ValueError(
-            f"model must be a LlamaModel or None, got {said(model)} (a name goes into the config)"
-        )
 
 
 def request_id(value: Any) -> str:

@@ -9,37 +9,25 @@ from a runner (runner.py, launch.py). This file joins them and holds no policy o
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
-
-import torch
 
 from minirad import checks, serve
 from minirad import events as ev
-from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.cache.radix_cache import RadixCache, Slots
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.intake import Intake
-from minirad.kv.host_tier import HostTier
-from minirad.kv.kv_pool import KVPool
-from minirad.launch import Result
-from minirad.machine import assemble, choose_cache
-from minirad.model.llama import LlamaModel
-from minirad.model.load import load_tokenizer
 from minirad.outputs import GenerationOutput, Pin, StepReport, StreamToken
+from minirad.parts import Parts, Prompt, Result
 from minirad.process_result import ResultProcessor
+from minirad.rooms import room
 from minirad.schedule.admission import Books
 from minirad.schedule.ownership import PrefixCache, SlotOwnership
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
-from minirad.snapshot import engine_snapshot
-from minirad.text import TokenTexts
-from minirad.tokenizing import Prompt, Tokenizing
 from minirad.transaction import Transaction
 
 
@@ -47,7 +35,8 @@ class Engine:
     """Serves one Llama through one radix cache.
 
     cache: any object with RadixCache's methods (a student's tree, say); None makes a RadixCache.
-    model, tokenizer: ready-made ones instead of those that `config.model` names.
+    model, tokenizer: ready-made ones instead of those that `config.model` names. parts: all of that and a
+    runner, instead of what machine.py puts together.
     attention_note: one sentence if "auto" could not have the GPU or its fast attention, else "".
 
     Every public call that changes something is one transaction: what comes from outside meanwhile (Ctrl-C,
@@ -61,18 +50,21 @@ class Engine:
         config: EngineConfig | None = None,
         cache: PrefixCache | None = None,
         *,
-        model: LlamaModel | None = None,
+        model: Any = None,
         tokenizer: Any = None,
+        parts: Parts | None = None,
     ) -> None:
-        checks.engine(config, cache, model)
-        machine = assemble(config or EngineConfig(), model)
-        self.config = config = machine.config
-        self.runner, self.model_path, self.attention_note = machine.runner, machine.model_path, machine.note
-        assert config.kv_tokens is not None
-        self.host_tier = HostTier(self.pool, config) if config.host_kv_tokens else None
-        self.cache: PrefixCache = choose_cache(cache, config, self.host_tier)
+        parts = parts or room("machine").assemble(config, cache, model, tokenizer)
+        self.config = config = parts.config
+        self.runner, self.cache, self.rows, self.tokenizing = (
+            parts.runner,
+            parts.cache,
+            parts.rows,
+            parts.texts,
+        )
+        self.host_tier, self.model_path, self.attention_note = parts.host_tier, parts.model_path, parts.note
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
-        self.rows = self.runner.rows
+        assert config.kv_tokens is not None
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
         self.ownership = SlotOwnership(
             self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache,
@@ -85,9 +77,6 @@ class Engine:
         self.overlap = self.runner.overlap(self)
         self.transaction = Transaction(self.bus)
         self.outbox = serve.Outbox()
-        path = machine.model_path
-        load = None if path is None else partial(load_tokenizer, path)
-        self.tokenizing = Tokenizing(tokenizer, load, self.runner.eos_ids)
         self.intake = Intake(config, self.runner.vocab_size, self.tokenizing)
         self.results = ResultProcessor(
             self.scheduler, self.ownership, self.runner, self.tokenizing, self.bus, self.outbox
@@ -140,31 +129,22 @@ class Engine:
             self._end_those_left()
 
     def _step(self) -> StepReport:
-        started = time.perf_counter()
-        evicted, again = self.ownership.evicted_tokens, dataclasses.replace(self.books.again)
+        started, before = time.perf_counter(), self._totals()
         batch = self._schedule()
-        if batch is None:
+        if batch is not None:
+            try:
+                with self.transaction.let_through():  # most of a step's time is spent here
+                    pending = self.runner.launch(batch)
+                results = pending.read()
+            except BaseException:
+                self.scheduler.put_back(batch.requests)
+                raise
+            self.commit(batch, results)
+        else:
             self.steps += 1
             if self.scheduler.stuck is not None:
                 self.results.give_up(self.scheduler.stuck)
-        else:
-            self.commit(batch, self._compute(batch))
-        first = [r for r in batch.admitted if r.attempts == 1] if batch else []
-        report = StepReport(
-            index=self.steps,
-            kind=batch.kind if batch else "idle",
-            admitted=[r.id for r in batch.admitted] if batch else [],
-            batch=[r.id for r in batch.requests] if batch else [],
-            finished=[],
-            retracted=[r.id for r in self.scheduler.retracted],
-            evicted_tokens=self.ownership.evicted_tokens - evicted,
-            hit_tokens=sum(r.cached_tokens for r in first),
-            prompt_tokens=sum(len(r.prompt) for r in first),
-            seconds=time.perf_counter() - started,
-            again_hit_tokens=self.books.again.cached - again.cached,
-            again_tokens=self.books.again.tokens - again.tokens,
-            new_token_ratio=self.scheduler.future.ratio,
-        )
+        report = self._report(batch or Batch(), time.perf_counter() - started, before)
         if self.bus.wants(ev.StepEnded):
             self.bus.emit(self._step_ended(report))
         return report
@@ -179,20 +159,24 @@ class Engine:
             self.host_tier.fence()
         return batch
 
-    def _compute(self, batch: Batch) -> list[Result]:
-        """Launches a batch and reads it. Most of a step's time is spent here: Ctrl-C comes through."""
-        try:
-            with self.transaction.let_through():
-                pending = self.runner.launch(batch)
-            return pending.read()
-        except BaseException:
-            self.scheduler.put_back(batch.requests)
-            raise
-
     def commit(self, batch: Batch, results: Sequence[Result]) -> None:
         """Takes on what a launched batch said (process_result.py)."""
         self.steps += 1
         self.results.process(batch, results)
+
+    def _totals(self) -> tuple[int, int, int]:
+        again = self.books.again
+        return self.ownership.evicted_tokens, again.cached, again.tokens
+
+    def _report(self, batch: Batch, seconds: float, before: tuple[int, int, int]) -> StepReport:
+        first = [request for request in batch.admitted if request.attempts == 1]
+        evicted, again_hit, again = (now - then for now, then in zip(self._totals(), before, strict=True))
+        return StepReport(
+            self.steps, batch.kind if batch.requests else "idle", [request.id for request in batch.admitted],
+            [request.id for request in batch.requests], [], [r.id for r in self.scheduler.retracted], evicted,
+            sum(request.cached_tokens for request in first), sum(len(request.prompt) for request in first),
+            seconds, again_hit, again, self.scheduler.future.ratio,
+        )  # fmt: skip
 
     def _step_ended(self, report: StepReport) -> ev.StepEnded:
         free, tree = self.allocator.available, self.cache
@@ -376,7 +360,7 @@ class Engine:
         with self.transaction:
             self.cache.eviction_policy = name
 
-    def update_weights(self, model: LlamaModel) -> None:
+    def update_weights(self, model: Any) -> None:
         """Goes on with other weights of the same shape: nothing that the old ones computed is used again.
 
         Running requests are retracted and compute their prompt and reply so far anew; what is in the tree
@@ -384,11 +368,7 @@ class Engine:
 
         Raises ValueError, and changes nothing, for a model of another shape, type or place.
         """
-        if not isinstance(model, LlamaModel):
-            raise ValueError(f"the new weights must be a LlamaModel, got {checks.said(model)}")
-        new, old = ((each.config, each.dtype, each.device) for each in (model, self.model))
-        if new != old:
-            raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
+        self.runner.check_weights(model)
         bump = getattr(self.cache, "bump_version", None)
         if bump is None and self._pins:
             raise ValueError(f"pins {sorted(self._pins)} hold KV of the old weights: unpin them first")
@@ -404,19 +384,23 @@ class Engine:
     # ------------------------------------------------------------ looking at it
 
     @property
-    def model(self) -> LlamaModel:
+    def model(self) -> Any:
+        """The runner's LlamaModel."""
         return self.runner.model
 
     @property
-    def pool(self) -> KVPool:
+    def pool(self) -> Any:
+        """The runner's KVPool."""
         return self.runner.pool
 
     @property
-    def attention(self) -> AttentionBackend:
+    def attention(self) -> Any:
+        """The runner's AttentionBackend."""
         return self.runner.attention
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> Any:
+        """The torch.device on which the runner computes."""
         return self.runner.device
 
     @property
@@ -441,7 +425,8 @@ class Engine:
         if not self.transaction.running:  # a recorder asks in the middle of a step
             with self.transaction:
                 self._settle()
-        return engine_snapshot(self)
+        state: dict[str, Any] = room("snapshot").engine_snapshot(self)
+        return state
 
     # ------------------------------------------------------------ text
 
@@ -451,23 +436,22 @@ class Engine:
         return self.tokenizing.tokenizer
 
     @property
-    def texts(self) -> TokenTexts:
-        """What each token says; nothing, for a bare model: ids in, ids out."""
+    def texts(self) -> Any:
+        """What each token says (text.TokenTexts)."""
         return self.tokenizing.texts
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The end tokens: the model's, and the tokenizer's own."""
-        return self.tokenizing.eos_ids
+        ids: tuple[int, ...] = self.tokenizing.eos_ids
+        return ids
 
     def encode(self, prompt: Prompt) -> Slots:
         """Text to token ids; ids are passed on."""
-        return self.tokenizing.encode(prompt)
+        ids: Slots = self.tokenizing.encode(prompt)
+        return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text, special tokens left out."""
-        return self.tokenizing.decode(token_ids)
-
-    def reply_text(self, token_ids: Sequence[int]) -> str:
-        """Like `decode`; but a bare model has no texts: ids in, ids out."""
-        return self.texts.whole(token_ids)
+        text: str = self.tokenizing.decode(token_ids)
+        return text

@@ -8,16 +8,16 @@ from typing import Any, cast
 import numpy as np
 
 from minirad import checks
-from minirad.cache.radix_cache import MAX_TOKEN, IntSequence, RadixKey, Slots
+from minirad.cache.radix_cache import IntSequence, RadixKey, Slots
 from minirad.config import EngineConfig, SamplingParams, drawn_seed
+from minirad.parts import Prompt, Texts
 from minirad.schedule.request import Request
-from minirad.tokenizing import Prompt, Tokenizing
 
 
 class Intake:
     """Makes requests for an engine of this configuration and vocabulary."""
 
-    def __init__(self, config: EngineConfig, vocab_size: int, texts: Tokenizing) -> None:
+    def __init__(self, config: EngineConfig, vocab_size: int, texts: Texts) -> None:
         self._config, self._vocab_size, self._texts = config, vocab_size, texts
 
     def request(
@@ -57,7 +57,7 @@ class Intake:
         assert config.max_context is not None and config.kv_tokens is not None
         if len(tokens) == 0:
             raise ValueError("the prompt is empty: at least one token is needed")
-        outside = tokens[(tokens < 0) | (tokens >= min(vocab, MAX_TOKEN))]
+        outside = tokens[(tokens < 0) | (tokens >= vocab)]
         if len(outside):
             raise ValueError(f"token id {outside[0]} is outside the vocabulary of {vocab}")
         new = params.max_new_tokens
@@ -75,8 +75,7 @@ class Intake:
         unknown = [token for token in params.stop_token_ids if token >= vocab]
         if unknown:
             raise ValueError(f"stop_token_ids: token id {unknown[0]} is outside the vocabulary of {vocab}")
-        if params.stop or not self._texts.is_bare:
-            self._texts.tokenizer  # noqa: B018  (ends of replies need it: refused now rather than in the loop)
+        self._texts.prepare(params)
         return tokens
 
 

@@ -1,10 +1,15 @@
-"""What "auto" and None in a config come to on this machine: device, number type, attention, pool size."""
+"""An engine's parts, put together: what "auto" and None in a config come to on this machine.
+
+Device, number type, attention, pool size, weights, tokenizer. engine.py finds this file by name (rooms.py):
+an engine of other parts (simulate.py) needs neither torch nor a model.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
-from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,47 +20,76 @@ from minirad.attention.gather import GatherAttention
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.cache.radix_cache import RadixCache
+from minirad.checks import said
 from minirad.config import DEFAULT_KV_TOKENS, MOST_KV_TOKENS, EngineConfig
 from minirad.kv.host_tier import HostTier
 from minirad.model.llama import LlamaModel
-from minirad.model.load import load_model, resolve_model
+from minirad.model.load import load_model, load_tokenizer, resolve_model
+from minirad.parts import Parts
 from minirad.rooms import room
 from minirad.runner import TorchRunner
 from minirad.schedule.ownership import PrefixCache
 from minirad.schedule.req_to_token import ReqToTokenPool
+from minirad.tokenizing import Tokenizing
+
+CACHE_METHODS = (
+    "peek", "match_prefix", "insert", "inc_lock_ref", "dec_lock_ref", "evict", "walk", "reset", "page_size",
+    "evictable_size", "protected_size",
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What an engine computes with; config: filled in; note: what is missing if "auto" fell back."""
+def assemble(config: Any, cache: PrefixCache | None, model: Any, tokenizer: Any) -> Parts:
+    """An engine's parts for a configuration; model, tokenizer: ready ones instead of the configured.
 
-    config: EngineConfig
-    runner: TorchRunner  # or what fast/ has in its place
-    model_path: Path | None
-    note: str
-
-
-def assemble(config: EngineConfig, model: LlamaModel | None) -> Machine:
-    """Model, pool and attention for a configuration; model: a ready one instead of the configured."""
+    Raises ValueError for arguments that are not what they have to be, and for what this machine lacks.
+    """
+    check_arguments(config, cache, model)
+    config = config or EngineConfig()
     ready = model is not None or config.dummy_weights is not None
     path = None if ready else resolve_model(config.model)
-    device = choose_device(config.device, model)
-    if model is None:
-        dtype = choose_dtype(config.dtype, device)
-        if config.dummy_weights is not None:
-            model = import_module("minirad.bench.dummy").dummy_model(config.dummy_weights, dtype, device)
-        else:
-            assert path is not None
-            model = load_model(path, dtype, device)
-    assert model is not None
+    model = model or built_model(config, path)
+    device = model.device
     fast = fast_parts()
     attention, note = choose_attention(config, model, device, fast)
     config = filled_in(config, model, device, attention.name)
     assert config.kv_tokens is not None and config.max_context is not None
     pool = model.new_pool(config.kv_tokens + config.page_size)
     rows = ReqToTokenPool(config.max_running, config.max_context)
-    runner = TorchRunner if fast is None else fast.Runner
-    return Machine(config, runner(model, pool, attention, rows, config), path, note)
+    runner = (TorchRunner if fast is None else fast.Runner)(model, pool, attention, rows, config)
+    tier = HostTier(pool, config) if config.host_kv_tokens else None
+    load = None if path is None else partial(load_tokenizer, path)
+    texts = Tokenizing(tokenizer, load, model.config.eos_ids)
+    return Parts(config, runner, choose_cache(cache, config, tier), rows, texts, tier, path, note)
+
+
+def check_arguments(config: Any, cache: Any, model: Any) -> None:
+    """ValueError unless an engine's arguments are what they have to be."""
+    if config is not None and not isinstance(config, EngineConfig):
+        raise ValueError(f"config must be an EngineConfig or None, got {said(config)}")
+    if inspect.isclass(cache):
+        raise ValueError(f"cache must be an object, got {said(cache)}: make one, {cache.__name__}(...)")
+    missing = [] if cache is None else [name for name in CACHE_METHODS if not hasattr(cache, name)]
+    if missing:
+        raise ValueError(f"cache must have RadixCache's methods; {said(cache)} has no {', '.join(missing)}")
+    if model is not None and not isinstance(model, LlamaModel):
+        raise ValueError(
+            f"model must be a LlamaModel or None, got {said(model)} (a name goes into the config)"
+        )
+    if model is not None and config is not None:
+        choose_device(config.device, model)  # refuses a model that lies elsewhere
+
+
+def built_model(config: EngineConfig, path: Path | None) -> LlamaModel:
+    """The model that the config names, from its directory, or of its shape with random weights."""
+    device = choose_device(config.device, None)
+    dtype = choose_dtype(config.dtype, device)
+    if config.dummy_weights is not None:
+        model: LlamaModel = import_module("minirad.bench.dummy").dummy_model(
+            config.dummy_weights, dtype, device
+        )
+        return model
+    assert path is not None
+    return load_model(path, dtype, device)
 
 
 def fast_parts() -> Any:

@@ -11,20 +11,19 @@ from collections.abc import Sequence
 
 from minirad import events as ev
 from minirad.errors import InvariantError
-from minirad.launch import Result, Runner
 from minirad.outputs import GenerationOutput
+from minirad.parts import Result, Runner, Texts
 from minirad.schedule.ownership import SlotOwnership
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch, Scheduler
 from minirad.serve import Outbox
-from minirad.tokenizing import Tokenizing
 
 
 class ResultProcessor:
     """Commits what was read of a launched batch. Finished samples go to the outbox."""
 
     def __init__(
-        self, scheduler: Scheduler, ownership: SlotOwnership, runner: Runner, texts: Tokenizing,
+        self, scheduler: Scheduler, ownership: SlotOwnership, runner: Runner, texts: Texts,
         bus: ev.EventBus, outbox: Outbox,
     ) -> None:  # fmt: skip
         self.scheduler, self.ownership, self.runner = scheduler, ownership, runner
@@ -107,7 +106,7 @@ class ResultProcessor:
             request.error = f"{request.id}: {error}"
             return "error"
         try:
-            if output and (self.texts.is_end(request, output[-1]) or self.texts.has_stopped(request)):
+            if self.texts.has_ended(request):
                 return "stop"
         except Exception as problem:
             request.error = f"{request.id}: its text could not be made: {problem!r}"

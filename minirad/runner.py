@@ -17,11 +17,12 @@ from torch import Tensor
 from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.radix_cache import Slots
+from minirad.checks import said
 from minirad.config import EngineConfig, SamplingParams
 from minirad.kv.kv_pool import KVPool
-from minirad.launch import NOT_A_NUMBER, Result
 from minirad.model.llama import LlamaModel
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
+from minirad.parts import NOT_A_NUMBER, Result
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
@@ -48,10 +49,6 @@ class TorchRunner:
     def vocab_size(self) -> int:
         return self.model.config.vocab_size
 
-    @property
-    def eos_ids(self) -> Sequence[int]:
-        return self.model.config.eos_ids
-
     def launch(self, batch: Batch) -> Computed:
         """Runs the batch's tokens through the model."""
         entries, tokens, wanted = [], [], []
@@ -76,6 +73,14 @@ class TorchRunner:
     def overlap(self, engine: Any) -> Any:
         """What launches a step before the last one was read (fast/overlap.py); None: each is read at once."""
         return None
+
+    def check_weights(self, model: Any) -> None:
+        """ValueError unless `use` can go on with this model: same shape, type and place."""
+        if not isinstance(model, LlamaModel):
+            raise ValueError(f"the new weights must be a LlamaModel, got {said(model)}")
+        new, old = ((each.config, each.dtype, each.device) for each in (model, self.model))
+        if new != old:
+            raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
 
     def use(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minirad.outputs import GenerationOutput, StreamToken
 from minirad.schedule.request import Request
-from minirad.text import StreamText
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
@@ -82,7 +81,7 @@ class _Listener:
 def stream(engine: Engine, request: Request) -> Iterator[StreamToken]:
     """Yields a new request's tokens as they are sampled. Others may drive the engine between two of them."""
     heard = request.listener = _Listener()
-    texts = [StreamText(engine.texts, request.params.stop) for _ in range(request.params.n)]
+    texts = [engine.tokenizing.stream(request.params.stop) for _ in range(request.params.n)]
     try:
         try:
             engine.enqueue([request])
@@ -95,7 +94,7 @@ def stream(engine: Engine, request: Request) -> Iterator[StreamToken]:
 
 
 def _pieces(
-    engine: Engine, request: Request, heard: _Listener, texts: Sequence[StreamText]
+    engine: Engine, request: Request, heard: _Listener, texts: Sequence[Any]
 ) -> Iterator[StreamToken]:
     rid, ended = request.group, set[int]()
     while heard.fresh or len(heard.finished) < request.params.n:

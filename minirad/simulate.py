@@ -4,8 +4,8 @@ Two ways of driving:
 
 * **replay**: requests one at a time, in file order, through one RadixCache; only prompts are inserted,
   whole-unit matches count. What a trace is usually judged by, and what the cache alone can do.
-* **schedule**: requests arrive over time; Scheduler and SlotOwnership, the engine's own, decide who runs
-  when, in a pool of that size; replies are scripted. Waiting, retraction and the rule that one token is
+* **schedule**: requests arrive over time; the engine serves them in a pool of that size, with a runner that
+  computes nothing: replies are scripted. Waiting, retraction and the rule that one token is
   always computed are part of it.
 
 Hit rate is cached prompt units over prompt units. A unit is a token, or a block of 512 where a trace has
@@ -28,7 +28,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import import_module
+from importlib.metadata import entry_points
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -38,18 +38,19 @@ from tqdm import tqdm
 
 from minirad import command
 from minirad import events as ev
-from minirad.cache.allocator import PageAllocator
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.cache.radix_cache import RadixCache, RadixKey, Slots
+from minirad.cache.radix_cache import MAX_TOKEN, RadixCache, RadixKey, Slots, as_int64
 from minirad.checks import read_text
-from minirad.config import SamplingParams, ScheduleOptions, at_least, one_of
+from minirad.config import EngineConfig, SamplingParams, ScheduleOptions, at_least, one_of
 from minirad.doctor import EarlyBreak, diagnose, early_breaks
+from minirad.engine import Engine
 from minirad.errors import require
-from minirad.schedule.ownership import SlotOwnership
+from minirad.outputs import StepReport
+from minirad.parts import Parts, Result
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
-from minirad.schedule.scheduler import Scheduler
+from minirad.schedule.scheduler import Batch
 from minirad.traces import FORMATS, Tokenizer, Trace, detect, prompt_text, read_trace, tokenizer
 from minirad.workloads import WORKLOADS, Asked, Player, Workload, load
 
@@ -116,9 +117,22 @@ class Replay:
 # ---------------------------------------------------------------------- the engine without a model
 
 
+class Finished(Protocol):
+    """What a feed reads of a finished sample."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def finish_reason(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
-class SimulatedOutput:
-    """One finished sample; the fields that `workloads.Player` reads of a GenerationOutput."""
+class Answer:
+    """A prompt that is answered at once, without an engine."""
 
     request_id: str
     index: int
@@ -144,11 +158,83 @@ class Served:
         return self.admitted - self.arrived
 
 
-class ModelFreeEngine:
-    """Scheduler and SlotOwnership as the engine drives them; replies come from a script.
+class Script:
+    """What will be generated, in place of a model: the runner and the texts of an engine without one.
 
-    The steps are those of `Engine.step`, less the forward pass: who computes, what is committed and
-    who retracts is decided by the same classes. capacity, chunk: in key units.
+    replies: token ids by the request's id, for those that are given; the others' are `scripted_reply`s.
+    """
+
+    vocab_size = MAX_TOKEN + 1
+    eos_ids = ()
+
+    def __init__(self) -> None:
+        self.given: dict[str, tuple[int, ...]] = {}
+        self._replies: dict[str, list[int]] = {}
+
+    def reply(self, request: Request) -> list[int]:
+        """All that a request will say."""
+        if request.id not in self._replies:
+            given = self.given.get(request.group)
+            reply = scripted_reply(request) if given is None else list(given)
+            self._replies[request.id] = reply[: request.params.max_new_tokens]
+        return self._replies[request.id]
+
+    # A runner's part (parts.Runner): it computes nothing.
+
+    def launch(self, batch: Batch) -> Scripted:
+        return Scripted(self, batch)
+
+    def overlap(self, engine: Engine) -> None:
+        return None
+
+    def copy_slots(self, source: Slots, target: Slots) -> None:
+        pass
+
+    def poison(self, slots: Slots) -> None:
+        pass
+
+    # The texts' part (parts.Texts): ids in, ids out.
+
+    def encode(self, prompt: Any) -> Slots:
+        return as_int64(prompt, "a prompt")
+
+    def prepare(self, params: SamplingParams) -> None:
+        pass
+
+    def has_ended(self, request: Request) -> bool:
+        return len(request.output) >= len(self.reply(request))
+
+    def final(self, request: Request) -> str:
+        self._replies.pop(request.id, None)
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """A batch that was launched."""
+
+    script: Script
+    batch: Batch
+
+    def read(self) -> list[Result]:
+        """The next token of each request whose prompt is computed, and of the samples that branch off it."""
+        results = []
+        for request in self.batch.requests:
+            samples = [request]
+            samples += [request.branch(index) for index in range(1, 1 + request.unbranched)]
+            first, *branches = [self._next(each, request) for each in samples]
+            results.append(Result(first.tokens, branches if request.computed else ()))
+        return results
+
+    def _next(self, sample: Request, leader: Request) -> Result:
+        rest = self.script.reply(sample)[len(leader.output) :] if leader.computed else []
+        return Result(tuple((token, 0.0) for token in rest[:1]))
+
+
+class ModelFreeEngine(Engine):
+    """The engine without a model: replies come from a script, and nothing is computed.
+
+    capacity, chunk: in key units. now: the step that comes next; the caller may let idle steps pass.
     """
 
     def __init__(
@@ -162,113 +248,56 @@ class ModelFreeEngine:
         chunk: int = 512,
         options: ScheduleOptions | None = None,
     ) -> None:
-        self.cache = RadixCache(page_size, eviction_policy)
-        self.bus = self.cache.bus
-        self.allocator = PageAllocator(capacity // page_size * page_size, page_size)
-        self.rows = ReqToTokenPool(max_running, min(max_context or capacity, capacity))
-        self.ownership = SlotOwnership(self.cache, self.allocator, self.rows, self.bus)
-        self.scheduler = Scheduler(self.ownership, schedule_policy, chunk, self.bus, options)
-        self.now = 0  # the step that comes next; whoever drives may let idle steps pass
+        config = EngineConfig(
+            kv_tokens=capacity // page_size * page_size, page_size=page_size, max_running=max_running,
+            max_context=max(min(max_context or capacity, capacity), 2), chunk_tokens=chunk,
+            schedule_policy=schedule_policy, eviction_policy=eviction_policy,
+            **asdict(options or ScheduleOptions()),
+        )  # fmt: skip
+        assert config.max_context is not None
+        self.script = Script()
+        rows = ReqToTokenPool(max_running, config.max_context)
+        cache = RadixCache(page_size, eviction_policy)
+        super().__init__(parts=Parts(config, self.script, cache, rows, self.script))
+        self.now = 0
         self.served: dict[str, Served] = {}
         self.order: list[str] = []  # by first admission
-        self._scripts: dict[str, tuple[int, ...] | None] = {}
-        self._replies: dict[str, list[int]] = {}
         self.bus.subscribe(ev.RequestAdmitted, self._book)
-
-    @property
-    def has_work(self) -> bool:
-        return self.scheduler.has_work
 
     def add_request(
         self,
-        prompt: Sequence[int] | Slots,
-        params: SamplingParams,
+        prompt: Any,
+        params: SamplingParams | None = None,
         extra_key: Any = None,
         priority: int = 0,
         *,
+        token_mask: Any = None,
         reply: tuple[int, ...] | None = None,
     ) -> str:
         """Queues token ids and returns the request's id; ValueError for what can never run.
 
         reply: what will be generated; None: see scripted_reply.
         """
-        tokens = np.asarray(prompt, dtype=np.int64)
-        total, context = len(tokens) + params.max_new_tokens, self.rows.rows.shape[1]
-        most = min(context, self.allocator.num_tokens)
-        if total > most:
-            raise ValueError(f"{len(tokens)} prompt + {params.max_new_tokens} new = {total} of {most}")
-        if len(tokens) == 0 or params.n > len(self.rows.rows):
-            raise ValueError(f"a prompt of {len(tokens)} with {params.n} samples cannot run")
-        arrival = len(self.served) + 1
-        name = f"R{arrival}"
-        request = Request(name, tokens, params, arrival, arrival, extra_key, priority)
-        self.served[name] = Served(tokens, extra_key, self.now)
-        self._scripts[name] = reply
-        self.scheduler.waiting.append(request)
+        name = super().add_request(prompt, params, extra_key, priority, token_mask=token_mask)
+        self.served[name] = Served(as_int64(prompt, "a prompt"), extra_key, self.now)
+        if reply is not None:
+            self.script.given[name] = reply
         return name
 
-    def step(self) -> list[SimulatedOutput]:
+    def step(self) -> StepReport:
         """Schedules and commits one batch, and says who has finished."""
-        batch = self.scheduler.next_batch()
-        ready: list[Request] = []
-        if batch is not None:
-            for at, request in enumerate(batch.requests):
-                prefill = at < batch.prefills
-                if prefill:
-                    self.ownership.commit(request, finished=False)
-                if request.computed:
-                    ready.append(request)
-                    if prefill:
-                        self.scheduler.prefilled(request)
-                        ready += self._branches(request)
-        elif self.scheduler.stuck is not None:
-            require(False, f"{self.scheduler.stuck.id} can never run, although nothing is pinned")
-        for request in ready:
-            if request.params.max_new_tokens:
-                request.append(self._reply(request)[len(request.output)], 0.0)
+        report = super().step()
         self.now += 1
-        return [self._finish(r) for r in ready if len(r.output) == len(self._reply(r))]
-
-    def _branches(self, leader: Request) -> list[Request]:
-        """The further samples of an n > 1 request; one without a row waits for one."""
-        samples = []
-        for index in range(1, leader.unbranched + 1):
-            each = leader.branch(index)
-            if self.ownership.fork(leader, each) is None:
-                self.scheduler.requeue(each)
-            else:
-                self.scheduler.prefilled(each)
-            samples.append(each)
-        leader.branched = True
-        return samples
-
-    def _reply(self, request: Request) -> list[int]:
-        if request.id not in self._replies:
-            script = self._scripts[request.group]
-            reply = scripted_reply(request) if script is None else list(script)
-            self._replies[request.id] = reply[: request.params.max_new_tokens]
-        return self._replies[request.id]
-
-    def _finish(self, request: Request) -> SimulatedOutput:
-        if request.row >= 0:
-            self.ownership.commit(request, finished=True)
-        self.scheduler.finish(request)
-        self._replies.pop(request.id, None)
-        output = list(request.output)
-        self.served[request.group].outputs.append(output)
-        reason = "length" if len(output) == request.params.max_new_tokens else "stop"
-        return SimulatedOutput(request.group, request.index, output, reason)
+        for output in report.finished:
+            require(output.finish_reason != "error", output.error)
+            self.served[output.request_id].outputs.append(output.token_ids)
+        return report
 
     def _book(self, event: ev.RequestAdmitted) -> None:
         if event.attempt == 1:
             served = self.served[event.request]
             served.admitted, served.cached = self.now, event.cached
             self.order.append(event.request)
-
-    def check(self) -> None:
-        """Every invariant of the tree, the rows and the pool."""
-        self.cache.check()
-        self.ownership.check(self.scheduler.everyone(), {})
 
 
 def scripted_reply(request: Request) -> list[int]:
@@ -308,7 +337,7 @@ class Feed(Protocol):
     def due(self, step: int) -> list[Due]: ...
     def sent(self, due: Due, name: str) -> None: ...
     def refused(self, due: Due) -> None: ...
-    def finished(self, output: SimulatedOutput, step: int) -> None: ...
+    def finished(self, output: Finished, step: int) -> None: ...
     @property
     def next_due(self) -> int | None: ...
 
@@ -332,7 +361,7 @@ class WorkloadFeed:
     def refused(self, due: Due) -> None:
         self._player.refused(due.handle)
 
-    def finished(self, output: SimulatedOutput, step: int) -> None:
+    def finished(self, output: Finished, step: int) -> None:
         self._player.finished(output, step)
 
     @property
@@ -378,7 +407,7 @@ class TraceFeed:
         """Too long for the pool; the conversation is longer still at its next turn, but may try."""
         self._follow(due.handle, 0)
 
-    def finished(self, output: SimulatedOutput, step: int) -> None:
+    def finished(self, output: Finished, step: int) -> None:
         self._follow(self._of.pop(output.request_id), step + 1)
 
     def _follow(self, number: int, step: int) -> None:
@@ -452,7 +481,7 @@ def from_workload(workload: Workload, text: Tokenizer, limit: int | None = None)
             feed.sent(due, request.id)
             reply = scripted_reply(request)
             reason = "length" if len(reply) == new else "stop"
-            feed.finished(SimulatedOutput(request.id, 0, reply, reason), step)
+            feed.finished(Answer(request.id, 0, reply, reason), step)
             prompts.append(
                 Prompt(
                     RadixKey(tokens, due.extra_key), len(tokens), len(tokens) + due.params.n * new,
@@ -644,7 +673,7 @@ def drive(
                 feed.refused(due)
         if engine.has_work:
             step = engine.now
-            for output in engine.step():
+            for output in engine.step().finished:
                 feed.finished(output, step)
                 if progress and output.index == 0:
                     progress()
@@ -956,14 +985,21 @@ def main(args: argparse.Namespace) -> int:
     names = [n for name in args.sources for n in (_all_workloads() if name == "all" else [name])]
     reports = [_one(name, args, plan) for name in names]
     if args.figure is not None:
-        # By name and only here: minirad does not depend on viz or Plotly.
-        import_module("viz.simulate").write_html([r.as_dict() for r in reports], args.figure)
+        _figure_writer()([report.as_dict() for report in reports], args.figure)
         print(f"figure written to {args.figure}", file=sys.stderr)
     if args.json:
         print(json.dumps([report.as_dict() for report in reports], indent=1, ensure_ascii=False))
     else:
         print("\n\n".join(table(report) for report in reports))
     return 0
+
+
+def _figure_writer() -> Callable[[Any, Path], Any]:
+    """What draws reports: a package beside this one announces it (entry points), none is imported here."""
+    for each in entry_points(group="minirad.figures", name="simulate"):
+        draw: Callable[[Any, Path], Any] = each.load()
+        return draw
+    raise ValueError("--figure: nothing that can draw it is installed: install the project with pip")
 
 
 def _all_workloads() -> list[str]:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minirad import checks
-from minirad.cache.radix_cache import IntSequence, Slots, as_int64
+from minirad.cache.radix_cache import Slots, as_int64
+from minirad.config import SamplingParams
+from minirad.parts import Prompt
 from minirad.schedule.request import Request
-from minirad.text import ReplyText, TokenTexts, encode_prompt
-
-Prompt = str | IntSequence
+from minirad.text import ReplyText, StreamText, TokenTexts, encode_prompt
 
 
 class Tokenizing:
@@ -67,6 +67,20 @@ class Tokenizing:
         return text
 
     # ------------------------------------------------------------ a request's reply
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Loads the tokenizer where replies need it; ValueError for stop texts without one."""
+        if params.stop or not self.is_bare:
+            self.tokenizer  # noqa: B018  (refused now rather than in the loop)
+
+    def stream(self, stop: Sequence[str]) -> StreamText:
+        """One reply's text as pieces that are never taken back."""
+        return StreamText(self.texts, stop)
+
+    def has_ended(self, request: Request) -> bool:
+        """The reply's last token, or a stop text, ends it."""
+        output = request.output
+        return bool(output) and (self.is_end(request, output[-1]) or self.has_stopped(request))
 
     def is_end(self, request: Request, token: int) -> bool:
         """A stop token; or an end token, which only a grammar keeps where end tokens are ignored."""

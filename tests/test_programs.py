@@ -423,7 +423,7 @@ def test_each_program_runs_without_a_model(name: str, classroom: tuple[LlamaMode
         for asked in player.due(step):
             player.sent(asked, engine.add_request(asked.prompt, asked.params))
         step += 1
-        for output in engine.step():
+        for output in engine.step().finished:
             player.finished(output, step)
         engine.check()
     assert [outcome.error for outcome in player.outcomes] == [None] * len(program.jobs)

@@ -19,6 +19,7 @@ from minirad.cache.radix_cache import RadixKey
 from minirad.config import SamplingParams, ScheduleOptions
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.simulate import (
+    Answer,
     ModelFreeEngine,
     Plan,
     Replay,
@@ -170,12 +171,12 @@ def test_every_step_keeps_the_invariants_and_all_finish(schedule: str, page: int
     for prompt, params, priority in asked:
         engine.add_request(prompt, params, priority=priority)
         for _ in range(rng.randint(0, 3)):
-            finished += engine.step()
+            finished += engine.step().finished
             engine.check()
     for _ in range(2000):
         if not engine.has_work:
             break
-        finished += engine.step()
+        finished += engine.step().finished
         engine.check()
     assert len(finished) == sum(params.n for _, params, _ in asked)
     assert len({(out.request_id, out.index) for out in finished}) == len(finished)
@@ -231,10 +232,10 @@ def test_requests_that_cannot_run_are_refused() -> None:
         ([], SamplingParams()),
         ([1], SamplingParams(n=3, max_new_tokens=1)),
     ):
-        with pytest.raises(ValueError, match=r"\d"):
+        with pytest.raises(ValueError, match=r"\d|the prompt is empty"):
             engine.add_request(prompt, params)
     assert not engine.has_work
-    assert engine.step() == []
+    assert engine.step().finished == []
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULE))
@@ -292,9 +293,9 @@ def test_arrivals_come_at_their_times_and_turns_wait_for_replies() -> None:
     assert due(2) == [[3]]
     engine = ModelFreeEngine(8)
     name = engine.add_request([4], SamplingParams(max_new_tokens=1))
-    (output,) = engine.step()
+    (output,) = engine.step().finished
     assert output.request_id == name
-    feed.finished(type(output)("R3", 0, output.token_ids, "length"), 2)
+    feed.finished(Answer("R3", 0, output.token_ids, "length"), 2)
     assert feed.next_due == 3
     assert due(9) == [[4, 5], [2]]
 

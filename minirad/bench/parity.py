@@ -27,9 +27,9 @@ from tqdm import tqdm
 from minirad.command import above_zero, positive
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
-from minirad.launch import Result
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
+from minirad.parts import Pending, Result
 from minirad.schedule.scheduler import Batch
 
 CLASSROOM_TOLERANCE = 2e-4
@@ -179,12 +179,35 @@ class ProbedEngine(Engine):
 
     judge: Judge
 
-    def _compute(self, batch: Batch) -> list[Result]:
-        pending = self.runner.launch(batch)
-        results = pending.read()
-        for request, result, row in zip(batch.requests, results, pending.last, strict=True):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.runner = _Probe(self, self.runner)
+
+
+class _Probe:
+    """A runner, and what it reads looked at."""
+
+    def __init__(self, engine: ProbedEngine, runner: Any) -> None:
+        self._engine, self._runner = engine, runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def launch(self, batch: Batch) -> Pending:
+        return _Probed(self._engine.judge, batch, self._runner.launch(batch))
+
+
+class _Probed:
+    """A launched batch whose tokens the judge sees with their logits."""
+
+    def __init__(self, judge: Judge, batch: Batch, pending: Any) -> None:
+        self._judge, self._batch, self._pending = judge, batch, pending
+
+    def read(self) -> list[Result]:
+        results: list[Result] = self._pending.read()
+        for request, result, row in zip(self._batch.requests, results, self._pending.last, strict=True):
             for token, _ in result.tokens:
-                self.judge.look(request.id, len(request.output), token, pending.logits[row])
+                self._judge.look(request.id, len(request.output), token, self._pending.logits[row])
         return results
 
 

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.fast.sampling import next_tokens, to_device
-from minirad.launch import NOT_A_NUMBER, Result
 from minirad.model.sampler import is_greedy, position_uniform
+from minirad.parts import NOT_A_NUMBER, Result
 from minirad.schedule.request import RUNNING, Request
 from minirad.schedule.scheduler import Batch
 

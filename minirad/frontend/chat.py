@@ -17,6 +17,7 @@ from minirad.text import valid_text
 if TYPE_CHECKING:  # torch is heavy, and programs are simulated without it
     from minirad.engine import Engine
     from minirad.outputs import GenerationOutput, StreamToken
+    from minirad.text import TokenTexts
 
 _SYSTEM, _USER, _REPLY, _NEXT = (f"MINIRAD-{word}-GOES-HERE" for word in ("SYSTEM", "USER", "REPLY", "NEXT"))
 _BLANK = " \n "  # put around a marker, to see whether the template takes it away
@@ -127,7 +128,8 @@ class ChatSession:
 
     def prompt(self, user: str) -> list[int]:
         """The token ids to send for the next turn; changes nothing."""
-        template, texts = self._template, self.engine.texts
+        template = self._template
+        texts: TokenTexts = self.engine.texts
         if not self.tokens:
             return texts.encode(self._system + template.put(self._first, user) + template.reply)
         said = list(self.tokens)

@@ -31,7 +31,8 @@ class Texts:
         valid_text(text, "a program's text")
         if self._engine is None or beginning:
             return [int(token) for token in self._encode(text)]
-        return self._engine.texts.encode(text, after[-1] if after else None)
+        ids: list[int] = self._engine.texts.encode(text, after[-1] if after else None)
+        return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """With special tokens; ValueError without a tokenizer."""
