@@ -250,6 +250,7 @@ def test_which_steps_are_short() -> None:
 def test_the_benchmark_of_kernels_counts_every_way(
     tiny_model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("triton", reason="needs the package triton")
     monkeypatch.setattr(kernels, "BATCHES", (1, 3))
 
     def measured(call: Any) -> float:
