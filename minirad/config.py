@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from minirad.checks import plain, said, truth, whole
+from minirad.errors import plain, said, truth, whole
 from minirad.text import valid_text
 
 DEVICES = ("auto", "cpu", "cuda")

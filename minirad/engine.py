@@ -13,7 +13,7 @@ import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-from minirad import checks, serve
+from minirad import errors, serve
 from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
@@ -46,23 +46,14 @@ class Engine:
     """
 
     def __init__(
-        self,
-        config: EngineConfig | None = None,
-        cache: PrefixCache | None = None,
-        *,
-        model: Any = None,
-        tokenizer: Any = None,
-        parts: Parts | None = None,
-    ) -> None:
+        self, config: EngineConfig | None = None, cache: PrefixCache | None = None, *,
+        model: Any = None, tokenizer: Any = None, parts: Parts | None = None,
+    ) -> None:  # fmt: skip
         parts = parts or room("machine").assemble(config, cache, model, tokenizer)
         self.config = config = parts.config
-        self.runner, self.cache, self.rows, self.tokenizing = (
-            parts.runner,
-            parts.cache,
-            parts.rows,
-            parts.texts,
-        )
-        self.host_tier, self.model_path, self.attention_note = parts.host_tier, parts.model_path, parts.note
+        self.runner, self.rows, self.tokenizing = parts.runner, parts.rows, parts.texts
+        self.cache, self.host_tier = parts.cache, parts.host_tier
+        self.model_path, self.attention_note = parts.model_path, parts.note
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
         assert config.kv_tokens is not None
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
@@ -187,14 +178,9 @@ class Engine:
     # ------------------------------------------------------------ taking requests on
 
     def add_request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        extra_key: Hashable = None,
-        priority: int = 0,
-        *,
-        token_mask: TokenMask | None = None,
-    ) -> str:
+        self, prompt: Prompt, params: SamplingParams | None = None, extra_key: Hashable = None,
+        priority: int = 0, *, token_mask: TokenMask | None = None,
+    ) -> str:  # fmt: skip
         """Queues a prompt (text or token ids) and returns its id; `step` does the work.
 
         extra_key: requests share KV only with requests of an equal key (any hashable).
@@ -247,12 +233,9 @@ class Engine:
         self.intake.request(prompt, params)
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        extra_key: Hashable = None,
-    ) -> list[GenerationOutput]:
+        self, prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None, *, extra_key: Hashable = None,
+    ) -> list[GenerationOutput]:  # fmt: skip
         """Runs prompts to their end; outputs in the order of the prompts, samples by index.
 
         All prompts are checked before any is queued. Requests added before go on meanwhile; what
@@ -271,7 +254,7 @@ class Engine:
 
         Its outputs, finish_reason "abort", are in the next step's report.
         """
-        checks.request_id(request_id)
+        errors.request_id(request_id)
         with self.transaction:
             self._settle()
             return self._abort(request_id)
@@ -329,7 +312,7 @@ class Engine:
     def unpin(self, pin: Pin) -> None:
         """Lets a pinned prefix go; ValueError if that was done before."""
         if not isinstance(pin, Pin) or pin.engine is not self:
-            raise ValueError(f"a pin that this engine's pin() returned is needed, got {checks.said(pin)}")
+            raise ValueError(f"a pin that this engine's pin() returned is needed, got {errors.said(pin)}")
         if pin.id not in self._pins:
             raise ValueError(f"pin {pin.id} is not held")
         with self.transaction:

@@ -1,6 +1,21 @@
-"""Errors of our own. A caller's mistake is a ValueError; a broken promise of the engine an InvariantError."""
+"""Errors of our own, and what a caller gives looked at once.
+
+A caller's mistake is a ValueError whose sentence names the argument and what it takes; a broken promise of
+the engine is an InvariantError. Numpy's scalars are numbers. Nothing here changes anything or imports torch.
+"""
 
 from __future__ import annotations
+
+import inspect
+import os
+import reprlib
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MOST = (1 << 63) - 1  # what the rest of the world calls a number
 
 
 class InvariantError(AssertionError):
@@ -15,3 +30,100 @@ def require(condition: bool, message: str) -> None:
     """Raises InvariantError unless the condition holds (also under `python -O`)."""
     if not condition:
         raise InvariantError(message)
+
+
+def said(value: Any) -> str:
+    """A value in a sentence, shortened."""
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
+    return reprlib.repr(value)
+
+
+def plain(value: Any) -> Any:
+    """A numpy scalar as Python's own number; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def whole(name: str, value: Any, least: int = -MOST) -> int:
+    """A whole number of at most 64 bits as an int; ValueError names it otherwise."""
+    if type(value) is int and least <= value <= MOST:  # nearly always
+        return value
+    value = plain(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, got {said(value)}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {said(value)}")
+    if value > MOST:
+        raise ValueError(f"{name} must fit into 64 bits, got {said(value)}")
+    return value
+
+
+def truth(name: str, value: Any, *, or_none: bool = False) -> None:
+    """ValueError unless it is True or False (or None): "no" is no bool."""
+    if not (isinstance(value, bool) or (or_none and value is None)):
+        kinds = "True, False or None" if or_none else "True or False"
+        raise ValueError(f"{name} must be {kinds}, got {said(value)}")
+
+
+def sampling(params: Any, name: str = "params") -> Any:
+    """SamplingParams as they are; None is the default ones."""
+    from minirad.config import SamplingParams
+
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        hint = " (SamplingParams(**it) makes them of a dict)" if isinstance(params, dict) else ""
+        raise ValueError(f"{name} must be SamplingParams or None, got {said(params)}{hint}")
+    return params
+
+
+def prompt(value: Any, name: str = "a prompt") -> None:
+    """ValueError unless it can be a text or a row of token ids; the ids themselves are not looked at."""
+    row = isinstance(value, Sequence | np.ndarray) or hasattr(value, "__array__")
+    if not isinstance(value, str) and (isinstance(value, bytes | bytearray | memoryview) or not row):
+        raise ValueError(f"{name} is a text or a row of token ids, got {said(value)}")
+
+
+def prompts(value: Any) -> None:
+    """ValueError unless it can be one prompt, or a list of them."""
+    if isinstance(value, dict | set | frozenset) or not hasattr(value, "__len__"):
+        raise ValueError(f"prompts are one prompt or a list of them, got {said(value)}")
+    prompt(value, "prompts")
+
+
+def mask(value: Any) -> None:
+    """ValueError unless a token mask can be called."""
+    if value is not None and (not callable(value) or inspect.isclass(value)):
+        raise ValueError(f"token_mask must be a function of the ids generated so far, got {said(value)}")
+
+
+def extra_key(value: Any) -> Hashable:
+    """ValueError for what cannot be hashed."""
+    try:
+        hash(value)
+    except TypeError:
+        raise ValueError(f"extra_key must be hashable, got {said(value)}") from None
+    key: Hashable = value
+    return key
+
+
+def request_id(value: Any) -> str:
+    """ValueError unless it is a text, as `add_request` returns it."""
+    if not isinstance(value, str):
+        raise ValueError(f"a request's id is a text such as 'R1', got {said(value)}")
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """A file's or a directory's path; ValueError names the argument otherwise."""
+    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+        raise ValueError(f"{name} must be a path, got {said(value)}")
+    return Path(value)
+
+
+def read_text(path: str | Path, encoding: str = "utf-8") -> str:
+    """A text file; ValueError names one that is no UTF-8."""
+    try:
+        return Path(path).read_text(encoding=encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from error

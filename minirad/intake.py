@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from minirad import checks
+from minirad import errors
 from minirad.cache.radix_cache import IntSequence, RadixKey, Slots
 from minirad.config import EngineConfig, SamplingParams, drawn_seed
 from minirad.parts import Prompt, Texts
@@ -25,8 +25,8 @@ class Intake:
         token_mask: Any = None,
     ) -> Request:  # fmt: skip
         """A new request without an id; ValueError for what could never run."""
-        checks.mask(token_mask)
-        params, priority = checks.sampling(params), checks.whole("priority", priority)
+        errors.mask(token_mask)
+        params, priority = errors.sampling(params), errors.whole("priority", priority)
         tokens = self.tokens(prompt, params)
         self.key((), extra_key)  # refuses what cannot be hashed
         config = self._config
@@ -40,16 +40,16 @@ class Intake:
         """One for each prompt; params: for all, or one for each."""
         many = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = [checks.sampling(params)] * len(many)
+            params = [errors.sampling(params)] * len(many)
         if not isinstance(params, Sequence) or isinstance(params, str):
-            checks.sampling(params)  # says what it should have been
+            errors.sampling(params)  # says what it should have been
         if len(params) != len(many):
             raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
         return [self.request(each, param, extra_key) for each, param in zip(many, params, strict=True)]
 
     def key(self, tokens: IntSequence, extra_key: Hashable) -> RadixKey:
         """Token ids as a tree key."""
-        return RadixKey(tokens, checks.extra_key(extra_key), self._config.bigram_keys)
+        return RadixKey(tokens, errors.extra_key(extra_key), self._config.bigram_keys)
 
     def tokens(self, prompt: Prompt, params: SamplingParams) -> Slots:
         """The prompt's ids; ValueError, naming the numbers, if prompt and reply cannot run."""
@@ -81,7 +81,7 @@ class Intake:
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several: a text is one, and so is a row of ids."""
-    checks.prompts(prompts)
+    errors.prompts(prompts)
     if isinstance(prompts, str) or (
         len(prompts) and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
     ):

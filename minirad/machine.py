@@ -20,8 +20,8 @@ from minirad.attention.gather import GatherAttention
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.cache.radix_cache import RadixCache
-from minirad.checks import said
 from minirad.config import DEFAULT_KV_TOKENS, MOST_KV_TOKENS, EngineConfig
+from minirad.errors import said
 from minirad.kv.host_tier import HostTier
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model

@@ -40,16 +40,14 @@ class ResultProcessor:
             pairs = [pair for some in nested for pair in some]
         now = time.perf_counter()
         for request, result in pairs:
-            if result.tokens:
-                request.first_token_at = request.first_token_at or now
-                self._take(request, result)
+            self._take(request, result, now)
         for request, result in pairs:
             reason = self._finish_reason(request, result.error)
             if reason:
                 self.finish(request, reason)
 
     def _prefilled(self, request: Request, result: Result, prefill: bool) -> list[tuple[Request, Result]]:
-        """Commits a chunk. Returns who samples now or has failed: nobody, or the request and its branches."""
+        """Commits a chunk. Returns what samples now or failed: nothing, or the request and its branches."""
         if result.error:
             return [(request, result)]
         try:
@@ -62,10 +60,8 @@ class ResultProcessor:
                 return []
             if prefill:
                 self.scheduler.prefilled(request)
-        except InvariantError:
-            raise
         except Exception as error:
-            return [(request, Result(error=f"it could not be committed: {error!r}"))]
+            return [(request, Result(error=failed("it could not be committed", error)))]
         branches = [self._branch(request, i, each) for i, each in enumerate(result.branches, start=1)]
         request.branched = True
         return [(request, result), *branches]
@@ -84,15 +80,14 @@ class ResultProcessor:
                     own = self.ownership.rows.rows[sample.row, sample.protected_len : sample.kv_len]
                     self.runner.copy_slots(tail, own)
                 self.scheduler.prefilled(sample)
-        except InvariantError:
-            raise
         except Exception as error:
-            result = Result(error=f"it could not branch off: {error!r}")
+            result = Result(error=failed("it could not branch off", error))
         return sample, result
 
-    def _take(self, request: Request, result: Result) -> None:
-        """New tokens join their request, and whoever wants to know is told."""
+    def _take(self, request: Request, result: Result, now: float) -> None:
+        """New tokens join their request; its listener, if it has one, is told."""
         for token, logprob in result.tokens:
+            request.first_token_at = request.first_token_at or now
             request.append(token, logprob)
             if self.bus.wants(ev.TokenSampled):
                 self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
@@ -101,83 +96,44 @@ class ResultProcessor:
 
     def _finish_reason(self, request: Request, error: str) -> str:
         """Why it ends now; "" if it goes on."""
-        params, output = request.params, request.output
+        try:
+            if not error and self.texts.has_ended(request):
+                return "stop"
+        except Exception as problem:
+            error = failed("its text could not be made", problem)
         if error:
             request.error = f"{request.id}: {error}"
             return "error"
-        try:
-            if self.texts.has_ended(request):
-                return "stop"
-        except Exception as problem:
-            request.error = f"{request.id}: its text could not be made: {problem!r}"
-            return "error"
-        return "length" if len(output) >= params.max_new_tokens else ""
+        return "length" if len(request.output) >= request.params.max_new_tokens else ""
 
     def finish(self, request: Request, reason: str) -> None:
-        """Commits (or, on an abort or error, drops) what a request holds and takes it off the books."""
+        """Commits (or, on an abort or error, drops) what a request holds, and reports its outputs."""
         freed = 0
-        if request.row >= 0:
-            for _ in range(request.ahead):
+        try:
+            for _ in range(request.ahead):  # slots of tokens that will not be looked at
                 self.ownership.take_back_one(request)
             request.ahead = 0
-            if reason not in ("abort", "error"):
-                reason = self._give_to_tree(request, reason)
-            if request.row >= 0:
-                freed = self.ownership.release(request, "released")
+            if request.row >= 0 and reason not in ("abort", "error"):
+                self.ownership.commit(request, finished=True)  # gives its row back
+        except Exception as problem:
+            request.error, reason = f"{request.id}: {failed('its KV could not be kept', problem)}", "error"
+        if request.row >= 0:
+            freed = self.ownership.release(request, "released")
         self.scheduler.finish(request)
-        text, reason = self._final_text(request, reason)
+        text = ""
+        try:
+            text = self.texts.final(request)
+        except Exception as problem:
+            said = f"{request.id}: {failed('its text could not be made', problem)}"
+            request.error, reason = request.error or said, reason if reason == "abort" else "error"
         request.finish_reason = reason
-        if reason == "abort":
-            if self.bus.wants(ev.RequestAborted):
-                self.bus.emit(ev.RequestAborted(request.id, freed))
-        elif self.bus.wants(ev.RequestFinished):
-            self.bus.emit(
-                ev.RequestFinished(
-                    request.id, reason, len(request.prompt), request.cached_tokens,
-                    len(request.output),
-                )
-            )  # fmt: skip
+        if self.bus.wants(ev.RequestAborted) or self.bus.wants(ev.RequestFinished):
+            self.bus.emit(_ended(request, reason, freed))
         for index in range(request.index, request.index + 1 + request.unbranched):  # its samples end with it
-            output = self._output(request, index, text)
+            output = _output(request, index, text)
             self.outbox.put(output)
             if request.listener is not None:
                 request.listener.ended(output)
-
-    def _give_to_tree(self, request: Request, reason: str) -> str:
-        """The last commit, which gives its row back; an error if the tree does not take it."""
-        try:
-            self.ownership.commit(request, finished=True)
-            return reason
-        except InvariantError:
-            raise
-        except Exception as problem:
-            request.error = f"{request.id}: its KV could not be kept: {problem!r}"
-            return "error"
-
-    def _final_text(self, request: Request, reason: str) -> tuple[str, str]:
-        """The reply's text, and how it ended: an error, if there is no text of these tokens."""
-        try:
-            return self.texts.final(request), reason
-        except Exception as problem:
-            request.error = request.error or f"{request.id}: its text could not be made: {problem!r}"
-            return "", reason if reason == "abort" else "error"
-
-    def _output(self, request: Request, index: int, text: str) -> GenerationOutput:
-        now = time.perf_counter()
-        return GenerationOutput(
-            request_id=request.group,
-            index=index,
-            text=text,
-            token_ids=list(request.output),
-            prompt_tokens=len(request.prompt),
-            cached_tokens=request.cached_tokens,
-            finish_reason=request.finish_reason,
-            ttft=(request.first_token_at or now) - request.added_at,
-            seconds=now - request.added_at,
-            logprobs=request.output_logprobs,
-            prompt_logprobs=request.prompt_logprobs,
-            error=request.error,
-        )
 
     def give_up(self, request: Request) -> None:
         """Nothing can run and nothing will change by itself: pins hold what this request needs."""
@@ -188,3 +144,27 @@ class ResultProcessor:
             f"{self.ownership.room} are free or evictable: the rest is pinned"
         )
         self.finish(request, "error")
+
+
+def failed(what: str, error: Exception) -> str:
+    """What a request's error says; a broken invariant is not one request's and is raised again."""
+    if isinstance(error, InvariantError):
+        raise error
+    return f"{what}: {error!r}"
+
+
+def _ended(request: Request, reason: str, freed: int) -> ev.Event:
+    if reason == "abort":
+        return ev.RequestAborted(request.id, freed)
+    sizes = len(request.prompt), request.cached_tokens, len(request.output)
+    return ev.RequestFinished(request.id, reason, *sizes)
+
+
+def _output(request: Request, index: int, text: str) -> GenerationOutput:
+    now = time.perf_counter()
+    first = request.first_token_at or now
+    return GenerationOutput(
+        request.group, index, text, list(request.output), len(request.prompt), request.cached_tokens,
+        request.finish_reason, first - request.added_at, now - request.added_at,
+        request.output_logprobs, request.prompt_logprobs, request.error,
+    )  # fmt: skip

@@ -26,8 +26,8 @@ import numpy as np
 
 from minirad import command
 from minirad import events as ev
-from minirad.checks import path as a_path
-from minirad.checks import said, whole
+from minirad.errors import path as a_path
+from minirad.errors import said, whole
 from minirad.snapshot import State, bare_snapshot, nodes_by_id
 
 SCHEMA = 1

@@ -17,8 +17,8 @@ from torch import Tensor
 from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.radix_cache import Slots
-from minirad.checks import said
 from minirad.config import EngineConfig, SamplingParams
+from minirad.errors import said
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
@@ -34,16 +34,11 @@ class TorchRunner:
     """The model, its KV pool and attention; the host's table says where each row's KV lies."""
 
     def __init__(
-        self,
-        model: LlamaModel,
-        pool: KVPool,
-        attention: AttentionBackend,
-        rows: ReqToTokenPool,
+        self, model: LlamaModel, pool: KVPool, attention: AttentionBackend, rows: ReqToTokenPool,
         config: EngineConfig,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, self.pool, self.attention = model, pool, attention
-        self.rows, self.page_size = rows, config.page_size
-        self.device = pool.device
+        self.rows, self.page_size, self.device = rows, config.page_size, pool.device
 
     @property
     def vocab_size(self) -> int:
@@ -107,17 +102,20 @@ def logprob_positions(request: Request, start: int) -> range:
 
 @dataclass(slots=True)
 class Draw:
-    """One token to be drawn: for sample `index` of a request, from logits row `row`.
+    """One token to be drawn, from logits row `row`: for a request (index 0) or a sample that branches off it.
 
-    wanted: False where only NaN is looked for.
+    Where none is wanted (between chunks, or no token was asked for) only NaN is looked for.
     """
 
     request: Request
     index: int
     row: int
     result: Result
-    wanted: bool
     mask: Tensor | None = None
+
+    @property
+    def wanted(self) -> bool:
+        return self.request.computed and self.request.params.max_new_tokens > 0
 
     @property
     def params(self) -> SamplingParams:
@@ -125,10 +123,18 @@ class Draw:
 
     @property
     def uniform(self) -> float:
-        request = self.request
-        if not (self.wanted and request.params.temperature):
+        if not self.params.temperature:
             return 0.0
-        return position_uniform(request.seed, request.index + self.index, request.length)
+        return position_uniform(self.request.seed, self.request.index + self.index, self.request.length)
+
+    def ask_mask(self, vocab: int) -> None:
+        """Which tokens may come next, None for all."""
+        ask = self.request.token_mask if self.wanted else None
+        try:
+            allowed = None if ask is None else ask(list(self.request.output))
+            self.mask = None if allowed is None else checked_mask(allowed, vocab)
+        except Exception as error:  # the caller's code: anything may come out of it
+            self.result.error = f"its token mask failed: {error!r}"
 
 
 class Computed:
@@ -142,16 +148,17 @@ class Computed:
 
     def read(self) -> list[Result]:
         """Draws what comes next, and reads log-probabilities. What fails for one fails for no other."""
-        results = [Result() for _ in self.last]
-        draws: list[Draw] = []
-        first = 0
-        for request, start, row, result in zip(
-            self.batch.requests, self.batch.starts, self.last, results, strict=True
-        ):
+        results, draws, first = [], [], 0
+        for request, start, row in zip(self.batch.requests, self.batch.starts, self.last, strict=True):
+            samples = [Result() for _ in range(1 + (request.unbranched if request.computed else 0))]
+            draws += [Draw(request, index, row, result) for index, result in enumerate(samples)]
+            samples[0].branches = samples[1:]
             if first < row:
-                result.prompt_logprobs = self._prompt_logprobs(request, start, first, row)
-            draws += self._draws(request, row, result)
+                samples[0].prompt_logprobs = self._prompt_logprobs(request, start, first, row)
+            results.append(samples[0])
             first = row + 1
+        for draw in draws:
+            draw.ask_mask(self.logits.shape[1])
         self._draw([draw for draw in draws if not draw.result.error])
         return results
 
@@ -159,29 +166,6 @@ class Computed:
         following = np.array(logprob_positions(request, start)) + 1
         tokens = torch.from_numpy(request.prompt[following]).to(self.logits.device)
         return prompt_logprobs(self.logits[first:stop], tokens)
-
-    def _draws(self, request: Request, row: int, result: Result) -> list[Draw]:
-        """For the request and the samples that branch off it; between chunks one only to look for NaN."""
-        wanted = request.computed and request.params.max_new_tokens > 0
-        draws = [Draw(request, 0, row, result, wanted)]
-        if request.computed and request.unbranched:
-            result.branches = [Result() for _ in range(request.unbranched)]
-            if wanted:
-                numbered = enumerate(result.branches, start=1)
-                draws += [Draw(request, index, row, each, True) for index, each in numbered]
-        if wanted and request.token_mask is not None:
-            for draw in draws:
-                self._mask(draw)
-        return draws
-
-    def _mask(self, draw: Draw) -> None:
-        """Which tokens may come next, None for all."""
-        assert draw.request.token_mask is not None
-        try:
-            allowed = draw.request.token_mask(list(draw.request.output))
-            draw.mask = None if allowed is None else checked_mask(allowed, self.logits.shape[1])
-        except Exception as error:  # the caller's code: anything may come out of it
-            draw.result.error = f"its token mask failed: {error!r}"
 
     def _draw(self, draws: Sequence[Draw]) -> None:
         try:

@@ -40,11 +40,10 @@ from minirad import command
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.radix_cache import MAX_TOKEN, RadixCache, RadixKey, Slots, as_int64
-from minirad.checks import read_text
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions, at_least, one_of
 from minirad.doctor import EarlyBreak, diagnose, early_breaks
 from minirad.engine import Engine
-from minirad.errors import require
+from minirad.errors import read_text, require
 from minirad.outputs import StepReport
 from minirad.parts import Parts, Result
 from minirad.schedule.policies import POLICIES as SCHEDULE

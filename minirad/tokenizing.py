@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minirad import checks
+from minirad import errors
 from minirad.cache.radix_cache import Slots, as_int64
 from minirad.config import SamplingParams
 from minirad.parts import Prompt
@@ -55,7 +55,7 @@ class Tokenizing:
         """Text to token ids; ids are passed on."""
         if isinstance(prompt, str):
             prompt = encode_prompt(self.tokenizer, prompt)
-        checks.prompt(prompt)
+        errors.prompt(prompt)
         tokens: Slots = as_int64(prompt, "a prompt").copy()
         return tokens
 

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minirad import checks
+from minirad import errors
 from minirad.config import SamplingParams, drawn_seed
 from minirad.events import RequestAdded
 from minirad.frontend import Program
@@ -320,7 +320,7 @@ def load(name_or_file: str | Path) -> Workload:
 
     ValueError names what is wrong with the name or the file.
     """
-    checks.path("a workload", name_or_file)
+    errors.path("a workload", name_or_file)
     if str(name_or_file) in WORKLOADS:
         return WORKLOADS[str(name_or_file)]()
     path = Path(name_or_file)
@@ -336,7 +336,7 @@ def load(name_or_file: str | Path) -> Workload:
 
         return from_recording(Recorder.load(path), name=path.stem)
     try:
-        return from_json(json.loads(checks.read_text(path)))
+        return from_json(json.loads(errors.read_text(path)))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no workload: {error}") from error
 
@@ -353,18 +353,18 @@ def from_json(data: Any) -> Workload:
         for turn in turns:
             turn.params()  # ValueError now rather than in the middle of a run
             if not isinstance(turn.text, str):
-                raise ValueError(f"session {number} has a turn whose text is {checks.said(turn.text)}")
+                raise ValueError(f"session {number} has a turn whose text is {errors.said(turn.text)}")
             for token in turn.token_ids:
-                checks.whole("a token id", token, 0)
+                errors.whole("a token id", token, 0)
             if not turn.text and not turn.token_ids:
                 raise ValueError(f"session {number} has a turn without text or token_ids")
         rest = {key: value for key, value in each.items() if key not in ("turns", "name")}
-        checks.whole("arrival", rest.get("arrival", 0), 0)
-        checks.whole("priority", rest.get("priority", 0))
-        checks.extra_key(rest.get("extra_key"))
+        errors.whole("arrival", rest.get("arrival", 0), 0)
+        errors.whole("priority", rest.get("priority", 0))
+        errors.extra_key(rest.get("extra_key"))
         sessions.append(Session(str(each.get("name", f"session {number}")), turns, **rest))
     name = str(data.get("name", "file"))
-    pool = checks.whole("kv_tokens", data.get("kv_tokens", 512), 1)
+    pool = errors.whole("kv_tokens", data.get("kv_tokens", 512), 1)
     return Workload(name, str(data.get("title", name)), tuple(sessions), pool)
 
 

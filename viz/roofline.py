@@ -30,7 +30,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from minirad.checks import said
+from minirad.errors import said
 from viz.kv import KvFigure
 
 # Okabe and Ito's colours, told apart by almost everybody; bars differ by pattern, too.

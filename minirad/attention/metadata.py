@@ -70,10 +70,7 @@ class AttentionMetadata:
 
 
 def build_metadata(
-    rows: Int64Array,
-    entries: Sequence[BatchEntry],
-    page_size: int,
-    device: torch.device | str,
+    rows: Int64Array, entries: Sequence[BatchEntry], page_size: int, device: torch.device | str
 ) -> AttentionMetadata:
     """Work out a batch's metadata from the request rows.
 

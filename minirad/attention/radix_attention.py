@@ -69,14 +69,9 @@ class RadixAttention:
             )
 
     def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        metadata: AttentionMetadata,
-        pool: KVPool,
+        self, q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata, pool: KVPool,
         backend: AttentionBackend,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Write k and v into the pool, attend, and return `[T, num_heads * head_dim]`.
 
         Args:

@@ -49,8 +49,7 @@ from minirad.cache.radix_cache import (
     Slots,
     as_int64,
 )
-from minirad.checks import whole
-from minirad.errors import require
+from minirad.errors import require, whole
 
 HOST_WRITE = ("write_through", "write_through_selective", "write_back")
 SECOND_HIT = 2  # from which on write_through_selective copies

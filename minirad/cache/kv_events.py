@@ -38,7 +38,7 @@ import numpy as np
 
 from minirad import events as ev
 from minirad.cache.radix_cache import RadixCache
-from minirad.checks import said
+from minirad.errors import said
 
 GPU, CPU = "GPU", "CPU"  # media: the device's pool and host memory
 HASH_BYTES = 8

@@ -40,8 +40,7 @@ import numpy.typing as npt
 
 from minirad import events as ev
 from minirad.cache.eviction import EvictionPolicy, EvictionQueue, OutdatedFirst, eviction_policy
-from minirad.checks import said, truth, whole
-from minirad.errors import InvariantError, require
+from minirad.errors import InvariantError, require, said, truth, whole
 
 Slots = npt.NDArray[np.int64]
 Namespace = tuple[Hashable, ...]  # (extra_key, is_bigram), and of old weights the version, too

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minirad.model.sampler import SamplingLike, is_greedy
+from minirad.config import SamplingParams
+from minirad.model.sampler import is_greedy
 from minirad.runner import Computed, Draw
 from minirad.schedule.scheduler import Batch
 
@@ -49,7 +50,7 @@ class DrawnOnDevice(Computed):
 
 @torch.inference_mode()
 def next_tokens(
-    logits: Tensor, params: Sequence[SamplingLike], uniforms: Sequence[float], greedy: Tensor | None = None
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], greedy: Tensor | None = None
 ) -> Tensor:
     """What `sample` gives without masks, left on the device: nothing here waits for it.
 

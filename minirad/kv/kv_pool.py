@@ -30,30 +30,15 @@ class KVPool:
     """
 
     def __init__(
-        self,
-        num_layers: int,
-        num_slots: int,
-        num_kv_heads: int,
-        head_dim: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> None:
-        sizes = {
-            "num_layers": num_layers,
-            "num_slots": num_slots,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"KVPool: {name} is {size}, but must be at least 1")
-        self.num_layers = num_layers
-        self.num_slots = num_slots
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
-        self.dtype = dtype
-        self.device = torch.device(device)
+        self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, *,
+        dtype: torch.dtype, device: torch.device | str,
+    ) -> None:  # fmt: skip
+        self.num_layers, self.num_slots = num_layers, num_slots
+        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
+        self.dtype, self.device = dtype, torch.device(device)
+        for name in ("num_layers", "num_slots", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"KVPool: {name} is {getattr(self, name)}, but must be at least 1")
         shape = (num_slots, num_kv_heads, head_dim)
         try:
             self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]

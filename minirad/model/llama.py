@@ -57,13 +57,9 @@ class LlamaModel:
 
     @torch.inference_mode()
     def forward(
-        self,
-        token_ids: Tensor,
-        metadata: AttentionMetadata,
-        pool: KVPool,
-        backend: AttentionBackend,
+        self, token_ids: Tensor, metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend,
         logit_index: Tensor,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Computes one batch; its keys and values end up in the pool.
 
         Args:
@@ -77,10 +73,8 @@ class LlamaModel:
         Raises:
             ValueError: if the number of tokens differs from the metadata's.
         """
-        if token_ids.shape[0] != metadata.num_tokens:
-            raise ValueError(
-                f"forward: {token_ids.shape[0]} token ids, but metadata for {metadata.num_tokens}"
-            )
+        if len(token_ids) != metadata.num_tokens:
+            raise ValueError(f"forward: {len(token_ids)} token ids, but metadata for {metadata.num_tokens}")
         backend.plan(metadata, pool)
         x = self.through_layers(F.embedding(token_ids, self.embed), metadata, pool, backend)
         return self.logits(x[logit_index])
@@ -103,15 +97,9 @@ class LlamaModel:
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
     def attend(
-        self,
-        layer: Layer,
-        h: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        metadata: AttentionMetadata,
-        pool: KVPool,
+        self, layer: Layer, h: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata, pool: KVPool,
         backend: AttentionBackend,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """The attention block of normed h `[T, hidden]`."""
         a = layer.attention
         qkv = self.linear(h, layer.qkv, layer.qkv_bias).view(len(h), -1, a.head_dim)

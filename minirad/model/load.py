@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minirad import checks
+from minirad import errors
 from minirad.model.llama import LlamaConfig, LlamaModel
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def resolve_model(name: str | Path | None) -> Path:
                 f"the classroom model is missing ({path}): reinstall minirad, or name another model"
             )
         return _checked(path)
-    path = checks.path("a model", name).expanduser()
+    path = errors.path("a model", name).expanduser()
     if path.is_dir():
         return _checked(path)
     if name == SMOLLM2:

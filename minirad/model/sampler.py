@@ -8,36 +8,18 @@ any batch, after a retraction and on any platform. fast/sampling.py draws them o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["SamplingLike", "is_greedy", "position_uniform", "prompt_logprobs", "sample"]
+from minirad.config import SamplingParams
+
+__all__ = ["is_greedy", "position_uniform", "prompt_logprobs", "sample"]
 
 GREEDY_BELOW = 1e-8  # a temperature at which float32 logits that differ at all differ by e^95 and more
 
 
-class SamplingLike(Protocol):
-    """What the sampler reads of a request's sampling parameters."""
-
-    @property
-    def temperature(self) -> float:
-        """0 = greedy."""
-        ...
-
-    @property
-    def top_p(self) -> float:
-        """Keep the most likely tokens up to this probability; 1 = all."""
-        ...
-
-    @property
-    def top_k(self) -> int:
-        """Keep this many of the most likely tokens; 0 = all."""
-        ...
-
-
-def is_greedy(param: SamplingLike) -> bool:
+def is_greedy(param: SamplingParams) -> bool:
     """Temperature 0, or so small that only the likeliest token can be drawn (dividing would overflow)."""
     return param.temperature < GREEDY_BELOW
 
@@ -45,7 +27,7 @@ def is_greedy(param: SamplingLike) -> bool:
 @torch.inference_mode()
 def sample(
     logits: Tensor,
-    params: Sequence[SamplingLike],
+    params: Sequence[SamplingParams],
     uniforms: Sequence[float],
     masks: Sequence[Tensor | None] | None = None,
 ) -> tuple[list[int], list[float]]:
@@ -94,7 +76,7 @@ def _masked(logits: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
     return allowed
 
 
-def _draw(logits: Tensor, param: SamplingLike, uniform: float) -> int:
+def _draw(logits: Tensor, param: SamplingParams, uniform: float) -> int:
     """Inverse of the cumulative distribution over the kept tokens in id order, at `uniform`.
 
     In float64: the sum of 10^5 float32 probabilities would be off by more than the least likely
