@@ -13,14 +13,14 @@ import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-from minirad import errors, serve
+from minirad import errors
 from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.cache.radix_cache import RadixCache, Slots
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.intake import Intake
-from minirad.outputs import GenerationOutput, Pin, StepReport, StreamToken
+from minirad.outputs import GenerationOutput, Outbox, Pin, StepReport, StreamToken
 from minirad.parts import Parts, Prompt, Result
 from minirad.process_result import ResultProcessor
 from minirad.rooms import room
@@ -28,7 +28,6 @@ from minirad.schedule.admission import Books
 from minirad.schedule.ownership import PrefixCache, SlotOwnership
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
-from minirad.transaction import Transaction
 
 
 class Engine:
@@ -66,8 +65,8 @@ class Engine:
             self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
         )
         self.overlap = self.runner.overlap(self)
-        self.transaction = Transaction(self.bus)
-        self.outbox = serve.Outbox()
+        self.transaction = room("transaction").Transaction(self.bus)
+        self.outbox = Outbox()
         self.intake = Intake(config, self.runner.vocab_size, self.tokenizing)
         self.results = ResultProcessor(
             self.scheduler, self.ownership, self.runner, self.tokenizing, self.bus, self.outbox
@@ -241,13 +240,18 @@ class Engine:
         All prompts are checked before any is queued. Requests added before go on meanwhile; what
         of them finishes is in the next step's report.
         """
-        return serve.generate(self, self.intake.requests(prompts, params, extra_key))
+        requests = self.intake.requests(prompts, params, extra_key)
+        outputs: list[GenerationOutput] = room("serve").generate(self, requests)
+        return outputs
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None
     ) -> Iterator[StreamToken]:
         """Yields each token of one prompt as soon as it is sampled. Leaving the loop aborts it."""
-        return serve.stream(self, self.intake.request(prompt, params, extra_key))
+        tokens: Iterator[StreamToken] = room("serve").stream(
+            self, self.intake.request(prompt, params, extra_key)
+        )
+        return tokens
 
     def abort(self, request_id: str) -> bool:
         """Cancels a request with all its samples; False if it is not here (any more).

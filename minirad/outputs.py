@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,3 +82,31 @@ class Pin:
     id: int
     length: int
     engine: Any = field(default=None, repr=False, compare=False)
+
+
+class Outbox:
+    """Outputs that no caller has been given yet, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._outputs: list[GenerationOutput] = []
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def put(self, output: GenerationOutput) -> None:
+        self._outputs.append(output)
+
+    def take(self) -> list[GenerationOutput]:
+        """All of them."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def take_of(self, request_ids: Collection[str]) -> list[GenerationOutput]:
+        """Those of some requests; the others stay."""
+        mine = [output for output in self._outputs if output.request_id in request_ids]
+        self._outputs = [output for output in self._outputs if output.request_id not in request_ids]
+        return mine
+
+    def put_back(self, outputs: Sequence[GenerationOutput]) -> None:
+        """Taken, but not delivered: they come first again."""
+        self._outputs = [*outputs, *self._outputs]

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from minirad import events as ev
 from minirad.errors import InvariantError
-from minirad.outputs import GenerationOutput
+from minirad.outputs import GenerationOutput, Outbox
 from minirad.parts import Result, Runner, Texts
 from minirad.schedule.ownership import SlotOwnership
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch, Scheduler
-from minirad.serve import Outbox
 
 
 class ResultProcessor:

@@ -1,7 +1,14 @@
-"""Rooms that the engine does not need: looked up by name, so that each can be deleted and nothing imports it.
+"""Rooms behind engine.py, found by name: who reads how a request goes need not know them.
 
-fast      CUDA graphs, fused kernels, running ahead; without it all works, slowly
-tiers     a second tier of the cache in host memory
+    machine        an engine's parts: device, weights, pool, attention (other parts: simulate.py)
+    transaction    a public call happens whole or not at all: Ctrl-C and handlers' errors wait for its end
+    serve          `generate` and `stream`, on top of `step`
+    snapshot       what an engine holds, as plain data
+
+These can be deleted, and the rest goes on working:
+
+    fast           CUDA graphs, fused kernels, running ahead; without it all is slower
+    tiers          a second tier of the cache in host memory
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """`generate` and `stream`: run an engine until some requests are done, and lose nothing of the others.
 
-Whatever finishes lies in the engine's outbox until somebody takes it: `step` takes all of it for its report,
+What finishes lies in the engine's outbox until a caller takes it: `step` takes all of it for its report,
 `generate` and `stream` only what is theirs. So one that is interrupted leaves none of its requests behind,
-and the others' outputs are in the next report.
+and the others' outputs are in the next report. engine.py finds this file by name (rooms.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minirad.outputs import GenerationOutput, StreamToken
@@ -16,34 +16,6 @@ from minirad.schedule.request import Request
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
-
-
-class Outbox:
-    """Outputs that nobody has been given yet, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._outputs: list[GenerationOutput] = []
-
-    def __len__(self) -> int:
-        return len(self._outputs)
-
-    def put(self, output: GenerationOutput) -> None:
-        self._outputs.append(output)
-
-    def take(self) -> list[GenerationOutput]:
-        """All of them."""
-        outputs, self._outputs = self._outputs, []
-        return outputs
-
-    def take_of(self, request_ids: Collection[str]) -> list[GenerationOutput]:
-        """Those of some requests; the others stay."""
-        mine = [output for output in self._outputs if output.request_id in request_ids]
-        self._outputs = [output for output in self._outputs if output.request_id not in request_ids]
-        return mine
-
-    def put_back(self, outputs: Sequence[GenerationOutput]) -> None:
-        """Taken, but not delivered: they come first again."""
-        self._outputs = [*outputs, *self._outputs]
 
 
 def generate(engine: Engine, requests: Sequence[Request]) -> list[GenerationOutput]:
