@@ -135,7 +135,7 @@ def test_random_trees_are_seeded() -> None:
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["theorem", "--trees", "20", "--json"]) == 0
+    assert main(["theorem", "--trees", "20", "--requests", "40", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["trees"]["holds"] == result["trees"]["checked"] == 20
     assert result["trees"]["computed"] == result["trees"]["bound"]
