@@ -1,9 +1,10 @@
-"""Shared by the engine's tests: a tree that tells nothing, a cold reference, a model with a script."""
+"""Shared by the tests: engines that check themselves, a tree that tells nothing, a cold reference."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,37 @@ from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.errors import HostCopyError
-from minirad.model.llama import LlamaModel
+from minirad.model.llama import LlamaConfig, LlamaModel
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
-from minirad.outputs import GenerationOutput
+from minirad.outputs import GenerationOutput, StepReport
+
+ROOT = Path(__file__).resolve().parents[1]  # of the repository
+
+TINY: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "max_position_embeddings": 128, "tie_word_embeddings": True,
+    "eos_token_id": 2, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "hidden_act": "silu",
+}  # fmt: skip
+
+
+def tiny_config(**changes: object) -> LlamaConfig:
+    return LlamaConfig.from_dict({**TINY, **changes})
+
+
+class CheckedEngine(Engine):
+    """An engine that checks every invariant after every step."""
+
+    def step(self) -> StepReport:
+        report = super().step()
+        self.check()
+        return report
+
+    def advance(self) -> None:
+        super().advance()
+        if self.overlap is None or self.overlap.in_flight is None:
+            self.check()
 
 
 class PlainCache:

@@ -180,7 +180,7 @@ class Program:
         assert engine.allocator.available == engine.allocator.num_tokens
 
 
-@pytest.mark.parametrize("first", range(0, 60, 15))
+@pytest.mark.parametrize("first", range(0, 40, 10))
 def test_everybody_gets_what_he_would_get_alone(
     make_engine: MakeEngine, tiny_model: LlamaModel, first: int
 ) -> None:
@@ -191,8 +191,8 @@ def test_everybody_gets_what_he_would_get_alone(
         return [(output.token_ids, output.finish_reason) for output in outputs]
 
     steps = 0
-    for seed in range(first, first + 15):
+    for seed in range(first, first + 10):
         program = Program(seed, make_engine, alone)
         program.run()
         steps += program.engine.overlap.steps
-    assert steps > 30
+    assert steps > 20

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import ROOT
 
 from minirad import Engine, EngineConfig
 from minirad.model.llama import LlamaModel
 
-ROOT = Path(__file__).parent.parent
 LEFT_OUT = ["fast"]  # folders of minirad that may be deleted
 GENERATE = """
 from minirad import Engine, EngineConfig, SamplingParams
