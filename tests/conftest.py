@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -14,10 +13,12 @@ import torch
 if not torch.cuda.is_available():  # where there is Triton but no GPU, its interpreter runs the kernels
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from support import TINY, CheckedEngine, tiny_config
+
 from minirad.config import EngineConfig
-from minirad.engine import Engine
-from minirad.model.llama import LlamaConfig, LlamaModel, random_weights
-from minirad.outputs import StepReport
+from minirad.model.llama import LlamaModel, random_weights
+
+__all__ = ["TINY", "CheckedEngine", "tiny_config"]  # for those who import them from here
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background like this
     signal.signal(signal.SIGINT, signal.default_int_handler)  # and some tests press Ctrl-C
@@ -25,37 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what run
 torch.set_num_threads(1)  # two threads beside another busy process are slower than one
 
 
-TINY: dict[str, Any] = {
-    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0, "max_position_embeddings": 128, "tie_word_embeddings": True,
-    "eos_token_id": 2, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-    "hidden_act": "silu",
-}  # fmt: skip
-
-
-def tiny_config(**changes: object) -> LlamaConfig:
-    return LlamaConfig.from_dict({**TINY, **changes})
-
-
 @pytest.fixture(scope="session")
 def tiny_model() -> LlamaModel:
     config = tiny_config()
     return LlamaModel(config, random_weights(config, 0, dtype=torch.float32, device="cpu"))
-
-
-class CheckedEngine(Engine):
-    """An engine that checks every invariant after every step."""
-
-    def step(self) -> StepReport:
-        report = super().step()
-        self.check()
-        return report
-
-    def advance(self) -> None:
-        super().advance()
-        if self.overlap is None or self.overlap.in_flight is None:
-            self.check()
 
 
 @pytest.fixture

@@ -1,20 +1,54 @@
-"""Shared by the engine's tests: a tree that tells nothing, a cold reference, a model with a script."""
+"""Shared by the tests: engines that check themselves, a tree that tells nothing, a cold reference."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 from minirad import events as ev
+from minirad.attention.gather import GatherAttention
+from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.errors import HostCopyError
-from minirad.model.llama import LlamaModel
-from minirad.outputs import GenerationOutput
+from minirad.model.llama import LlamaConfig, LlamaModel
+from minirad.model.sampler import position_uniform, prompt_logprobs, sample
+from minirad.outputs import GenerationOutput, StepReport
+
+ROOT = Path(__file__).resolve().parents[1]  # of the repository
+
+TINY: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "max_position_embeddings": 128, "tie_word_embeddings": True,
+    "eos_token_id": 2, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "hidden_act": "silu",
+}  # fmt: skip
+
+
+def tiny_config(**changes: object) -> LlamaConfig:
+    return LlamaConfig.from_dict({**TINY, **changes})
+
+
+class CheckedEngine(Engine):
+    """An engine that checks every invariant after every step."""
+
+    def step(self) -> StepReport:
+        report = super().step()
+        self.check()
+        return report
+
+    def advance(self) -> None:
+        super().advance()
+        if self.overlap is None or self.overlap.in_flight is None:
+            self.check()
 
 
 class PlainCache:
@@ -61,31 +95,61 @@ class PlainCache:
 
 
 class ColdReference:
-    """The same model in an engine that shares nothing, one request at a time; remembers what it said."""
+    """What a model says to a prompt alone: no tree, no scheduler, no reuse, and the attention to read.
 
-    def __init__(self, model: LlamaModel) -> None:
+    A reply is judged in one forward pass of prompt and reply: if at each place the token is the one that the
+    model draws after all before it, the model says just this reply. `within`: of log-probabilities.
+    """
+
+    def __init__(self, model: LlamaModel, within: float = 1e-5) -> None:
+        self.model, self.within = model, within
         self._engine = Engine(EngineConfig(kv_tokens=512, radix_cache=False), model=model)
-        self._known: dict[Any, GenerationOutput] = {}
+        self._known: dict[Any, list[GenerationOutput]] = {}
+        self._logits: dict[tuple[int, ...], torch.Tensor] = {}
 
     def __call__(self, prompt: Sequence[int], params: SamplingParams, index: int = 0) -> GenerationOutput:
-        key = (tuple(prompt), params, index)
+        """The whole reply, from an engine that shares nothing, one request at a time."""
+        key = (tuple(prompt), params)
         if key not in self._known:
-            self._known[key] = self._engine.generate([list(prompt)], params)[index]
-        return self._known[key]
+            self._known[key] = self._engine.generate([list(prompt)], params)
+        return self._known[key][index]
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """float32 [n, vocab] of the next token after each of n tokens."""
+        key = tuple(tokens)
+        if key not in self._logits:
+            rows = np.arange(1, len(key) + 1)[None]
+            metadata = build_metadata(rows, [BatchEntry(0, 0, len(key))], 1, self.model.device)
+            pool, index = self.model.new_pool(len(key) + 1), torch.arange(len(key))
+            forward = self.model.forward
+            self._logits[key] = forward(torch.tensor(key), metadata, pool, GatherAttention(), index)
+        return self._logits[key]
 
     def require_equal(self, prompt: Sequence[int], params: SamplingParams, output: GenerationOutput) -> None:
         """Tokens equal, log-probabilities within float32's reach: a wrong KV slot shows in these first."""
-        wanted = self(prompt, params, output.index)
-        assert output.token_ids == wanted.token_ids, (list(prompt), params, output, wanted)
-        assert output.finish_reason == wanted.finish_reason
-        for ours, theirs in (
-            (output.logprobs, wanted.logprobs),
-            (output.prompt_logprobs, wanted.prompt_logprobs),
-        ):
-            assert len(ours) == len(theirs), (output, wanted)
-            for a, b in zip(ours, theirs, strict=True):
-                same = a is b if a is None or b is None else abs(a - b) <= 1e-5
-                assert same, (list(prompt), params, output, wanted)
+        assert not params.stop and (params.temperature == 0 or params.seed is not None), "not to be judged"
+        text, start, told = [*prompt, *output.token_ids], len(prompt), (list(prompt), params, output)
+        logits = self.logits(text)
+        seed, places = params.seed or 0, range(start, len(text))
+        uniforms = [position_uniform(seed, output.index, place) for place in places]
+        tokens, logprobs = sample(logits[start - 1 : len(text) - 1], [params] * len(uniforms), uniforms)
+        assert output.token_ids == tokens, (told, tokens)
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self.model.config.eos_ids)}
+        first = next((at for at, token in enumerate(tokens, 1) if token in ends), None)
+        wanted = (first, "stop") if first else (params.max_new_tokens, "length")
+        assert (len(tokens), output.finish_reason, output.error) == (*wanted, ""), (told, wanted)
+        assert output.logprobs == pytest.approx(logprobs, rel=0, abs=self.within), (told, logprobs)
+        if params.logprob_start is None:
+            assert output.prompt_logprobs == [], told
+            return
+        after = torch.tensor(text[1:start], dtype=torch.int64)
+        known = [None, *prompt_logprobs(logits[: start - 1], after)][params.logprob_start :]
+        said = output.prompt_logprobs
+        assert len(said) == len(known) and [each is None for each in said] == [
+            each is None for each in known
+        ], told
+        pairs = [pair for pair in zip(said, known, strict=True) if pair[0] is not None]
+        assert all(abs(a - b) <= self.within for a, b in pairs), (told, known)
 
 
 class TransformersReference:

@@ -103,11 +103,11 @@ class Slots:
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_exact_multiples_of_the_page_leak_nothing(make_engine: MakeEngine, page: int, chunk: int) -> None:
+    engine = make_engine(page_size=page, chunk_tokens=chunk, bigram_keys=True)
+    slots = Slots(engine)
     for length, new in itertools.product(range(1, 2 * page + 3), range(page + 2)):
-        engine = make_engine(page_size=page, chunk_tokens=chunk, bigram_keys=True)
-        slots = Slots(engine)
         prompt = list(range(10, 10 + length))
-        for turn in range(3):
+        for turn in range(2):
             (output,) = engine.generate([prompt], reply(new))
             units = length + max(new - 1, 0)  # what has KV
             units -= new == 0  # without a reply nothing comes after the last token
@@ -143,14 +143,16 @@ def require_pairs(engine: Engine) -> None:
         assert request.protected_len <= request.length - 1
 
 
+SCHEDULES: list[dict[str, Any]] = [
+    {},
+    {"mixed": True, "schedule_policy": "fcfs"},
+    *({"host_kv_tokens": 32, "host_write": write, "load_back_threshold": 1} for write in HOST_WRITE),
+]
+# Every page size with every schedule and tier; short and long chunks by turns.
 WAYS = [
-    {"page_size": page, "chunk_tokens": chunk, **more}
-    for page, chunk in ((1, 64), (1, 3), (2, 5), (4, 64), (4, 7))
-    for more in (
-        {},
-        {"mixed": True, "schedule_policy": "fcfs"},
-        *({"host_kv_tokens": 32, "host_write": write, "load_back_threshold": 1} for write in HOST_WRITE),
-    )
+    {"page_size": page, "chunk_tokens": (64, chunk)[(turn + page) % 2], **more}
+    for page, chunk in ((1, 3), (2, 5), (4, 7))
+    for turn, more in enumerate(SCHEDULES)
 ]
 
 

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from test_browser_live import CARDS, SEEK, at, browser, leaving, open_at, tab, until
+from browsers import CARDS, SEEK, at, browser, leaving, open_at, run_to_its_end, tab, until
 
 from viz.export import export
 from viz.live import Driver, Live, Settings
@@ -21,15 +21,9 @@ SIDE = """n => { const side = document.querySelector('.side' + n); return [
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    driver = Driver(Settings(workload="mixed", compare="lpm,fcfs"), speed=0)
-    with Live(driver) as server:
-        start = time.monotonic()
-        while driver.run_now is None or not driver.run_now.idle:
-            assert time.monotonic() - start < 120 and not driver.error
-            time.sleep(0.05)
-        file = tmp_path_factory.mktemp("compare") / "both.html"
-        export(driver.run_now.page, file, title="both")
-        yield driver.run_now, server, file
+    settings = Settings(workload="mixed", compare="lpm,fcfs")
+    with run_to_its_end(settings, tmp_path_factory.mktemp("compare")) as (server, file):
+        yield server.driver.run_now, server, file
 
 
 @pytest.fixture(params=["server", "file"])

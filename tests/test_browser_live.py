@@ -2,113 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import statistics
 import time
-from urllib.parse import urlsplit
 
 import pytest
+from browsers import CARDS, SEEK, at, browser, leaving, open_at, run_to_its_end, tab, until
 
 from minirad.record import Recorder
 from viz import live
 from viz.live import Driver, Live, Replay, Settings
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
+__all__ = ["browser", "tab"]  # fixtures
 
 GROUPS = "[...document.querySelectorAll('.mr-tree g.node, .mr-tree g.edge')]"
 IDS = f"{GROUPS}.map(g => g.id + ' ' + g.getAttribute('class'))"
 POOL = "[...document.querySelectorAll('.pool i')].map(c => c.dataset.owner)"
-CARDS = """[...document.querySelectorAll('.card, .say, nav.bar, header')].map(e => {
-    const r = e.getBoundingClientRect();
-    return [r.left, r.top, r.right, r.bottom];
-})"""
-SEEK = """i => {
-    const slider = document.querySelector('.scrub input');
-    slider.value = i;
-    slider.dispatchEvent(new Event('input'));
-}"""
 WIDTHS = "s => { const e = document.querySelector(s); return [e.scrollWidth, e.clientWidth]; }"
 LIT = "[...document.querySelectorAll('.pool i.lit')].map(c => Number(c.dataset.page))"
 
 
 @pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = next((found for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
-                 if (found := shutil.which(name))), None)  # fmt: skip
-    with playwright.sync_playwright() as started:
-        try:
-            chromium = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def tab(browser):
-    """A page that notes where it goes and what it complains about; both are checked at the end."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-    page = context.new_page()
-    asked, complaints = [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.allowed_complaints = []
-    yield page
-    context.close()
-    elsewhere = [
-        u
-        for u in asked
-        if urlsplit(u).scheme not in ("data", "file", "blob") and urlsplit(u).hostname != "127.0.0.1"
-    ]
-    assert elsewhere == []
-    assert [c for c in complaints if not any(part in c for part in page.allowed_complaints)] == []
-
-
-@pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """The mixed workload, run to its end, as a page and as an exported file."""
-    driver = Driver(Settings(workload="mixed"), speed=0)
-    with Live(driver) as server:
-        start = time.monotonic()
-        while driver.run_now is None or not driver.run_now.idle:
-            assert time.monotonic() - start < 120 and not driver.error
-            time.sleep(0.05)
-        file = tmp_path_factory.mktemp("export") / "run.html"
-        from viz.export import export
-
-        export(driver.run_now.page, file, title="mixed")
-        yield server, file
-
-
-@contextlib.contextmanager
-def leaving(tab, live):
-    """A server that the tab has left before it ends: what the page still asks for would be refused."""
-    with live as server:
-        yield server
-        tab.goto("about:blank")
-
-
-def until(tab, condition: str, seconds: float = 30) -> None:
-    """Waits for a condition in the page. (Playwright's own wait evaluates text, which our CSP forbids.)"""
-    start = time.monotonic()
-    while not tab.evaluate(f"Boolean({condition})"):
-        assert time.monotonic() - start < seconds, (
-            f"{condition}: {tab.evaluate('document.body.dataset.position')}"
-        )
-        tab.wait_for_timeout(10)
-
-
-def at(tab, position: str) -> None:
-    until(tab, f"document.body.dataset.position === '{position}'")
-
-
-def open_at(tab, url: str, position: str) -> None:
-    granularity, index = position.split()
-    tab.goto(f"{url}#{granularity}={index}")
-    at(tab, position)
+    with run_to_its_end(Settings(workload="mixed"), tmp_path_factory.mktemp("export")) as both:
+        yield both
 
 
 @pytest.fixture(params=["server", "file"])

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsers import browser
+from support import ROOT
 
-REPOSITORY = Path(__file__).parent.parent
-CHROMIUM = os.environ.get("MINIRAD_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-MISSING = [name for name in ("playwright", "jupyterlab", "nbformat") if not importlib.util.find_spec(name)]
-if CHROMIUM is None:
-    MISSING.append("Chromium")
+MISSING = [name for name in ("jupyterlab", "nbformat") if not importlib.util.find_spec(name)]
+__all__ = ["browser"]  # a fixture
 
 pytestmark = [
     pytest.mark.slow,
@@ -136,7 +135,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     (settings / "overrides.json").write_text(json.dumps(quiet), encoding="utf-8")
     folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     places = {name: str(home / name.lower()) for name in folders}
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     port = free_port()
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
@@ -169,16 +168,6 @@ def wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
         except OSError:
             time.sleep(0.2)
     raise AssertionError("JupyterLab did not answer within a minute")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 class Notebook:
@@ -410,7 +399,7 @@ def test_run_all_leaves_every_picture_where_its_cell_put_it(
     """In these a stepper moves on after it was shown, or is shown several times."""
     import nbformat
 
-    source = REPOSITORY / "notebooks" / f"{name}.ipynb"
+    source = ROOT / "notebooks" / f"{name}.ipynb"
     shutil.copy(source, lab[1] / source.name)
     opened = Notebook(browser, lab, source.name)
     cells = opened.page.evaluate(STEPPER_CELLS)

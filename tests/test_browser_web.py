@@ -4,12 +4,11 @@ what a page of another origin, or a name made to mean 127.0.0.1, gets."""
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 import time
 
 import pytest
-from test_browser_live import at, until
+from browsers import at, chromium, until
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
@@ -25,17 +24,8 @@ PREFIX = "/user/ada/proxy/8321"
 @pytest.fixture(scope="module")
 def browser():
     """For this browser every name is this machine."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = next((found for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
-                 if (found := shutil.which(name))), None)  # fmt: skip
-    arguments = ["--no-sandbox", "--host-resolver-rules=MAP * 127.0.0.1"]
-    with playwright.sync_playwright() as started:
-        try:
-            chromium = started.chromium.launch(executable_path=path, args=arguments)
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
-        yield chromium
-        chromium.close()
+    with chromium("--host-resolver-rules=MAP * 127.0.0.1") as started:
+        yield started
 
 
 @pytest.fixture

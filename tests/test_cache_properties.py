@@ -2,7 +2,7 @@
 
 Four models run beside one cache: a dict of prefixes (what matches, in which slots), a brute-force choice
 of victims, a count of locks, and a replay of the emitted events, which must give the tree's snapshot
-exactly. MINIRAD_EXAMPLES sets how many random programs are tried (default 120 per page size).
+exactly. MINIRAD_EXAMPLES sets how many random programs are tried (default 80 per page size).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minirad.cache.eviction import POLICIES
 from minirad.cache.radix_cache import Node, RadixCache, RadixKey
 from minirad.record import Recorder, ReplayState, bare_snapshot
 
-EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "80"))
 
 KEYS: dict[str, Callable[[Any], tuple[int, ...]]] = {
     "lru": lambda n: (n.last_access,),

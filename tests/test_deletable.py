@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import subprocess
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import ROOT
 
 from minirad import Engine, EngineConfig
 from minirad.model.llama import LlamaModel
 
-ROOT = Path(__file__).parent.parent
 LEFT_OUT = ["fast"]  # folders of minirad that may be deleted
 GENERATE = """
 from minirad import Engine, EngineConfig, SamplingParams
@@ -40,23 +41,49 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ask(folder: Path, *arguments: str) -> str:
-    """What `python ARGUMENTS` prints in a folder."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONIOENCODING": "utf-8"}
+PARTS = {
+    "generate": GENERATE + "print(engine.attention.name, said, engine.attention_note)",
+    "steps": "from minirad.figure3 import main\nassert main([]) == 0",
+    "page": """
+from viz.live import main
+assert main(["--workload", "chat", "--steps", "12", "--export", "page.html"]) == 0
+""",
+    "lesson": "from lessons.__main__ import main\nassert main(['grade', '05']) == 0",
+}
+ALL_PARTS = """
+import contextlib, io, json, sys, traceback
+said = {}
+for name, code in json.loads(sys.argv[1]).items():
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        try:
+            exec(code, {})
+        except BaseException:
+            traceback.print_exc()
+    said[name] = out.getvalue()
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(copied: Path) -> dict[str, str]:
+    """What each of the parts prints in the copy; one process for all, which imports torch once."""
+    lesson = copied / "lessons" / "05_paged_attention"
+    shutil.copy(lesson / "solution.py", lesson / "exercise.py")
+    environment = {**os.environ, "PYTHONPATH": str(copied), "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True,
-        encoding="utf-8", timeout=200,
+        [sys.executable, "-c", ALL_PARTS, json.dumps(PARTS)], cwd=copied, env=environment,
+        capture_output=True, text=True, encoding="utf-8", timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    said: dict[str, str] = json.loads(done.stdout)
+    return said
 
 
-def test_generate_says_the_same_with_the_attention_to_read(copied: Path) -> None:
+def test_generate_says_the_same_with_the_attention_to_read(told: dict[str, str]) -> None:
     here: dict[str, object] = {}
     exec(GENERATE, here)
     assert here["engine"].attention.name != "gather"  # type: ignore[attr-defined]
-    answer = ask(copied, "-c", GENERATE + "print(engine.attention.name, said, engine.attention_note)")
-    assert answer.startswith(f"gather {here['said']} minirad/fast/ is not here")
+    assert told["generate"].startswith(f"gather {here['said']} minirad/fast/ is not here"), told["generate"]
 
 
 @pytest.mark.parametrize(
@@ -75,19 +102,17 @@ def test_what_needs_the_folder_is_refused(
         Engine(EngineConfig(kv_tokens=16, **asked), model=tiny_model)
 
 
-def test_the_nine_steps(copied: Path) -> None:
-    assert "All nine" in ask(copied, "-m", "minirad.figure3")
+def test_the_nine_steps(told: dict[str, str]) -> None:
+    assert "All nine" in told["steps"], told["steps"]
 
 
-def test_the_page(copied: Path) -> None:
-    said = ask(copied, "-m", "viz.live", "--workload", "chat", "--steps", "12", "--export", "page.html")
-    assert "page.html: 12 steps" in said and (copied / "page.html").stat().st_size > 50_000
+def test_the_page(copied: Path, told: dict[str, str]) -> None:
+    assert "page.html: 12 steps" in told["page"], told["page"]
+    assert (copied / "page.html").stat().st_size > 50_000
 
 
-def test_a_lesson_is_graded(copied: Path) -> None:
-    lesson = copied / "lessons" / "05_paged_attention"
-    shutil.copy(lesson / "solution.py", lesson / "exercise.py")
-    assert "10/10" in ask(copied, "-m", "lessons", "grade", "05")
+def test_a_lesson_is_graded(told: dict[str, str]) -> None:
+    assert "10/10" in told["lesson"], told["lesson"]
 
 
 # ---------------------------------------------------------------------- who imports whom

@@ -1,6 +1,6 @@
 """Faults that other radix caches had, one test for the whole kind of each; and proof that most can fail.
 
-Where a fault can be put back by changing one line (`broken`), the same check must find it.
+Where a fault can be put back (`broken`), the same check must find it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CheckedEngine
+from mutants import Make, Mutant, after, instead, nothing, says, while_in
 from support import ColdReference, drive, listen
-from test_mutants import Mutant
+from test_mutants import FREED_TWICE, LOCK, LOCK_KEPT, NO_PAGES, NOT_REMAPPED, RELEASE, SPLIT_FORGETS_LOCKS
 from test_ownership import World
 
 from minirad import RadixCache, RadixKey
@@ -25,7 +26,6 @@ from minirad.cache.eviction import POLICIES
 from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache, HostNode
 from minirad.cache.radix_cache import Node
 from minirad.config import SamplingParams
-from minirad.engine import Engine
 from minirad.errors import HostCopyError, InvariantError
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.schedule.ownership import SlotOwnership
@@ -34,14 +34,14 @@ from minirad.schedule.scheduler import Scheduler
 MakeEngine = Callable[..., CheckedEngine]
 GREEDY = SamplingParams(max_new_tokens=6, ignore_eos=True)
 PAGES = (1, 2, 4)
-FOUND = (AssertionError, ValueError, AttributeError)  # InvariantError is an AssertionError
+FOUND = (AssertionError, ValueError)  # InvariantError is an AssertionError
 
 
 @contextmanager
-def broken(owner: Any, name: str, old: str, new: str) -> Iterator[None]:
-    """One line of one function replaced; whatever runs inside has to object."""
+def broken(mutant: Mutant) -> Iterator[None]:
+    """Whatever runs inside has to object."""
     with pytest.MonkeyPatch.context() as patch:
-        Mutant(f"{name}: {old}", owner, name, old, new).apply(patch)
+        mutant.apply(patch)
         with pytest.raises(FOUND):
             yield
 
@@ -99,7 +99,9 @@ def test_a_lock_holds_the_node_itself_and_all_above_it(page: int, seed: int) -> 
 
 
 def test_a_lock_that_skips_the_node_is_found() -> None:
-    with broken(RadixCache, "inc_lock_ref", "moved, step = 0, node", "moved, step = 0, node.parent"):
+    with broken(
+        instead("above it only", LOCK, lambda lock: lambda self, node: lock(self, node.parent or node))
+    ):
         no_locked_node_goes(1, 0)
 
 
@@ -127,7 +129,10 @@ def test_eviction_takes_leaves_whatever_the_policy(policy: str, page: int) -> No
 
 
 def test_orphans_are_found() -> None:
-    with broken(Node, "evictable", "and not self.children", ""):
+    inner = instead(
+        "also inner nodes", (Node, "evictable"), lambda _: lambda self: self.lock_ref == 0 and self.parent
+    )
+    with broken(inner):
         nothing_is_orphaned("fifo", 1, 0)
 
 
@@ -156,11 +161,7 @@ def test_sizes_stay_sums_whatever_is_split_while_locked(page: int, seed: int) ->
 
 
 def test_sizes_that_go_wrong_at_a_split_are_found() -> None:
-    with broken(
-        RadixCache, "_split",
-        "upper.lock_ref, upper.hits, upper.priority = lower.lock_ref,",
-        "upper.lock_ref, upper.hits, upper.priority = 0,",
-    ):  # fmt: skip
+    with broken(SPLIT_FORGETS_LOCKS):
         sizes_are_sums(1, 0)
 
 
@@ -184,12 +185,14 @@ def test_only_the_shortfall_is_evicted(page: int) -> None:
 
 
 def test_evicting_the_full_need_is_found() -> None:
-    with broken(
-        SlotOwnership,
-        "make_room",
-        "shortfall = num_tokens - self.allocator.available",
-        "shortfall = num_tokens",
-    ):
+    def full_need(make_room: Callable[..., Any]) -> Callable[..., Any]:
+        def evicts(self: SlotOwnership, num_tokens: int) -> bool:
+            make_room(self, num_tokens + self.allocator.available)
+            return self.allocator.available >= num_tokens
+
+        return evicts
+
+    with broken(instead("the full need goes", (SlotOwnership, "make_room"), full_need)):
         only_the_shortfall_goes(1)
 
 
@@ -220,9 +223,10 @@ def test_both_halves_of_a_split_count_as_just_used(page: int, seed: int) -> None
 
 
 def test_a_stale_half_is_found() -> None:
-    with broken(
-        RadixCache, "_split", "upper.last_access = lower.last_access = tick", "upper.last_access = 0"
-    ):
+    def stale(found: Any, cache: RadixCache, key: RadixKey) -> None:
+        found.last_node.last_access = 0
+
+    with broken(instead("a stale upper half", (RadixCache, "match_prefix"), after(stale))):
         both_halves_are_fresh(1, 0)
 
 
@@ -349,10 +353,7 @@ def test_every_slot_is_freed_once_however_its_request_ends(
 
 
 def test_a_slot_freed_twice_is_found(make_engine: MakeEngine) -> None:
-    with broken(
-        SlotOwnership, "release", "self._release(private, request.row, cause)",
-        "[self._release(private, request.row, cause) for _ in '12']",
-    ):  # fmt: skip
+    with broken(FREED_TWICE):
         every_slot_is_freed_once(make_engine, 4, 0)
 
 
@@ -373,7 +374,7 @@ def test_a_row_points_at_the_trees_slots_when_its_duplicates_are_freed(
 
 
 def test_a_row_that_is_not_remapped_is_found(make_engine: MakeEngine, tiny_model: LlamaModel) -> None:
-    with broken(SlotOwnership, "commit", "line[protected:prefix_len] = tree[protected:prefix_len]", "pass"):
+    with broken(NOT_REMAPPED):
         equal_prompts_together(make_engine, tiny_model, 1)
 
 
@@ -460,7 +461,7 @@ def test_a_retracted_request_that_resumes_unlocks_what_it_locked(
 
 
 def test_a_lock_that_outlives_a_retraction_is_found(make_engine: MakeEngine, tiny_model: LlamaModel) -> None:
-    with broken(SlotOwnership, "release", "self.cache.dec_lock_ref(request.node)", "pass"):
+    with broken(LOCK_KEPT):
         retraction_gives_back(make_engine, tiny_model, 1)
 
 
@@ -578,28 +579,96 @@ def test_each_tier_holds_what_the_tree_says(write: str, page: int, seed: int) ->
     tiers_hold_what_they_say(write, page, seed)
 
 
+SPLIT = (HiRadixCache, "_split")
+
+
+def of_the_upper(then: Callable[[HostNode], None]) -> Make:
+    return after(lambda upper, *_: then(upper))
+
+
+def no_copy(upper: HostNode) -> None:
+    upper.copying = None
+
+
+def no_longer_in_its_copy(upper: HostNode) -> None:
+    if upper.copying:
+        upper.copying.nodes.remove(upper)
+
+
+class Believed:
+    """A Copier, and a copy, of which every wait says that it arrived."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def backup(self, *slots: Any) -> Believed:
+        return Believed(self.inner.backup(*slots))
+
+    def load(self, *slots: Any) -> Believed:
+        return Believed(self.inner.load(*slots))
+
+    def done(self) -> bool:
+        return bool(self.inner.done())
+
+    def wait(self) -> bool:
+        self.inner.wait()
+        return True
+
+
+def all_copies_believed(_: None, cache: HiRadixCache, *args: Any, **named: Any) -> None:
+    cache.copier = Believed(cache.copier)
+
+
+def parents_not_told(evict: Callable[..., Any]) -> Callable[..., Any]:
+    def evicts(self: HiRadixCache, num_tokens: int) -> Any:
+        before: list[Any] = [node for node in self.walk() if len(node)]
+        result = evict(self, num_tokens)
+        for node in before:
+            if not len(node) and isinstance(node.parent, HostNode):
+                node.parent.resident += 1
+        return result
+
+    return evicts
+
+
+def adopts_nothing(insert: Callable[..., Any]) -> Callable[..., Any]:
+    def inserts(self: HiRadixCache, *args: Any, **named: Any) -> Any:
+        hollow = [node for node in self.walk() if not node.packed]
+        result = insert(self, *args, **named)
+        for node in hollow:
+            node.packed = b""
+        return result
+
+    return inserts
+
+
 @pytest.mark.parametrize(
-    ("write", "name", "old", "new"),
+    ("write", "mutant"),
     [
-        ("write_through", "_split", "upper.copying = lower.copying", "pass"),
-        ("write_through", "_split", "operation.nodes.insert(operation.nodes.index(lower), upper)", "pass"),
-        ("write_back", "_evict", "self.poll(wait=True)", "pass"),
-        ("write_through", "_end_backup", "if not arrived:", "if False:"),
-        ("write_through", "_begin_backup", "self.inc_lock_ref(node)", "pass"),
-        ("write_back", "_remove_with_all_below", "self._remove_from_host(child)", "pass"),
-        ("write_through", "load_back", "self.inc_lock_ref(chain[-1])", "pass"),
+        ("write_through", instead("a half forgets its copy", SPLIT, of_the_upper(no_copy))),
+        ("write_through", instead("a copy forgets a half", SPLIT, of_the_upper(no_longer_in_its_copy))),
+        (
+            "write_back",
+            while_in((HiRadixCache, "_evict"), (HiRadixCache, "poll"), nothing, "no wait for a copy"),
+        ),
         (
             "write_through",
-            "_resident",
-            "self._give_slots(cast(HostNode, node), slots[at : at + units])",
-            "pass",
+            instead("failed copies count", (HiRadixCache, "__init__"), after(all_copies_believed)),
         ),
-        ("write_through_selective", "_open", "return not cast(HostNode, leaf).host", "return True"),
-        ("write_through", "_demote", "self._lost_child(node)", "pass"),
+        ("write_through", while_in((HiRadixCache, "seal"), LOCK, nothing, "a copy does not lock")),
+        (
+            "write_back",
+            while_in((HiRadixCache, "evict"), (PageAllocator, "free"), says(NO_PAGES), "host copies stay"),
+        ),
+        ("write_through", while_in((HiRadixCache, "load_back"), LOCK, nothing, "a load does not lock")),
+        ("write_through", instead("computed again, not adopted", (HiRadixCache, "insert"), adopts_nothing)),
+        ("write_through_selective", instead("grows while copied", (HiRadixCache, "_open"), says(True))),
+        ("write_through", instead("parents are not told", (HiRadixCache, "evict"), parents_not_told)),
     ],
+    ids=lambda each: each.about if isinstance(each, Mutant) else each,
 )
-def test_a_tier_that_forgets_is_found(write: str, name: str, old: str, new: str) -> None:
-    with broken(HiRadixCache, name, old, new):
+def test_a_tier_that_forgets_is_found(write: str, mutant: Mutant) -> None:
+    with broken(mutant):
         for page, seed in itertools.product(PAGES, range(12)):
             tiers_hold_what_they_say(write, page, seed)
 
@@ -642,20 +711,33 @@ def test_kv_of_old_weights_is_not_used_after_an_update(
     new_weights_in_the_middle(make_engine, new, steps, **options)
 
 
+def old_names_match(bump_version: Callable[..., Any]) -> Callable[..., Any]:
+    def bumps(self: RadixCache) -> None:
+        before = dict(self.root.children)
+        bump_version(self)
+        self.root.children = before
+
+    return bumps
+
+
+PUT_BACK = (Scheduler, "put_back")
+
+
 @pytest.mark.parametrize(
-    ("owner", "name", "old", "new"),
+    "mutant",
     [
-        (Engine, "update_weights", "bump()", "pass"),
-        (Engine, "update_weights", "self.scheduler.put_back(self.scheduler.live)", "pass"),
-        (RadixCache, "bump_version", "self.root.children = children", "pass"),
-        (Scheduler, "_put_back", 'self.ownership.release(request, "released")', "0"),
+        instead("the tree is not told", (RadixCache, "bump_version"), nothing),
+        instead("who runs goes on", PUT_BACK, nothing),
+        instead("old names match", (RadixCache, "bump_version"), old_names_match),
+        while_in(PUT_BACK, RELEASE, says(0), "who runs keeps its row"),
     ],
+    ids=lambda mutant: mutant.about,
 )
 def test_kv_of_old_weights_in_use_is_found(
-    make_engine: MakeEngine, tiny_model: LlamaModel, owner: Any, name: str, old: str, new: str
+    make_engine: MakeEngine, tiny_model: LlamaModel, mutant: Mutant
 ) -> None:
     config = tiny_model.config
     other = LlamaModel(config, random_weights(config, 9, dtype=tiny_model.dtype, device="cpu"))
-    with broken(owner, name, old, new):
+    with broken(mutant):
         for steps in (2, 5):
             new_weights_in_the_middle(make_engine, other, steps)

@@ -128,7 +128,7 @@ class World:
         now = EXPECTED[id(engine.model)]
         for prompt, params in (MINE[2], ([5, 6, 7, 8, 9, 50], SHORT)):
             for output in engine.generate(prompt, params):
-                now.require(prompt, params, output)
+                now.require_equal(prompt, params, output)
         require_nothing_held(engine)
 
     def require(self, output: GenerationOutput) -> None:
@@ -139,7 +139,7 @@ class World:
             wanted = old(prompt, params, output.index).token_ids
             assert output.token_ids == wanted[: len(output.token_ids)]
         elif self.engine.model is MODEL:
-            now.require(prompt, params, output)
+            now.require_equal(prompt, params, output)
         else:  # what it had said by the old weights, and what the new ones say to that
             name = output.request_id + (f".{output.index}" if output.index else "")
             said = output.token_ids[: self.said.get(name, len(output.token_ids))]
@@ -210,7 +210,7 @@ def require_mine(outputs: list[GenerationOutput]) -> None:
     assert len(outputs) == len(wanted)
     for (prompt, params, index), output in zip(wanted, outputs, strict=True):
         assert output.index == index
-        EXPECTED[id(MODEL)].require(prompt, params, output)
+        EXPECTED[id(MODEL)].require_equal(prompt, params, output)
 
 
 def after_stream(world: World, raised: bool, result: Any) -> None:

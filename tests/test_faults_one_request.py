@@ -275,7 +275,7 @@ def failing_among_others(
         mine = of(outputs, rid)
         assert [each.index for each in mine] == list(range(ask.params.n)), (rid, outputs)
         for output in mine:
-            EXPECTED.require(ask.prompt, ask.params, output)
+            EXPECTED.require_equal(ask.prompt, ask.params, output)
     assert sorted(Counter(each.request_id for each in outputs)) == sorted(ids)
     require_clean(engine, spoilt)
 
@@ -300,7 +300,7 @@ def require_clean(engine: Engine, spoilt: Ask) -> None:
         for again in (prompt, [*prompt[: whole + 1], 9, 9], [*prompt, 9]):
             (output,) = engine.generate([again], GREEDY)
             engine.check()
-            EXPECTED.require(again, GREEDY, output)
+            EXPECTED.require_equal(again, GREEDY, output)
     finally:
         SICK.embed[POISON] = sick
     require_nothing_held(engine)
@@ -323,7 +323,7 @@ def test_kv_of_nan_is_never_in_the_tree(at: int, chunk: int, page: int) -> None:
         outputs += checked_step(engine)
         assert engine.peek(prompt) <= at
     require_failed(outputs, bad, "NaN")
-    EXPECTED.require(TEXTS[1], GREEDY, of(outputs, good)[0])
+    EXPECTED.require_equal(TEXTS[1], GREEDY, of(outputs, good)[0])
     require_clean(engine, Ask(tuple(prompt), GREEDY))
 
 
@@ -344,7 +344,7 @@ def test_two_with_one_poisoned_beginning_both_fail() -> None:
     outputs = run(engine)
     for rid in bad:
         require_failed(outputs, rid, "NaN")
-    EXPECTED.require([5, 6, 7, 8], GREEDY, of(outputs, good)[0])
+    EXPECTED.require_equal([5, 6, 7, 8], GREEDY, of(outputs, good)[0])
     require_clean(engine, Ask((5, 6, 7, POISON, 8, 9), GREEDY))
 
 
@@ -359,7 +359,7 @@ def test_when_every_logit_is_nan_every_request_ends_and_the_engine_lives() -> No
         require_failed(outputs, rid, "NaN", n)
     model.head = whole
     for text, output in zip(TEXTS, engine.generate(TEXTS, GREEDY), strict=True):
-        EXPECTED.require(text, GREEDY, output)
+        EXPECTED.require_equal(text, GREEDY, output)
     require_nothing_held(engine)
 
 
@@ -370,7 +370,7 @@ def test_kv_of_nan_does_not_come_back_from_the_host(tier: str) -> None:
     (output,) = engine.generate([prompt], GREEDY)
     assert output.finish_reason == "error"
     for text in TEXTS:  # pushes everything out of the device
-        EXPECTED.require(text, GREEDY, engine.generate([text], GREEDY)[0])
+        EXPECTED.require_equal(text, GREEDY, engine.generate([text], GREEDY)[0])
     require_clean(engine, Ask(tuple(prompt), GREEDY))
 
 
@@ -378,8 +378,8 @@ def test_generate_and_stream_give_the_error_and_serve_the_rest() -> None:
     engine = make(kv_tokens=96)
     bad = [5, 6, POISON, 7]
     first, second, third = engine.generate([TEXTS[0], bad, TEXTS[1]], GREEDY)
-    EXPECTED.require(TEXTS[0], GREEDY, first)
-    EXPECTED.require(TEXTS[1], GREEDY, third)
+    EXPECTED.require_equal(TEXTS[0], GREEDY, first)
+    EXPECTED.require_equal(TEXTS[1], GREEDY, third)
     assert second.finish_reason == "error" and second.request_id in second.error and "NaN" in second.error
     assert "NaN" in stream_error(engine, bad, GREEDY)
     engine.check()
@@ -405,7 +405,7 @@ def test_a_tiny_temperature_is_greedy(temperature: float, limits: dict[str, Any]
     outputs = run(engine)
     assert len(outputs) == 4
     for output in outputs:
-        EXPECTED.require(*asked[output.request_id], output)
+        EXPECTED.require_equal(*asked[output.request_id], output)
 
 
 # ---------------------------------------------------------------------- branching, copies
@@ -442,8 +442,8 @@ def test_a_branch_that_cannot_be_made(options: dict[str, Any], failures: int) ->
     after = engine.add_request([40, 41], GREEDY)
     engine.pool.failures = failures
     outputs = run(engine)
-    EXPECTED.require([5, 6, 7, 8, 30], GREEDY, of(outputs, before)[0])
-    EXPECTED.require([40, 41], GREEDY, of(outputs, after)[0])
+    EXPECTED.require_equal([5, 6, 7, 8, 30], GREEDY, of(outputs, before)[0])
+    EXPECTED.require_equal([40, 41], GREEDY, of(outputs, after)[0])
     mine = of(outputs, bad)
     assert [each.index for each in mine] == [0, 1, 2]
     assert any(each.finish_reason == "error" for each in mine)
@@ -451,10 +451,10 @@ def test_a_branch_that_cannot_be_made(options: dict[str, Any], failures: int) ->
         if each.finish_reason == "error":
             assert bad in each.error and "no room to copy" in each.error
         else:
-            EXPECTED.require([5, 6, 7, 8, 9, 10], three, each)
+            EXPECTED.require_equal([5, 6, 7, 8, 9, 10], three, each)
     engine.pool.failures = 0
     for output in engine.generate([5, 6, 7, 8, 9, 10], three):
-        EXPECTED.require([5, 6, 7, 8, 9, 10], three, output)
+        EXPECTED.require_equal([5, 6, 7, 8, 9, 10], three, output)
     require_nothing_held(engine)
 
 
@@ -512,7 +512,7 @@ def test_a_copy_that_fails_costs_one_request_at_most(tier: str, kind: str, error
                 if output.finish_reason == "error":
                     failed.append(output)
                 else:
-                    EXPECTED.require(asked[output.request_id], GREEDY, output)
+                    EXPECTED.require_equal(asked[output.request_id], GREEDY, output)
         assert len(failed) <= (copier.left <= 0)
         assert all(each.request_id in each.error and "no copy" in each.error for each in failed)
         require_nothing_held(engine)

@@ -75,8 +75,7 @@ def test_the_host_pool_has_a_dummy_page_and_knows_its_size() -> None:
 
 
 @pytest.mark.parametrize("write", HOST_WRITE)
-@pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize("bigram", [False, True])
+@pytest.mark.parametrize(("page", "bigram"), [(1, False), (4, True)])
 def test_no_answer_changes(
     make_engine: MakeEngine, tiny_model: LlamaModel, write: str, page: int, bigram: bool
 ) -> None:

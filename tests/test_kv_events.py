@@ -328,11 +328,12 @@ class Router:
             before = name
 
 
+TIERS: list[dict[str, Any]] = [{}, *({"host_kv_tokens": 48, "host_write": write} for write in HOST_WRITE)]
+# Every page size with every tier; pairs of tokens by turns, so that each page size and each tier has both.
 WAYS = [
-    {"page_size": page, **tier, "bigram_keys": bigram}
+    {"page_size": page, **tier, "bigram_keys": (page // 2 + at) % 2 == 1}
     for page in (1, 2, 4)
-    for tier in ({}, *({"host_kv_tokens": 48, "host_write": write} for write in HOST_WRITE))
-    for bigram in (False, True)
+    for at, tier in enumerate(TIERS)
 ]
 
 

@@ -12,16 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from support import ROOT
 from tornado.websocket import websocket_connect
 
 from minirad.record import Recorder
 from viz import export, live, page, routes, tree, web
 from viz.live import Driver, Live, Replay, Settings
-
-ROOT = Path(__file__).parent.parent
 
 
 class Client:

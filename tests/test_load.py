@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support import ROOT
 
 from minirad.attention import BatchEntry, build_metadata
 from minirad.fast.paged import TorchPagedAttention
@@ -261,8 +262,7 @@ def test_importing_the_loader_does_not_import_transformers() -> None:
         "import minirad.model.load, minirad.model.sampler\n"
         "assert 'transformers' not in sys.modules"
     )
-    root = Path(__file__).parents[1]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
 needs_smollm2 = pytest.mark.skipif(

@@ -228,6 +228,12 @@ def test_one_tree_with_namespaces_is_as_many_trees(page: int, bigram: bool, seed
 
 # ---------------------------------------------------------------------- the engine
 
+
+@pytest.fixture(scope="module")
+def reference(tiny_model: LlamaModel) -> ColdReference:
+    return ColdReference(tiny_model)
+
+
 WAYS: list[dict[str, Any]] = [
     {"page_size": page, "bigram_keys": bigram, **tier}
     for page, bigram in ((1, False), (4, False), (2, True))
@@ -245,10 +251,10 @@ def require_own(engine: Engine) -> None:
 
 @pytest.mark.parametrize("options", WAYS, ids=lambda way: "-".join(map(str, way.values())))
 def test_requests_share_within_their_namespace_only(
-    make_engine: MakeEngine, tiny_model: LlamaModel, options: dict[str, Any]
+    make_engine: MakeEngine, reference: ColdReference, options: dict[str, Any]
 ) -> None:
     """Random tenants with the same few texts: nobody hits what only others have computed."""
-    rng, reference = random.Random(str(options)), ColdReference(tiny_model)
+    rng = random.Random(str(options))
     engine = make_engine(kv_tokens=48, chunk_tokens=8, new_token_ratio=0.0, **options)
     if isinstance(engine.cache, HiRadixCache):
         engine.cache.copier = LateCopier(engine.cache.copier, 7)
@@ -314,8 +320,8 @@ def test_a_pin_holds_in_its_namespace(make_engine: MakeEngine) -> None:
     engine.unpin(nothing)
 
 
-def test_who_was_retracted_comes_back_to_its_own(make_engine: MakeEngine, tiny_model: LlamaModel) -> None:
-    reference, params = ColdReference(tiny_model), SamplingParams(max_new_tokens=12, ignore_eos=True)
+def test_who_was_retracted_comes_back_to_its_own(make_engine: MakeEngine, reference: ColdReference) -> None:
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
     engine = make_engine(kv_tokens=40, max_running=4, new_token_ratio=0.0)
     gone = listen(engine, ev.RequestRetracted)
     for space in ("a", "b", "a", "b"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from support import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +19,7 @@ pytest.importorskip("nbclient", reason="the extra `test` brings nbclient")
 jupytext = pytest.importorskip("jupytext", reason="the extra `test` brings jupytext")
 nbformat = pytest.importorskip("nbformat", reason="the extra `test` brings nbformat")
 
-FOLDER = Path(__file__).parent.parent / "notebooks"
+FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LARGEST = 500_000  # bytes
 PICTURES = ("kv.", "tour", "small", "roofline.")  # how the last line of a cell with a picture begins

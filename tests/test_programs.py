@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import CheckedEngine
 
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
@@ -18,7 +19,6 @@ from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
 from minirad.programs import long_agent_prompt, programs, self_consistency
 from minirad.simulate import ModelFreeEngine
-from tests.conftest import CheckedEngine
 
 
 @pytest.fixture(scope="module")

@@ -188,6 +188,7 @@ def test_a_file_is_readable_while_it_is_written(make_engine: MakeEngine, tmp_pat
 
 
 def test_a_file_cut_off_anywhere_gives_its_whole_frames(run: Recorder, tmp_path: Path) -> None:
+    del run.frames[14:]
     run.frames[3] = dataclasses.replace(run.frames[3], scene="Ünïcödé 🙂")
     path, cut = tmp_path / "run.jsonl", tmp_path / "cut.jsonl"
     run.save(path)

@@ -53,7 +53,7 @@ def require_match(outcome: Outcome[str], pattern: str) -> None:
         assert partial.fullmatch(pattern, text, partial=True), said
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     pattern=st.sampled_from(PATTERNS), question=st.sampled_from(QUESTIONS),
     max_new_tokens=st.integers(1, 24), temperature=st.sampled_from((0.0, 0.8, 3.0)),

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import CheckedEngine
 
 from minirad.config import EngineConfig
 from minirad.frontend import State, run
 from minirad.model.classroom import corpus
 from minirad.model.load import resolve_model
-from tests.conftest import CheckedEngine
 
 CASES = {
     "chat": ("What is the capital of France?", "The capital of France is", [" Paris", " Rome", " a city"]),

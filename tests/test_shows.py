@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
+from support import ROOT
 
 from minirad import events as ev
 from minirad import workloads
@@ -15,7 +15,7 @@ from viz import live
 
 pytestmark = pytest.mark.slow
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 STEPS = 24  # at three steps a second: eight seconds, and two until the model is there
 TIERS = "--host-kv-tokens 2000 --host-write write_back"
 

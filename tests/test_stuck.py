@@ -6,9 +6,12 @@ texts and nothing of the tree or the scheduler. MINIRAD_STUCK_GAMES sets how man
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, CheckedEngine, tiny_config
+from mutants import Mutant, attribute, instead, says, while_in
 from support import LateCopier, PlainCache, drive
-from test_mutants import Mutant
 
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
@@ -468,33 +471,159 @@ def test_pins_on_part_of_a_match_that_fills_the_pool(parrot: Parrot) -> None:
 
 # ---------------------------------------------------------------------- the search can fail
 
-ALL_OF_IT = "ownership.allocator.pages_needed(matched, request.length)"
-ALONE = "self.retract(min(self.live, key=_loss))"
+Broken = Callable[..., Any]
+NEXT, DECODE, PREFILL = (Scheduler, "next_batch"), (Scheduler, "_decode"), (Scheduler, "_prefill")
+LET_GO, ADMIT, NEED = (Scheduler, "_let_go"), (Scheduler, "_admit"), (Scheduler, "_need")
+
+
+def _stops_at_a_retraction(next_batch: Broken) -> Broken:
+    def broken(self: Scheduler) -> Any:
+        ends: list[Request] = []
+        has_work = property(lambda self: not ends and bool(self.waiting or self.live))
+        retract = self.retract
+
+        def noted(request: Request, by: Request | None = None) -> None:
+            retract(request, by)
+            ends.append(request)
+
+        with attribute(self, "retract", noted), attribute(Scheduler, "has_work", has_work):
+            batch = next_batch(self)
+        if batch is None and ends:
+            self.stuck = self.ordered()[0]
+        return batch
+
+    return broken
+
+
+def _as_if_nobody_were_between_chunks(let_go: Broken) -> Broken:
+    def broken(self: Scheduler) -> Any:
+        held, self.chunking = self.chunking, None
+        try:
+            return let_go(self)
+        finally:
+            self.chunking = held
+
+    return broken
+
+
+class _Stays(Exception):
+    """The only one is not retracted."""
+
+
+def _ends_where_one_stays(decode: Broken) -> Broken:
+    def broken(self: Scheduler, batch: Any) -> None:
+        retract = self.retract
+
+        def careful(request: Request, by: Request | None = None) -> None:
+            if not self.live[1:]:
+                raise _Stays
+            retract(request, by)
+
+        with attribute(self, "retract", careful), contextlib.suppress(_Stays):
+            decode(self, batch)
+
+    return broken
+
+
+def _tries_those_behind_too(prefill: Broken) -> Broken:
+    def broken(self: Scheduler, batch: Any) -> None:
+        prefill(self, batch)
+        busy = self.live or batch.requests
+        if busy and self.waiting and not self.chunking and not self.ownership.copying:
+            ordered = self.ordered
+            with attribute(self, "ordered", lambda: ordered()[1:]):
+                prefill(self, batch)
+
+    return broken
+
+
+def _matches_once(admit: Broken) -> Broken:
+    def broken(self: Scheduler, *args: Any) -> Any:
+        refused: list[str] = []
+        admit_by = self._admit_by
+
+        def once(*args: Any) -> str:
+            if not refused:
+                refused.append(admit_by(*args))
+            return refused[0]
+
+        with attribute(self, "_admit_by", once):
+            return admit(self, *args)
+
+    return broken
+
+
+def _need_of(spoil: Callable[..., int]) -> Callable[[Broken], Broken]:
+    """What `spoil(need, request, matched, reserve, alone)` says; `need(matched, reserve, alone)` is right."""
+
+    def make(need: Broken) -> Broken:
+        def broken(self: Scheduler, request: Request, matched: int, reserve: int, alone: bool) -> int:
+            return spoil(functools.partial(need, self, request), request, matched, reserve, alone)
+
+        return broken
+
+    return make
+
+
+_keeps_a_reserve = _need_of(lambda need, _, matched, reserve, alone: need(matched, reserve, False))
+_all_at_once = _need_of(
+    lambda need, _, matched, reserve, alone: need(0 if alone else matched, reserve, alone)
+)
+_no_page = _need_of(
+    lambda need, request, matched, reserve, alone: (
+        0 if alone and matched >= request.length else need(matched, reserve, alone)
+    )
+)
+
+
+def _none_locked(able: bool) -> Callable[[Broken], Broken]:
+    """Nothing of a match counts as locked: in trees that are able to say what a lock costs, or in others."""
+
+    def make(locked: Broken) -> Broken:
+        def broken(self: SlotOwnership, key: Any) -> int:
+            return 0 if hasattr(self.cache, "lock_cost") is able else int(locked(self, key))
+
+        return broken
+
+    return make
+
+
 MUTANTS = [
-    (6, "who was retracted made no room", Scheduler, "next_batch", "len(self.retracted) > before or ", ""),
-    (10, "copies are not waited for", Scheduler, "_let_go", "self.ownership.settle()", "False"),
-    (155, "who is between chunks has to go on", Scheduler, "_let_go", "self.chunking:", "False:"),
-    (6, "the only one stays", Scheduler, "_decode", ALONE, f"if not self.live[1:]: return\n        {ALONE}"),
-    (6, "one without room holds up all", Scheduler, "_prefill", "continue  # not even", "break  #"),
-    (34, "others pass while copies end", Scheduler, "_prefill", " or self.ownership.copying", ""),
-    (0, "others pass while some run", Scheduler, "_prefill", "if self.live or batch.requests or", "if"),
-    (0, "alone, a reserve is kept", Scheduler, "_need", "if alone:", "if False:"),
-    (7, "all duplicates at once", Scheduler, "_need", "pages_needed(matched,", "pages_needed(0,"),
-    (49, "no page for duplicates", Scheduler, "_need", f"max({ALL_OF_IT}, 1)", ALL_OF_IT),
-    (49, "the whole match is locked", Scheduler, "_admit", "if reason and alone:", "if False:"),
-    (7, "all of a match costs room", SlotOwnership, "locked", "cache.peek(key) - int(ask(key))", "0"),
-    (155, "what cannot say is not tried", SlotOwnership, "locked", "int(match.length) - cost", "0"),
-    (7, "shared pins are not told of", Scheduler, "shortage", "self.ownership.locked(request.key())", "0"),
-    (30, "chunks as large as the budget", Scheduler, "_extend", ", start + room)", ")"),
-]  # fmt: skip
+    (6, instead("who was retracted made no room", NEXT, _stops_at_a_retraction)),
+    (10, while_in(LET_GO, (SlotOwnership, "settle"), says(False), "copies are not waited for")),
+    (155, instead("who is between chunks has to go on", LET_GO, _as_if_nobody_were_between_chunks)),
+    (6, instead("the only one stays", DECODE, _ends_where_one_stays)),
+    (
+        6,
+        instead(
+            "one without room holds up all",
+            (Scheduler, "ordered"),
+            lambda ordered: lambda self: ordered(self)[:1],
+        ),
+    ),
+    (34, while_in(PREFILL, (SlotOwnership, "copying"), says(False), "others pass while copies end")),
+    (4, instead("others pass while some run", PREFILL, _tries_those_behind_too)),
+    (0, instead("alone, a reserve is kept", NEED, _keeps_a_reserve)),
+    (7, instead("all duplicates at once", NEED, _all_at_once)),
+    (49, instead("no page for duplicates", NEED, _no_page)),
+    (49, instead("the whole match is locked", ADMIT, _matches_once)),
+    (7, instead("all of a match costs room", (SlotOwnership, "locked"), _none_locked(True))),
+    (155, instead("what cannot say is not tried", (SlotOwnership, "locked"), _none_locked(False))),
+    (7, while_in((Scheduler, "shortage"), (SlotOwnership, "locked"), says(0), "shared pins are not told of")),
+    (
+        30,
+        while_in(
+            (Scheduler, "_extend"), (SlotOwnership, "room"), says(10**6), "chunks as large as the budget"
+        ),
+    ),
+]
 
 
-@pytest.mark.parametrize("broken", MUTANTS, ids=lambda broken: broken[1])
+@pytest.mark.parametrize(("seed", "mutant"), MUTANTS, ids=[mutant.about for _, mutant in MUTANTS])
 def test_a_broken_scheduler_is_caught(
-    broken: tuple[Any, ...], parrot: Parrot, monkeypatch: pytest.MonkeyPatch
+    seed: int, mutant: Mutant, parrot: Parrot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed, *mutant = broken
-    Mutant(*mutant).apply(monkeypatch)
+    mutant.apply(monkeypatch)
     with pytest.raises(AssertionError):
         for each in (seed, *TELLING):
             Game(each, parrot).play()
@@ -503,7 +632,6 @@ def test_a_broken_scheduler_is_caught(
 def test_what_pins_lock_is_never_reckoned_as_to_be_computed_again(
     parrot: Parrot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = "max(request.usable_prefix, self.ownership.locked(request.key()))"
-    Mutant("", Scheduler, "_admit", kept, "request.usable_prefix").apply(monkeypatch)
+    while_in(ADMIT, (SlotOwnership, "locked"), says(0)).apply(monkeypatch)
     with pytest.raises(AssertionError, match="error"):
         test_pins_on_part_of_a_match_that_fills_the_pool(parrot)

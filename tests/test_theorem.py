@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from itertools import permutations
 
 import pytest
@@ -23,6 +24,7 @@ from minirad.theorem import (
     check_tree,
     counter_examples,
     is_depth_first,
+    online,
     random_tree,
     run,
 )  # fmt: skip
@@ -134,7 +136,8 @@ def test_random_trees_are_seeded() -> None:
 # ---------------------------------------------------------------------- the command
 
 
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[online.__module__], "SCHEDULE", ("fcfs", "lpm"))  # the others take long
     assert main(["theorem", "--trees", "20", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["trees"]["holds"] == result["trees"]["checked"] == 20

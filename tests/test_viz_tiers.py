@@ -70,7 +70,8 @@ def driven(engine: Engine, requests: int = 30) -> Recorder:
     return recording
 
 
-KEYS = ((1, False), (4, False), (2, True))  # page size, bigrams
+# (host_write, page size, pairs of tokens): each of them once
+RUNS = [(mode, *keys) for mode, keys in zip(MODES, ((1, False), (2, True), (4, False)), strict=True)]
 
 
 def first_with(recording: Recording, kind: type[ev.Event]) -> int:
@@ -79,9 +80,7 @@ def first_with(recording: Recording, kind: type[ev.Event]) -> int:
     return next(i for i, frame in enumerate(frames) if any(isinstance(e, kind) for e in frame.events))
 
 
-@pytest.fixture(
-    scope="module", params=[(m, *k) for m in MODES for k in KEYS], ids=lambda each: "-".join(map(str, each))
-)
+@pytest.fixture(scope="module", params=RUNS, ids=lambda each: "-".join(map(str, each)))
 def run(request: Any, model: LlamaModel) -> tuple[Engine, Recorder]:
     mode, page, bigram = request.param
     engine = tiny(model, host_write=mode, page_size=page, bigram_keys=bigram)

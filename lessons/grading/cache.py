@@ -77,10 +77,10 @@ class StudentCache:
         return InsertResult(done, node)
 
     def inc_lock_ref(self, node: Any) -> int:
-        return self._guarded("inc_lock_ref", lambda: self.tree.lock(node))
+        return int(self._guarded("inc_lock_ref", lambda: self.tree.lock(node)))
 
     def dec_lock_ref(self, node: Any) -> int:
-        return self._guarded("dec_lock_ref", lambda: self.tree.unlock(node))
+        return int(self._guarded("dec_lock_ref", lambda: self.tree.unlock(node)))
 
     def evict(self, num_tokens: int) -> EvictResult:
         locked = [node for node in self.tree.nodes() if node.lock_ref]

@@ -102,7 +102,7 @@ def on_github() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def annotations(results: Sequence[Result], folder: Path | None = None) -> list[str]:
+def github_annotations(results: Sequence[Result], folder: Path | None = None) -> list[str]:
     """Workflow commands that put each failure beside its function."""
     lines = []
     for r in said_once(results):
@@ -155,7 +155,7 @@ def tell_github(results: Sequence[Result], folder: Path | None = None) -> None:
     """Annotations and the summary, when this runs on GitHub."""
     if not on_github():
         return
-    print("\n".join(annotations(results, folder)))
+    print("\n".join(github_annotations(results, folder)))
     page = os.environ.get("GITHUB_STEP_SUMMARY")
     if page:
         with Path(page).open("a", encoding="utf-8") as file:

@@ -75,7 +75,8 @@ def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: 
     """Tries the cases in order up to the first that fails."""
     started = time.perf_counter()
     missing = [name for name in exercise.asks_for if not callable(getattr(impl, name, None))]
-    status, words, pictures = "failed", f"there is no function {', '.join(missing)} in the file", []
+    status, words = "failed", f"there is no function {', '.join(missing)} in the file"
+    pictures: list[tuple[str, Any]] = []
     if not missing:
         with lent(impl, exercise.stands_on):
             status, words, pictures = _try_all(lesson, exercise, impl, student)

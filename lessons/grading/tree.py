@@ -186,7 +186,8 @@ class Tree:
 
     def check(self) -> None:
         """What must hold; InvariantError says where it does not."""
-        sizes, holders = [0, 0], {}
+        sizes = [0, 0]
+        holders: dict[int, Node] = {}
         for node in self.nodes():
             for first, child in node.children.items():
                 self._check_link(node, first, child)

@@ -44,7 +44,8 @@ def split_node(tree: Any, node: Any, at: int) -> Any:
 
 
 def match_prefix(tree: Any, tokens: Sequence[int]) -> tuple[list[int], Any]:
-    node, slots = tree.root, []
+    node = tree.root
+    slots: list[int] = []
     while True:
         rest = tokens[len(slots) :]
         child, shared = best_child(node, rest, tree.page_size, tree.parts["common_prefix"])
@@ -84,7 +85,7 @@ def _lock(tree: Any, node: Any, by: int) -> int:
     nodes = list(tree.nodes())
     tree.evictable_size = sum(len(node.tokens) for node in nodes if not node.lock_ref)
     tree.protected_size = sum(len(node.tokens) for node in nodes if node.lock_ref)
-    return abs(before - tree.evictable_size)
+    return int(abs(before - tree.evictable_size))
 
 
 def offer(tree: Any, node: Any) -> None:
