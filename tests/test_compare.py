@@ -13,8 +13,8 @@ from test_live import Client, wait
 
 from minirad.record import Recorder
 from viz import live
-from viz.compare import Totals, compared, difference
 from viz.live import Driver, Live, Settings
+from viz.web.compare import Totals, compared, difference
 
 NOBODY = Totals(0, 0, 0, 0, 0.0, 0, "", 0, 0, 0, False)
 

@@ -18,8 +18,11 @@ import pytest
 from tornado.websocket import websocket_connect
 
 from minirad.record import Recorder
-from viz import export, live, page, routes, tree, web
+from viz import live
+from viz.draw import tree
 from viz.live import Driver, Live, Replay, Settings
+from viz.web import export, page, routes
+from viz.web import server as web
 
 ROOT = Path(__file__).parent.parent
 
@@ -601,7 +604,7 @@ def test_the_doctor(served):
 def test_the_doctor_takes_a_picked_prompt_as_it_came():
     """Generated text may be written in other tokens than a tokenizer would choose."""
     from minirad.traces import tokenizer
-    from viz.consult import _Exact
+    from viz.web.consult import _Exact
 
     text = tokenizer()
     odd = _Exact(text, {"ab": [7, 8, 9]})

@@ -15,17 +15,17 @@ from minirad import Engine, EngineConfig, Recorder, SamplingParams
 from minirad import events as ev
 from minirad.model.llama import LlamaConfig, LlamaModel, random_weights
 from minirad.record import Recording, ReplayState
-from viz import kv, live, panels, quiz, tree
-from viz.compare import Pair
-from viz.dot import DotError
-from viz.export import page_data
+from viz import kv, live
+from viz.draw import tree
+from viz.draw.dot import DotError
+from viz.draw.still import still
 from viz.fork import fork
 from viz.live import Replay, Run, Settings
-from viz.page import Page, spelled_path
-from viz.still import still
+from viz.notebook import panels
 from viz.trace import (
     STATUSES,
     TIERS,
+    VICTIMS,
     Trace,
     evictable_leaves,
     has_tiers,
@@ -37,6 +37,10 @@ from viz.trace import (
     tier_sums,
     units,
 )
+from viz.view import quiz
+from viz.web.compare import Pair
+from viz.web.export import page_data
+from viz.web.page import Page, spelled_path
 
 MODES = ("write_through", "write_through_selective", "write_back")
 CONFIG = LlamaConfig(97, 32, 64, 2, 4, 2, 8, 1e-5, 1e4, None, 512, True, False, False, None, (), "float32")
@@ -169,7 +173,7 @@ def test_sums_over_a_scene_are_the_engine_s(run: tuple[Engine, Recorder]) -> Non
 
 def test_ages_know_every_kind_of_eviction(run: tuple[Engine, Recorder]) -> None:
     gone = kv.evictions(run[1])
-    victims = sum(isinstance(e, kv.VICTIMS) for f in run[1].frames for e in f.events)
+    victims = sum(isinstance(e, VICTIMS) for f in run[1].frames for e in f.events)
     assert len(gone) == victims and all(each.tokens > 0 and each.age >= 0 for each in gone)
     figures = (kv.age_at_eviction(run[1]), kv.host_map(run[1].state(-1)), kv.usage(run[1]))
     assert all(still(figure).startswith(b"\x89PNG") for figure in figures)
@@ -190,7 +194,7 @@ def test_the_victim_is_among_the_choices(run: tuple[Engine, Recorder]) -> None:
     trace, asked = Trace(recording), 0
     for index in range(1, trace.count("event")):
         event = trace.view("event", index).events[0]
-        if not isinstance(event, kv.VICTIMS):
+        if not isinstance(event, VICTIMS):
             continue
         before = {n["id"]: n for n in trace.state("event", index - 1)["tree"]["nodes"]}
         from_host = isinstance(event, ev.HostEvicted)

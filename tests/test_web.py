@@ -11,7 +11,7 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.httputil import HTTPHeaders
 from tornado.websocket import websocket_connect
 
-from viz.web import Answer, Gate, Server, Socket
+from viz.web.server import Answer, Gate, Server, Socket
 
 
 def refused(gate: Gate, link: bool = False, **headers: str) -> str:

@@ -28,10 +28,12 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from minirad.figure3 import Panel, add_options, caption, check_story, holds, run
-from minirad.record import Recording, State
-from viz.dot import DotError, run_dot
+from minirad.record import Recording
+from minirad.snapshot import State
+from viz.draw.dot import DotError, run_dot
+from viz.draw.tree import SANS, STYLES, escape, svg
 from viz.trace import Trace
-from viz.tree import SANS, STYLES, escape, pretty, svg, visible
+from viz.view.text import pretty, visible
 
 # Points. Fits A4 landscape (8 points here are 6 there) and, a little wider than high, a projector.
 PAGE, MARGIN, GAP, PAD = 1150, 14, 10, 8

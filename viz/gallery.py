@@ -30,10 +30,8 @@ from minirad import figure3
 from minirad.cache.eviction import POLICIES
 from minirad.record import Recording
 from viz import figure3 as nine
-from viz import tree
-from viz.dot import DotError
-from viz.export import export_html
-from viz.page import Page
+from viz.draw import tree
+from viz.draw.dot import DotError
 from viz.stories import (
     ENCORE,
     VISITS,
@@ -48,6 +46,8 @@ from viz.stories import (
     tell,
 )
 from viz.trace import Trace
+from viz.web.export import export_html
+from viz.web.page import Page
 
 RULES = {
     "lru": "least recently used goes first",

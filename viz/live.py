@@ -55,14 +55,15 @@ from minirad.errors import InvariantError
 from minirad.model.load import resolve_model
 from minirad.record import Frame, Recorder, Recording
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
-from viz.compare import Pair, compared
-from viz.consult import consult
-from viz.dot import DotError
+from viz.draw.dot import DotError
 from viz.fork import forked_config, require_here
-from viz.page import Page, asked_text
-from viz.routes import rules
 from viz.trace import Trace, decoder_of
-from viz.web import HOST, LOOPBACK, Gate, Json, Server
+from viz.view.text import asked_text
+from viz.web.compare import Pair, compared
+from viz.web.consult import consult
+from viz.web.page import Page
+from viz.web.routes import rules
+from viz.web.server import HOST, LOOPBACK, Gate, Json, Server
 
 PORT = 8321
 NEW_TOKENS = 24  # of a prompt typed on the page
@@ -911,7 +912,7 @@ def _one_thread(settings: Settings) -> None:
 
 
 def _export(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
-    from viz.export import export
+    from viz.web.export import export
 
     run: Run | Pair | Replay
     broken = ""

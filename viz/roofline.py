@@ -31,7 +31,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from minirad.checks import said
-from viz.kv import KvFigure
+from viz.draw.charts import KvFigure
 
 # Okabe and Ito's colours, told apart by almost everybody; bars differ by pattern, too.
 WEIGHTS, KV, REST, HOST = "#0072b2", "#e69f00", "#dddddd", "#d55e00"

@@ -21,13 +21,13 @@ from typing import Any
 
 from minirad import command
 from minirad import events as ev
-from viz import tree
-from viz.compare import PairPage
-from viz.dot import find_dot
-from viz.page import Page
+from viz.draw import tree
+from viz.draw.dot import find_dot
 from viz.trace import MARKS, summary
+from viz.web.compare import PairPage
+from viz.web.page import Page
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parents[1] / "static"
 MOST_VIEWS = 1200
 MOST_EVENTS = 1500
 TELLING = (*MARKS, ev.RequestAdmitted, ev.LoadStarted, ev.PolicyChanged, ev.VersionBumped)

@@ -21,11 +21,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
-from viz.export import page_html
 from viz.trace import GRANULARITIES
-from viz.web import Answer, Json, Refused, Socket
+from viz.web.export import page_html
+from viz.web.server import Answer, Json, Refused, Socket
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parents[1] / "static"
 STATIC_TYPES = {".js": "text/javascript", ".css": "text/css"}
 LARGEST_BODY = 64 * 1024
 LONGEST_WAIT = 30.0  # seconds that a page's command may wait for the engine

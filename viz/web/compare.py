@@ -19,7 +19,7 @@ from typing import Any
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.schedule.policies import POLICIES as SCHEDULE
-from viz.page import Page
+from viz.web.page import Page
 
 Json = dict[str, Any]
 KINDS = {"schedule_policy": ("schedule", SCHEDULE), "eviction_policy": ("eviction", EVICTION)}
