@@ -14,7 +14,8 @@ from test_live import Client, wait
 from minirad.record import Recorder
 from viz import live
 from viz.live import Driver, Live, Settings
-from viz.web.compare import Totals, compared, difference
+from viz.web.compare import Totals, difference
+from viz.web.settings import compared
 
 NOBODY = Totals(0, 0, 0, 0, 0.0, 0, "", 0, 0, 0, False)
 

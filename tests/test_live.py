@@ -21,7 +21,7 @@ from minirad.record import Recorder
 from viz import live
 from viz.draw import tree
 from viz.live import Driver, Live, Replay, Settings
-from viz.web import export, page, routes
+from viz.web import commands, export, page, routes
 from viz.web import server as web
 
 ROOT = Path(__file__).parent.parent
@@ -277,7 +277,7 @@ def test_peek_leaves_the_engine_alone(own):
     assert found["hit_text"].endswith("assistant\n") and found["rest_text"] == ""
     status, found = client.do("peek", text="Hey there", **{"as": "chat"})
     assert 0 < found["hit"] < found["tokens"]
-    assert found["hit_text"] + found["rest_text"] == live._composed({"text": "Hey there", "as": "chat"})
+    assert found["hit_text"] + found["rest_text"] == commands._composed({"text": "Hey there", "as": "chat"})
     assert client.do("peek", text="", **{"as": "raw"})[1]["tokens"] == 0
     assert driver.run_now.engine.snapshot() == before
     assert len(driver.run_now.recorder.frames) == frames
@@ -368,7 +368,7 @@ def test_a_restart_that_fails_leaves_the_old_run(own, monkeypatch):
     def no_memory(*_):
         raise RuntimeError("not enough memory")
 
-    monkeypatch.setattr(live, "make_run", no_memory)
+    monkeypatch.setattr(commands, "make_run", no_memory)
     assert client.do("restart", kv_tokens=500) == (400, {"error": "RuntimeError: not enough memory"})
     status, answer = client.do("restart", kv_tokens=2_000_000)
     assert status == 400 and "at most 1,000,000" in answer["error"]
@@ -490,7 +490,7 @@ def test_refused_requests_are_told(tmp_path, capsys):
     while not run.idle:
         run.advance()
     assert run.refused.startswith("4 of 4 requests refused: ") and "KV pool of 40" in run.refused
-    assert run.page.meta()["refused"] == run.refused and run.served_nobody
+    assert run.page.meta()["refused"] == run.refused and run.served_none
     run.close()
     page, record = tmp_path / "x.html", tmp_path / "x.jsonl"
     code = live.main(

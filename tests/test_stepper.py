@@ -21,9 +21,9 @@ from minirad.model.classroom import corpus
 from minirad.record import Recorder, Recording
 from viz import words
 from viz.draw.dot import find_dot
-from viz.fork import evict_by_hand, forked_config
+from viz.fork import evict_by_hand, fork, forked_config
 from viz.notebook.panels import Ledger, event_lines, payload, pool_cells, ranges
-from viz.notebook.stepper import Output, Stepper, _esm, fork
+from viz.notebook.stepper import Output, Stepper, _esm
 from viz.trace import Trace, ids_as_text
 from viz.view.quiz import question_for, state_before, unlocked_leaves, why
 

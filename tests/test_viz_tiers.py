@@ -38,6 +38,7 @@ from viz.trace import (
     units,
 )
 from viz.view import quiz
+from viz.web import commands
 from viz.web.compare import Pair
 from viz.web.export import page_data
 from viz.web.page import Page, spelled_path
@@ -397,12 +398,12 @@ def test_a_host_tier_is_cut_to_whole_pages() -> None:
 
 def test_a_replay_is_forked_with_what_it_was_made_of(model: LlamaModel) -> None:
     recording = driven(tiny(model, bigram_keys=True, eviction_policy="lfu", page_size=2), 3)
-    settings = live._recorded_settings(Settings(model="kept"), Replay(recording, "x").recorder)
+    settings = commands._recorded_settings(Settings(model="kept"), Replay(recording, "x").recording)
     assert (settings.host_kv_tokens, settings.bigram_keys, settings.page_size) == (80, True, 2)
     assert (settings.eviction_policy, settings.model) == ("lfu", "kept")
     recording.header["config"]["model"] = "/no/such/model"
     with pytest.raises(ValueError, match="'/no/such/model' is not here"):
-        live._recorded_settings(Settings(), recording)
+        commands._recorded_settings(Settings(), recording)
 
 
 def test_the_pages_fork_is_the_recorded_engine() -> None:
@@ -432,7 +433,7 @@ def test_the_pages_fork_is_the_recorded_engine() -> None:
         engine.flush_cache()
     replay = Replay(recording, "x")
     driver = live.Driver(Settings(), speed=0, replay=replay)
-    assert name == "R4" and live._fork(driver, {}) == {"requests": 3}
+    assert name == "R4" and live.COMMANDS["fork"](driver, {}) == {"requests": 3}
     forked = driver.run_now
     assert isinstance(forked, Run) and forked.engine.config == engine.config
     (notice,) = forked.notices
@@ -447,7 +448,7 @@ def test_the_pages_fork_is_the_recorded_engine() -> None:
 
     assert tokens(forked.recorder, 1) == tokens(recording, 2) and all(tokens(recording, 2).values())
     json.dumps(driver.hello(forked))
-    live._fork(
+    live.COMMANDS["fork"](
         driver, {"page_size": 4, "schedule_policy": "fcfs"}
     )  # of the fork: only what is asked for changes
     changed = {"page_size": 4, "schedule_policy": "fcfs"}

@@ -337,7 +337,7 @@ def shown(text: str, width: int) -> str:
     return f"\u2068{html.escape(line)}\u2069" if line else ""
 
 
-class KvFigure(go.Figure):
+class KvFigure(go.Figure):  # type: ignore[misc]  # Plotly has no types
     """A Plotly figure that is saved small: its data for viewers that know Plotly, a still PNG for others.
 
     Plotly's own choice would put its JavaScript, or the address of a server that has it, into the file.

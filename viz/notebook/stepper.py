@@ -24,14 +24,13 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import anywidget
 import traitlets
 from IPython import get_ipython
 
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.cache.radix_cache import RadixCache
 from minirad.config import SamplingParams
 from minirad.engine import Engine
 from minirad.errors import InvariantError
@@ -41,17 +40,17 @@ from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.snapshot import State
 from viz.draw.dot import DotError
 from viz.draw.tree import Options, tree_png, tree_svg
-from viz.fork import evict_by_hand, fork
+from viz.fork import changeable_policy, evict_by_hand, fork
 from viz.notebook.panels import Ledger, payload
 from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, summary
 from viz.view.quiz import Question, question_for, why
-
-__all__ = ["Output", "Stepper", "fork"]
 
 STATIC = Path(__file__).parents[1] / "static"
 ANIMATION = 350  # milliseconds
 LONGEST_RUN = 20_000  # steps that "run to end" takes before it gives up
 MOST_OUTPUTS = 100  # that are kept alive in one kernel
+
+Result = TypeVar("Result")
 
 
 def _esm() -> str:
@@ -358,7 +357,7 @@ class Stepper:
         """From now on the engine evicts by another policy; False (and why, in `message`) if it cannot."""
 
         def change(engine: Engine) -> bool:
-            if name == getattr(engine.cache, "eviction_policy", ""):
+            if name == changeable_policy(engine):
                 raise ValueError(f"The eviction policy is {name} already.")
             engine.set_eviction_policy(name)
             return True
@@ -411,7 +410,7 @@ class Stepper:
         return True
 
     def _forked(self, engine: Engine, changes: dict[str, Any]) -> tuple[Engine, Recorder]:
-        if not isinstance(engine.cache, RadixCache):
+        if not changeable_policy(engine):
             raise ValueError(
                 f"this engine runs on a tree of its own ({type(engine.cache).__name__}): a fork would run on "
                 "minirad's, and show another tree than yours. Make a new engine with a new tree instead."
@@ -442,7 +441,7 @@ class Stepper:
     def _can_step(self) -> bool:
         return self.engine is not None and self.engine.has_work
 
-    def _guarded(self, act: Callable[[Engine], Any]) -> Any:
+    def _guarded(self, act: Callable[[Engine], Result]) -> Result | None:
         """Does something with the engine; a refusal becomes the message on view, and None comes back."""
         if self.engine is None:
             self._say("This is a recording: there is no engine to drive.")
@@ -598,14 +597,14 @@ class Output:
 
     def _engine_controls(self, engine: Engine) -> dict[str, Any]:
         step, config = self.stepper, engine.config
-        own = isinstance(engine.cache, RadixCache)
+        policy = changeable_policy(engine)
         hits, refused = self._hits()
         present = "The past is on view: a prompt goes to the present, or fork from here."
         return {
             "chat": step.as_chat, "taken": self._taken, "hits": hits, "refused": refused,
             "step": step._can_step, "original": bool(step._originals),
-            "policies": list(EVICTION) if own else ["its own"],
-            "policy": getattr(engine.cache, "eviction_policy", None) if own else None,
+            "policies": list(EVICTION) if policy else ["its own"],
+            "policy": policy or None,
             "present": "" if step.at_present else present,
             "fork": [
                 ["eviction_policy", "evict by", list(EVICTION), config.eviction_policy],
