@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -28,6 +28,8 @@ class _Canvas:
         self.draw = ImageDraw.Draw(self.image)
         self.x: tuple[float, float] = (0, 1)
         self.y: tuple[float, float] = (0, 1)
+        self.place: dict[Any, float] = {}  # where on its axis a name or number of the figure stands
+        self.stack: list[float] = []  # how high stacked areas have come
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Data to points."""
@@ -82,20 +84,51 @@ class _Canvas:
 
 
 def still(figure: go.Figure, width: int = 760) -> bytes:
-    """The figure as PNG bytes."""
+    """The figure as PNG bytes. KeyError for a type of trace that is not in `_DRAW`."""
     canvas = _Canvas(width, int(figure.layout.height or 300))
     canvas.text(12, 16, figure.layout.title.text or "", size=13)
-    kinds = {trace.type for trace in figure.data}
-    if "heatmap" in kinds:
-        _grid(canvas, figure.data[0])
-    elif any(trace.type == "bar" and trace.orientation == "h" for trace in figure.data):
-        _lanes(canvas, figure)
-    else:
-        _chart(canvas, figure)
+    if any(trace.type == "bar" and trace.orientation == "h" for trace in figure.data):
+        _lay_out_lanes(canvas, figure)
+    elif all(trace.type != "heatmap" for trace in figure.data):
+        _lay_out_chart(canvas, figure)
+    for trace in figure.data:
+        _DRAW[trace.type](canvas, trace)
+    if len(figure.data) > 1:
+        _legend(canvas, [trace for trace in figure.data if trace.showlegend is not False])
     return canvas.png()
 
 
-def _grid(canvas: _Canvas, trace: Any) -> None:
+def _lay_out_lanes(canvas: _Canvas, figure: go.Figure) -> None:
+    """One lane per name, the first on top; on the right there is room for how each ended."""
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    spans = [(b, b + x) for trace in bars for b, x in zip(trace.base or (), trace.x or (), strict=True)]
+    start, end = min((a for a, _ in spans), default=0), max((b for _, b in spans), default=1)
+    names = list(figure.layout.yaxis.categoryarray or ())
+    canvas.x, canvas.y = (start, end + 46 / canvas.width * (end - start)), (len(names) or 1, 0)
+    canvas.place = {name: lane + 0.5 for lane, name in enumerate(names)}
+    _axes(canvas, figure, ticks_y=False)
+    for name, lane in canvas.place.items():
+        canvas.text(LEFT - 6, canvas.at(0, lane)[1], name, "rm")
+
+
+def _lay_out_chart(canvas: _Canvas, figure: go.Figure) -> None:
+    """Vertical bars, lines and stacked areas over one x axis, by number or by name."""
+    labels = list(dict.fromkeys(x for trace in figure.data for x in trace.x or ()))
+    canvas.place = {x: float(i if isinstance(x, str) else x) for i, x in enumerate(labels)}
+    xs = list(canvas.place.values()) or [0.0]
+    canvas.x = (min(xs) - 0.5, max(xs) + 0.5)
+    stacks = [trace for trace in figure.data if trace.type == "scatter" and trace.stackgroup]
+    tops = [sum(each) for each in zip(*(trace.y for trace in stacks), strict=True)]
+    for trace in figure.data:
+        if trace not in stacks:
+            tops += [1.12 * (y + base) for y, base in zip(trace.y or (), _bases(trace), strict=True)]
+    given = figure.layout.yaxis.range
+    canvas.y = (0, given[1] if given else max(tops, default=1) or 1)
+    _axes(canvas, figure, names={canvas.place[x]: x for x in labels if isinstance(x, str)})
+
+
+def _draw_cells(canvas: _Canvas, trace: Any) -> None:
+    """A grid of squares, each with a colour of the scale and perhaps a label."""
     rows, columns = len(trace.z) or 1, len(trace.z[0]) if trace.z else 1
     side = min((canvas.width - 24) / columns, (canvas.height - 40) / rows)
     colours = [colour for _, colour in trace.colorscale[::2]]
@@ -103,22 +136,64 @@ def _grid(canvas: _Canvas, trace: Any) -> None:
         for c, code in enumerate(row):
             if code is None:
                 continue
-            x, y = 12 + c * side, 32 + r * side
-            canvas.box((x, y), (x + side - 1.5, y + side - 1.5), colours[int(code)])
-            label = trace.text[r][c]
-            if label:
-                ink = "#ffffff" if colours[int(code)] == "#343a40" else INK
-                canvas.text(x + 1.5, y + side / 2 - 0.7, label, size=7, ink=ink)
+            x, y, fill = 12 + c * side, 32 + r * side, colours[int(code)]
+            canvas.box((x, y), (x + side - 1.5, y + side - 1.5), fill)
+            ink = "#ffffff" if fill == INK else INK
+            canvas.text(x + 1.5, y + side / 2 - 0.7, trace.text[r][c], size=7, ink=ink)
 
 
-def _legend(canvas: _Canvas, traces: Sequence[Any]) -> None:
-    x = canvas.width - RIGHT
-    for trace in reversed([t for t in traces if t.showlegend is not False]):
-        x -= 6 * len(trace.name) + 8
-        canvas.text(x, 34, trace.name, size=9)
-        fill, pattern = _look(trace)
-        canvas.box((x - 14, 29), (x - 4, 39), fill, pattern)
-        x -= 26
+def _draw_bars(canvas: _Canvas, trace: Any) -> None:
+    fill, shapes = _look(trace)
+    flat = trace.orientation == "h"
+    names, lengths = ((trace.y, trace.x) if flat else (trace.x, trace.y)) if trace.x else ((), ())
+    patterns = [shapes] * len(names) if isinstance(shapes, str) else list(shapes)
+    room = (canvas.width - LEFT - RIGHT) / max(len(names), 1)
+    texts = trace.text or [""] * len(names)
+    for name, base, length, text, pattern in zip(names, _bases(trace), lengths, texts, patterns, strict=True):
+        at, end = canvas.place[name], base + length
+        if flat:
+            (x0, y0), (x1, y1) = canvas.at(base, at - 0.35), canvas.at(end, at + 0.35)
+            canvas.box((x0, y0), (max(x1 - 1, x0 + 0.5), y1), fill, pattern)  # a gap between chunks
+        else:
+            canvas.box(canvas.at(at - 0.35, base), canvas.at(at + 0.35, end), fill, pattern)
+            if room > 5 * len(str(text)):
+                across, up = canvas.at(at, end)
+                canvas.text(across, up - 7, text, "mm", size=9)
+
+
+def _draw_scatter(canvas: _Canvas, trace: Any) -> None:
+    """A line, with marks or words at its points; or one layer more on the stack of areas."""
+    if trace.stackgroup:
+        _draw_area(canvas, trace)
+        return
+    xs, ys = trace.x or (), trace.y or ()
+    points = [canvas.at(canvas.place.get(x, x), canvas.place.get(y, y)) for x, y in zip(xs, ys, strict=True)]
+    if "lines" in trace.mode:
+        canvas.line(points, trace.line.color, 2)
+    for x, y in points if "markers" in trace.mode else ():
+        canvas.box((x - 3, y - 3), (x + 3, y + 3), trace.line.color)
+    for (x, y), text in zip(points, trace.text or (), strict=True) if "text" in trace.mode else ():
+        canvas.text(x, y, text, size=9, ink=MUTED)
+
+
+def _draw_area(canvas: _Canvas, trace: Any) -> None:
+    fill, pattern = _look(trace)
+    base, highest = canvas.stack or [0.0] * len(trace.y), canvas.y[1]
+    canvas.stack = [low + value for low, value in zip(base, trace.y, strict=True)]
+    for x, low, top in zip(trace.x, base, canvas.stack, strict=True):
+        low, top = min(low, highest), min(top, highest)  # nothing is drawn over the title
+        canvas.box(canvas.at(x - 0.5, low), canvas.at(x + 0.5, top), fill, pattern)
+
+
+_DRAW: dict[str, Callable[[_Canvas, Any], None]] = {
+    "heatmap": _draw_cells, "bar": _draw_bars, "scatter": _draw_scatter,
+}  # fmt: skip
+
+
+def _bases(trace: Any) -> Sequence[float]:
+    """Where each bar begins; the points of a line stand over zero."""
+    base = trace.base if trace.type == "bar" else None
+    return [0.0] * len(trace.y or ()) if base is None else list(base)
 
 
 def _look(trace: Any) -> tuple[str, Any]:
@@ -128,88 +203,13 @@ def _look(trace: Any) -> tuple[str, Any]:
     return trace.line.color or INK, trace.fillpattern.shape or "" if trace.stackgroup else ""
 
 
-def _lanes(canvas: _Canvas, figure: go.Figure) -> None:
-    """Horizontal bars, one lane per name, the first on top."""
-    names = list(figure.layout.yaxis.categoryarray or ())
-    bars = [trace for trace in figure.data if trace.type == "bar"]
-    ends = [b + x for trace in bars for b, x in zip(trace.base or (), trace.x or (), strict=True)]
-    starts = [b for trace in bars for b in trace.base or ()]
-    room = 46 / max(canvas.width, 1) * (max(ends, default=1) - min(starts, default=0))
-    canvas.x = (min(starts, default=0), max(ends, default=1) + room)
-    canvas.y = (len(names) or 1, 0)
-    _axes(canvas, figure, ticks_y=False)
-    for trace in bars:
-        fill, pattern = _look(trace)
-        for name, base, length in zip(trace.y or (), trace.base or (), trace.x or (), strict=True):
-            lane = names.index(name)
-            (x0, y0), (x1, y1) = canvas.at(base, lane + 0.15), canvas.at(base + length, lane + 0.85)
-            canvas.box((x0, y0), (max(x1 - 1, x0 + 0.5), y1), fill, pattern)  # a gap between chunks
-    for lane, name in enumerate(names):
-        canvas.text(LEFT - 6, canvas.at(0, lane + 0.5)[1], name, "rm")
-    for trace in figure.data:
-        if trace.type == "scatter":
-            for x, name, text in zip(trace.x or (), trace.y or (), trace.text or (), strict=True):
-                point = canvas.at(x, names.index(name) + 0.5)
-                canvas.text(*point, text, size=9, ink=MUTED)
-    _legend(canvas, bars)
-
-
-def _chart(canvas: _Canvas, figure: go.Figure) -> None:
-    """Vertical bars, lines and stacked areas over one x axis."""
-    traces = figure.data
-    labels = list(dict.fromkeys(x for trace in traces for x in trace.x or ()))
-    place = {x: float(i if isinstance(x, str) else x) for i, x in enumerate(labels)}
-    xs = list(place.values()) or [0.0]
-    canvas.x = (min(xs) - 0.5, max(xs) + 0.5)
-    stacks = [trace for trace in traces if trace.type == "scatter" and trace.stackgroup]
-    tops = [sum(each) for each in zip(*(trace.y for trace in stacks), strict=True)]
-    plain = [
-        value + base for trace in traces if trace not in stacks
-        for value, base in zip(trace.y or (), _bases(trace), strict=True)
-    ]  # fmt: skip
-    given = figure.layout.yaxis.range
-    canvas.y = (0, given[1] if given else max([*tops, *(v * 1.12 for v in plain)], default=1) or 1)
-    _axes(canvas, figure, names={place[x]: x for x in labels if isinstance(x, str)})
-    base = [0.0] * len(tops)
-    for trace in stacks:
-        base = _area(canvas, trace, base)
-    for trace in traces:
-        points = [(place[x], y) for x, y in zip(trace.x or (), trace.y or (), strict=True)]
-        if trace.type == "bar":
-            _bars(canvas, trace, points)
-        elif trace not in stacks:
-            canvas.line([canvas.at(*point) for point in points], trace.line.color, 2)
-            for x, y in (canvas.at(*point) for point in points if "markers" in trace.mode):
-                canvas.box((x - 3, y - 3), (x + 3, y + 3), trace.line.color)
-    _legend(canvas, traces if len(traces) > 1 else ())
-
-
-def _area(canvas: _Canvas, trace: Any, base: list[float]) -> list[float]:
-    fill, pattern = _look(trace)
-    tops = [low + value for low, value in zip(base, trace.y, strict=True)]
-    highest = canvas.y[1]  # what an axis leaves out is not drawn over the title
-    for x, low, top in zip(trace.x, base, tops, strict=True):
-        low, top = min(low, highest), min(top, highest)
-        canvas.box(canvas.at(x - 0.5, low), canvas.at(x + 0.5, top), fill, pattern)
-    return tops
-
-
-def _bases(trace: Any) -> Sequence[float]:
-    """Where each vertical bar begins."""
-    base = trace.base if trace.type == "bar" else None
-    return [0.0] * len(trace.y or ()) if base is None else list(base)
-
-
-def _bars(canvas: _Canvas, trace: Any, points: list[tuple[float, float]]) -> None:
-    fill, shapes = _look(trace)
-    patterns = [shapes] * len(points) if isinstance(shapes, str) else list(shapes)
-    room = (canvas.width - LEFT - RIGHT) / max(len(points), 1)
-    texts = trace.text or [""] * len(points)
-    for (x, y), base, text, pattern in zip(points, _bases(trace), texts, patterns, strict=True):
-        canvas.box(canvas.at(x - 0.35, base), canvas.at(x + 0.35, base + y), fill, pattern)
-        if room > 5 * len(str(text)):
-            across, up = canvas.at(x, base + y)
-            canvas.text(across, up - 7, text, "mm", size=9)
+def _legend(canvas: _Canvas, traces: Sequence[Any]) -> None:
+    x = canvas.width - RIGHT
+    for trace in reversed(traces):
+        x -= 6 * len(trace.name) + 8
+        canvas.text(x, 34, trace.name, size=9)
+        canvas.box((x - 14, 29), (x - 4, 39), *_look(trace))
+        x -= 26
 
 
 def _axes(
