@@ -1,4 +1,4 @@
-"""viz/tree.py: the DOT text of a position, and what its SVG can be found by."""
+"""viz/draw/tree.py: the DOT text of a position, and what its SVG can be found by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""viz/web.py: who is let in and who is not, and that a server begins and ends."""
+"""viz/web/server.py: what is let in and what is not, and that a server begins and ends."""
 
 from __future__ import annotations
 

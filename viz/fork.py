@@ -144,7 +144,7 @@ def _replay_frame(engine: Engine, frame: Frame, names: dict[str, str], keep_poli
 
 
 def _flush(engine: Engine) -> None:
-    """Nobody was running when it was flushed; here somebody may be, then all that is unlocked goes."""
+    """No request was running when it was flushed; where one is here, all that is unlocked goes."""
     if engine.has_work:
         evict_by_hand(engine, engine.cache.evictable_size)
     else:

@@ -8,14 +8,16 @@
     python -m viz.live --replay run.jsonl            a recording instead of an engine
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
 
-Three kinds of threads: ONE drives the engine (whoever wants something of it puts a command into its
-queue), one serves (web.py: who is let in; routes.py: what is answered) and only reads what was recorded,
-and the main thread waits for Ctrl-C. Listens on 127.0.0.1 alone, unless --host says otherwise. Behind
-a forwarded port or a proxy on localhost nothing has to be said; behind one with a name of its own:
+This is the command line; the parts are in viz/web. Three kinds of threads: ONE drives the engine (driver.py;
+all others put commands into its queue), one serves (server.py lets requests in, routes.py answers them) and
+only reads what was recorded, and the main thread waits for Ctrl-C.
+
+Listens on 127.0.0.1 alone, unless --host says otherwise. Behind a forwarded port or a proxy on localhost
+nothing has to be said; behind one with a name of its own:
 
     python -m viz.live --allow-host hub.example.org
 
-Does not draw (tree.py), count (page.py) or lay out (static/); the engine does not know of it.
+Does not draw (viz/draw), count (viz/view) or lay out (static/); the engine does not know of it.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ PORT = 8321
 class Live:
     """Driver and server together, for tests and notebooks: `with Live(...) as live: live.url`.
 
-    host: the address to listen on; allowed: further names under which a browser may know it (viz/web.py).
+    host: the address to listen on; allowed: further names under which a browser may know it (viz/web/server.py).
     """
 
     driver: Driver
@@ -205,7 +207,7 @@ def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | Non
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
         if live.server.address not in LOOPBACK:
             print(
-                f"anyone who reaches {live.server.address} can drive the engine: it has no password",
+                f"every machine that reaches {live.server.address} can drive the engine: it has no password",
                 flush=True,
             )
         if not options.no_open:

@@ -1,4 +1,4 @@
-"""A still PNG of the charts of viz/kv.py, for viewers that run no JavaScript (GitHub, nbconvert).
+"""A still PNG of the charts of viz/draw/charts.py, for viewers that run no JavaScript (GitHub, nbconvert).
 
 Draws what those charts are made of (bars, stacked areas, lines, a grid of squares) with Pillow, and no
 other kind of Plotly figure: it is a stand-in for a browser, not a renderer.

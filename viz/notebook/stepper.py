@@ -6,7 +6,7 @@
 A Stepper is a position on a recording, moved from Python: `forward`, `back`, `go`, `submit`, `state`,
 `sentence`, ... Showing it in a cell makes an `Output`: one small anywidget (static/tree.js and stepper.js,
 no network) with the tree, pool map, requests, events and all controls, and a position of its own. It stays
-where it was when its cell ran, until somebody moves it there; recording and engine are shared by all. Where
+where it was when its cell ran, until it is moved there; all share recording and engine. Where
 no JavaScript runs, a PNG of the tree and the step's sentences stand in.
 
 Does not decide anything about caching: it asks the engine and shows frames. Uses no browser storage,
@@ -84,7 +84,7 @@ class StepperView(anywidget.AnyWidget):
 
 
 class _Session:
-    """An engine (or none) and its recording, as one object for everybody who looks at them."""
+    """An engine (or none) and its recording, as one object for all outputs that show them."""
 
     def __init__(self, engine: Engine | None, recording: Recording, decode: Decode | None) -> None:
         self.engine, self.recording = engine, recording
@@ -630,7 +630,7 @@ class Output:
         """Lays out the neighbours of a position, so that the next click finds its picture ready."""
         step = self.stepper
         trace, granularity, options = step.trace, step.granularity, step.options
-        # Whoever drags the slider is elsewhere in a moment: then this would only be in the way.
+        # A slider that is being dragged is elsewhere in a moment: then this would only be in the way.
         time.sleep(0.25 if abs(moved) > 1 else 0.03)
         direction = 1 if moved >= 0 else -1
         for near in (index + direction, index - direction):

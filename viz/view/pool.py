@@ -1,4 +1,4 @@
-"""Who owns the pages of the KV pool, and of host memory, at a position.
+"""The owners of the pages of the KV pool, and of host memory, at a position.
 
 Takes time by what is in use, not by the size of the pool: pages that are free are in no list.
 """
@@ -15,8 +15,8 @@ from viz.trace import Decode, View, has_tiers, ids_as_text, key_tokens, tier_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owner:
-    """Who has some pages. kind: "node", "private" (one request's, not yet the tree's) or "evicted" (free
-    since that node left in this step or scene); in host memory the tier of the node whose copy they hold.
+    """What some pages belong to. kind: "node", "private" (one request's, not yet the tree's) or "evicted"
+    (free since that node left in this step or scene); in host memory the tier of the node whose copy they hold.
 
     node: 0 for a request. pages: in the order of `tokens`, which fill them page by page (none: not known).
     """
@@ -42,7 +42,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Pages 1 to `last` (page 0 is a dummy) and who has them; where two name one page, the later has it."""
+    """Pages 1 to `last` (page 0 is a dummy) and their owners; where two name one page, the later has it."""
 
     page_size: int
     last: int
@@ -124,7 +124,7 @@ def _pages(slots: Sequence[int], size: int) -> list[int]:
 class Page:
     """One page of the pool. owner: "free", "node" or "private" (one request's, not yet the tree's).
 
-    node, request: who owns it. users: requests whose rows read it. locked: it cannot be evicted now.
+    node, request: the owner. users: requests whose rows read it. locked: it cannot be evicted now.
     text: what its tokens say.
     """
 

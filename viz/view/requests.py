@@ -44,7 +44,8 @@ class Life:
     leader: whose prompt it has (its own id, unless it is a further sample). added: the frame; -1: it was
     there before the recording began, and `tokens` and the four fields after it are not known.
     prompt: its length. phases: ["waiting", "prefill", "decode" or "retracted", from, to or None].
-    deferrals: [from, to, why it was looked at and left waiting]. passes: (frame, who behind it was admitted).
+    deferrals: [from, to, why it was looked at and left waiting]. passes: (frame, the requests
+    behind it that were admitted).
     hit, admitted: cached tokens and frame of its first admission. node: on which it runs, or ended.
     commits: (frame, node). end: the frame in which it finished, for `reason`.
     """
@@ -142,7 +143,7 @@ class Lives:
     def take(self, frame: Frame) -> None:
         """Takes in the next frame."""
         index, self._frames = self._frames, self._frames + 1
-        computed: dict[str, tuple[str, int]] = {}  # who is computed in it, as what, and how many tokens
+        computed: dict[str, tuple[str, int]] = {}  # by request: computed as what, and how many tokens
         ended: dict[str, str] = {}
         for event in frame.events:
             if isinstance(event, ev.BatchScheduled):

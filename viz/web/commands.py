@@ -191,7 +191,7 @@ def _policy(session: Session, arguments: Json) -> Json:
         raise ValueError(f"a policy has a name, not {name!r}")
     now = run.policy
     if not now:
-        raise ValueError("this tree decides itself who is evicted: its policy cannot be changed here")
+        raise ValueError("this tree decides itself what is evicted: its policy cannot be changed here")
     if name == now:
         raise ValueError(f"the eviction policy is {name} already")
     with _within_the_run():

@@ -3,8 +3,8 @@
     python -m viz.live --compare lpm,fcfs
     python -m viz.live --compare lru,lfu --export both.html
 
-Step n of one engine is shown beside step n of the other; who is done first keeps its last step. What
-they found in the cache and how long they let requests wait is told in one sentence.
+Step n of one engine is shown beside step n of the other; the one that is done first keeps its last step.
+One sentence tells what they found in the cache and how long they let requests wait.
 
 `Pair` stands where a run stands, `PairPage` where a page does. Draws nothing (static/compare.js does).
 """
@@ -178,13 +178,13 @@ class PairPage:
         admitted = [r for r in known if r["hit"] is not None and r["admitted"] <= frame]
         last = min(frame, len(page.trace) - 1)
         waits = [(min(r.get("admitted", last + 1), last + 1) - r["added"], r["id"]) for r in known]
-        longest, who = max(waits, key=lambda wait: wait[0], default=(0, ""))
+        longest, which = max(waits, key=lambda wait: wait[0], default=(0, ""))
         mean = round(sum(wait for wait, _ in waits) / max(len(waits), 1), 1)
         evicted, retracted = self._counted(number, last)
         return Totals(
             sum(r["prompt"] for r in admitted), sum(r["hit"] for r in admitted), len(known),
             sum(r["end"] is not None and r["end"] <= frame for r in known),
-            mean, longest, who, evicted, retracted, last + 1,
+            mean, longest, which, evicted, retracted, last + 1,
             bool(self.pair.sides[number].idle and index >= len(page.trace)),
         )  # fmt: skip
 
@@ -208,7 +208,7 @@ class PairPage:
 def difference(names: tuple[str, str], totals: tuple[Totals, Totals]) -> str:
     """What sets two engines apart so far, in one sentence."""
     if not any(each.requests for each in totals):
-        return f"{names[0]} and {names[1]}: nobody has come yet"
+        return f"{names[0]} and {names[1]}: no request has come yet"
     same = all(
         getattr(totals[0], field) == getattr(totals[1], field)
         for field in ("cached", "prompt", "wait", "worst")

@@ -413,7 +413,7 @@ def spelled_path(
 
 
 def pool_runs(view: View) -> list[list[Any]]:
-    """Who owns the pages, page 1 first, as runs: [owner, how many pages].
+    """The owners of the pages, page 1 first, as runs: [owner, how many pages].
 
     "n7" is a node, "R3" a request alone, "x7" free since n7 was evicted in this step or scene, "" free.
     """
