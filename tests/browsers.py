@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from viz.export import export
 from viz.live import Driver, Live, Settings
+from viz.web.export import export
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CARDS = """[...document.querySelectorAll('.card, .say, nav.bar, header')].map(e => {

@@ -8,8 +8,8 @@ import time
 import pytest
 from browsers import CARDS, SEEK, at, browser, leaving, open_at, run_to_its_end, tab, until
 
-from viz.export import export
 from viz.live import Driver, Live, Settings
+from viz.web.export import export
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 __all__ = ["browser", "tab"]  # fixtures

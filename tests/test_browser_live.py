@@ -390,7 +390,7 @@ def test_refused_requests_are_seen(tab, tmp_path):
         tab.goto(server.url)
         until(tab, "document.querySelector('.refused').innerText.startsWith('4 of 4 requests refused: ')")
         until(tab, "document.querySelector('.status').innerText.includes('no request was taken')")
-        from viz.export import export
+        from viz.web.export import export
 
         file = tmp_path / "run.html"
         export(driver.run_now.page, file)
@@ -455,9 +455,9 @@ def test_a_long_recording_scrubs(tab, make_engine):
 def tiered(tmp_path_factory):
     """A chat that does not fit on the device but on the host, as a page and as a file."""
     from viz import stories
-    from viz.export import export_html
-    from viz.page import Page
     from viz.trace import Trace
+    from viz.web.export import export_html
+    from viz.web.page import Page
 
     story = stories.host_tier()
     file = tmp_path_factory.mktemp("export") / "tiers.html"
@@ -533,7 +533,7 @@ def test_a_large_pool_s_usage_can_be_seen(tab, tmp_path):
 
 
 def test_a_tree_that_cannot_be_drawn_says_so_in_its_place(tab, served, monkeypatch):
-    from viz import tree
+    from viz.draw import tree
 
     server, _ = served
     index = first_mark(served, "evict")

@@ -38,7 +38,7 @@ RECORDING = """
 import torch; torch.set_num_threads(1)
 from minirad import Engine, EngineConfig, Recorder, SamplingParams
 from minirad.model.classroom import corpus
-from viz.stepper import Stepper
+from viz.notebook.stepper import Stepper
 engine = Engine(EngineConfig(kv_tokens=260, chunk_tokens=64))
 short = SamplingParams(max_new_tokens=12)
 with Recorder(engine) as recording:
@@ -55,7 +55,7 @@ MANY = """
 import random
 import torch; torch.set_num_threads(1)
 from minirad import Engine, EngineConfig, Recorder, SamplingParams
-from viz.stepper import Stepper
+from viz.notebook.stepper import Stepper
 engine, rng = Engine(EngineConfig(kv_tokens=4096)), random.Random(0)
 hint = SamplingParams(max_new_tokens=0)
 with Recorder(engine) as recording:

@@ -1,4 +1,4 @@
-"""viz/compare.py: two engines as one run: what is compared, what is refused, and that both step together."""
+"""viz/web/compare.py: two engines as one run: what is compared, what is refused, and that both step together."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from test_live import Client, wait
 
 from minirad.record import Recorder
 from viz import live
-from viz.compare import Totals, compared, difference
 from viz.live import Driver, Live, Settings
+from viz.web.compare import Totals, difference
+from viz.web.settings import compared
 
 NOBODY = Totals(0, 0, 0, 0, 0.0, 0, "", 0, 0, 0, False)
 
@@ -121,7 +122,7 @@ def test_sentences():
     more = dataclasses.replace(some, cached=70)
     patient = dataclasses.replace(some, wait=4.0, worst=9, worst_id="R3")
     names = ("lpm", "fcfs")
-    assert difference(names, (NOBODY, NOBODY)) == "lpm and fcfs: nobody has come yet"
+    assert difference(names, (NOBODY, NOBODY)) == "lpm and fcfs: no request has come yet"
     assert difference(names, (some, some)).startswith("No difference so far: both found 50%")
     assert "fcfs found 70% of the prompts in the cache, lpm 50%" in difference(names, (some, more))
     assert "on average under both, at most 5" in difference(names, (some, more))

@@ -15,7 +15,7 @@ from minirad import events as ev
 from minirad.cache.eviction import POLICIES
 from minirad.record import Recording
 from viz import gallery, stories
-from viz.dot import DotError, find_dot
+from viz.draw.dot import DotError, find_dot
 from viz.gallery import VISITS, Story, tell
 from viz.trace import Trace
 

@@ -1,4 +1,4 @@
-"""viz/kv.py: the numbers behind each chart equal the engine's own, and the charts say them safely."""
+"""viz/draw/charts.py: the numbers behind each chart equal the engine's own, and the charts say them safely."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.record import Recorder, Recording
 from viz import kv
+from viz.draw.charts import shown
 from viz.trace import Trace
+from viz.view.usage import usage_of
 
 FIGURES = (kv.usage, kv.hit_rate, kv.timeline, kv.age_at_eviction)
 
@@ -101,7 +103,7 @@ def test_usage_equals_the_steps_own_books_and_the_recomputed_ones(run) -> None:
     for index, (point, end) in enumerate(zip(points, ended, strict=True)):
         books = (end.free, end.evictable, end.protected, end.private)
         assert (point.free, point.evictable, point.protected, point.private) == books
-        assert kv._books(recording.replay_to(index)) == books
+        assert usage_of(recording.replay_to(index)) == books
         assert sum(books) == 48
 
 
@@ -200,7 +202,7 @@ def test_figures_of_nothing() -> None:
     "text", ["<script>alert(1)</script>", "a\nb\r\n\"c\" 'd'", "🦙🦙", "שלום", "x\u202eevil", "<br>" * 90]
 )
 def test_hover_text_is_escaped(text: str) -> None:
-    line = kv.shown(text, 40)
+    line = shown(text, 40)
     assert "<" not in line and "\n" not in line
     assert line.startswith("\u2068") and line.endswith("\u2069")
 

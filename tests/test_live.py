@@ -18,8 +18,11 @@ from support import ROOT
 from tornado.websocket import websocket_connect
 
 from minirad.record import Recorder
-from viz import export, live, page, routes, tree, web
+from viz import live
+from viz.draw import tree
 from viz.live import Driver, Live, Replay, Settings
+from viz.web import commands, export, page, routes
+from viz.web import server as web
 
 
 class Client:
@@ -272,7 +275,7 @@ def test_peek_leaves_the_engine_alone(own):
     assert found["hit_text"].endswith("assistant\n") and found["rest_text"] == ""
     status, found = client.do("peek", text="Hey there", **{"as": "chat"})
     assert 0 < found["hit"] < found["tokens"]
-    assert found["hit_text"] + found["rest_text"] == live._composed({"text": "Hey there", "as": "chat"})
+    assert found["hit_text"] + found["rest_text"] == commands._composed({"text": "Hey there", "as": "chat"})
     assert client.do("peek", text="", **{"as": "raw"})[1]["tokens"] == 0
     assert driver.run_now.engine.snapshot() == before
     assert len(driver.run_now.recorder.frames) == frames
@@ -363,7 +366,7 @@ def test_a_restart_that_fails_leaves_the_old_run(own, monkeypatch):
     def no_memory(*_):
         raise RuntimeError("not enough memory")
 
-    monkeypatch.setattr(live, "make_run", no_memory)
+    monkeypatch.setattr(commands, "make_run", no_memory)
     assert client.do("restart", kv_tokens=500) == (400, {"error": "RuntimeError: not enough memory"})
     status, answer = client.do("restart", kv_tokens=2_000_000)
     assert status == 400 and "at most 1,000,000" in answer["error"]
@@ -485,7 +488,7 @@ def test_refused_requests_are_told(tmp_path, capsys):
     while not run.idle:
         run.advance()
     assert run.refused.startswith("4 of 4 requests refused: ") and "KV pool of 40" in run.refused
-    assert run.page.meta()["refused"] == run.refused and run.served_nobody
+    assert run.page.meta()["refused"] == run.refused and run.served_none
     run.close()
     page, record = tmp_path / "x.html", tmp_path / "x.jsonl"
     code = live.main(
@@ -599,7 +602,7 @@ def test_the_doctor(served):
 def test_the_doctor_takes_a_picked_prompt_as_it_came():
     """Generated text may be written in other tokens than a tokenizer would choose."""
     from minirad.traces import tokenizer
-    from viz.consult import _Exact
+    from viz.web.consult import _Exact
 
     text = tokenizer()
     odd = _Exact(text, {"ab": [7, 8, 9]})

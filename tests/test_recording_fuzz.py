@@ -19,12 +19,14 @@ from support import PlainCache
 
 from minirad.config import SamplingParams
 from minirad.record import Recorder, Recording
-from viz import kv, panels, tree
-from viz.consult import consult
-from viz.export import page_data
+from viz import kv
+from viz.draw import tree
 from viz.fork import fork
-from viz.page import Page
+from viz.notebook import panels
 from viz.trace import Trace
+from viz.web.consult import consult
+from viz.web.export import page_data
+from viz.web.page import Page
 
 MakeEngine = Callable[..., CheckedEngine]
 Lines = list[Any]

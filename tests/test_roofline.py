@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageColor
 
 from viz import roofline
-from viz.still import still
+from viz.draw.still import still
 
 ROWS = [
     {"batch": 16, "weight_ms": 0.8, "kv_ms": 0.1, "host_ms": 0.2, "step_ms": 1.5, "tokens_per_s": 10000.0},

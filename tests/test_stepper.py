@@ -20,12 +20,12 @@ from minirad.errors import InvariantError
 from minirad.model.classroom import corpus
 from minirad.record import Recorder, Recording
 from viz import words
-from viz.dot import find_dot
-from viz.fork import evict_by_hand, forked_config
-from viz.panels import Ledger, event_lines, payload, pool_cells, ranges
-from viz.quiz import question_for, state_before, unlocked_leaves, why
-from viz.stepper import Output, Stepper, _esm, fork
+from viz.draw.dot import find_dot
+from viz.fork import evict_by_hand, fork, forked_config
+from viz.notebook.panels import Ledger, event_lines, payload, pool_cells, ranges
+from viz.notebook.stepper import Output, Stepper, _esm
 from viz.trace import Trace, ids_as_text
+from viz.view.quiz import question_for, state_before, unlocked_leaves, why
 
 WORDS = SamplingParams(max_new_tokens=6, ignore_eos=True)
 
@@ -753,7 +753,7 @@ def models_of(show) -> list[Output]:
 def shown_in_cell(monkeypatch, cell: str, run: str, stepper: Stepper) -> Output:
     """Shows a stepper as the last line of a cell does, in a notebook that names its cells."""
     shell = SimpleNamespace(parent_header={"metadata": {"cellId": cell}, "header": {"msg_id": run}})
-    monkeypatch.setattr("viz.stepper.get_ipython", lambda: shell)
+    monkeypatch.setattr("viz.notebook.stepper.get_ipython", lambda: shell)
     (output,) = models_of(stepper._repr_mimebundle_)
     return output
 
@@ -934,7 +934,7 @@ def test_a_cell_that_runs_again_leaves_no_model_behind(make_engine, monkeypatch)
 
 def test_where_cells_have_no_name_the_oldest_outputs_end(make_engine, monkeypatch) -> None:
     _, recording = tiny_run(make_engine)
-    monkeypatch.setattr("viz.stepper.MOST_OUTPUTS", 3)
+    monkeypatch.setattr("viz.notebook.stepper.MOST_OUTPUTS", 3)
     tour = Stepper(recording, decode=ids_as_text)
     outputs = [tour.display() for _ in range(5)]
     assert [output.model.comm is None for output in outputs] == [True, True, False, False, False]

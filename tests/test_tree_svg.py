@@ -1,4 +1,4 @@
-"""viz/tree.py: the DOT text of a position, and what its SVG can be found by."""
+"""viz/draw/tree.py: the DOT text of a position, and what its SVG can be found by."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.record import Recorder
-from viz import dot, tree
+from viz.draw import dot, tree
 from viz.trace import STATUSES, Trace, View, ids_as_text
 
 WEIRD = {

@@ -15,7 +15,7 @@ from PIL import Image
 from minirad.figure3 import Panel, run
 from minirad.record import Recording
 from viz import figure3
-from viz.dot import DotError, find_dot
+from viz.draw.dot import DotError, find_dot
 from viz.trace import Trace
 
 pytestmark = pytest.mark.slow

@@ -15,17 +15,17 @@ from minirad import Engine, EngineConfig, Recorder, SamplingParams
 from minirad import events as ev
 from minirad.model.llama import LlamaConfig, LlamaModel, random_weights
 from minirad.record import Recording, ReplayState
-from viz import kv, live, panels, quiz, tree
-from viz.compare import Pair
-from viz.dot import DotError
-from viz.export import page_data
+from viz import kv, live
+from viz.draw import tree
+from viz.draw.dot import DotError
+from viz.draw.still import still
 from viz.fork import fork
 from viz.live import Replay, Run, Settings
-from viz.page import Page, spelled_path
-from viz.still import still
+from viz.notebook import panels
 from viz.trace import (
     STATUSES,
     TIERS,
+    VICTIMS,
     Trace,
     evictable_leaves,
     has_tiers,
@@ -37,6 +37,11 @@ from viz.trace import (
     tier_sums,
     units,
 )
+from viz.view import quiz
+from viz.web import commands
+from viz.web.compare import Pair
+from viz.web.export import page_data
+from viz.web.page import Page, spelled_path
 
 MODES = ("write_through", "write_through_selective", "write_back")
 CONFIG = LlamaConfig(97, 32, 64, 2, 4, 2, 8, 1e-5, 1e4, None, 512, True, False, False, None, (), "float32")
@@ -168,7 +173,7 @@ def test_sums_over_a_scene_are_the_engine_s(run: tuple[Engine, Recorder]) -> Non
 
 def test_ages_know_every_kind_of_eviction(run: tuple[Engine, Recorder]) -> None:
     gone = kv.evictions(run[1])
-    victims = sum(isinstance(e, kv.VICTIMS) for f in run[1].frames for e in f.events)
+    victims = sum(isinstance(e, VICTIMS) for f in run[1].frames for e in f.events)
     assert len(gone) == victims and all(each.tokens > 0 and each.age >= 0 for each in gone)
     figures = (kv.age_at_eviction(run[1]), kv.host_map(run[1].state(-1)), kv.usage(run[1]))
     assert all(still(figure).startswith(b"\x89PNG") for figure in figures)
@@ -189,7 +194,7 @@ def test_the_victim_is_among_the_choices(run: tuple[Engine, Recorder]) -> None:
     trace, asked = Trace(recording), 0
     for index in range(1, trace.count("event")):
         event = trace.view("event", index).events[0]
-        if not isinstance(event, kv.VICTIMS):
+        if not isinstance(event, VICTIMS):
             continue
         before = {n["id"]: n for n in trace.state("event", index - 1)["tree"]["nodes"]}
         from_host = isinstance(event, ev.HostEvicted)
@@ -392,12 +397,12 @@ def test_a_host_tier_is_cut_to_whole_pages() -> None:
 
 def test_a_replay_is_forked_with_what_it_was_made_of(model: LlamaModel) -> None:
     recording = driven(tiny(model, bigram_keys=True, eviction_policy="lfu", page_size=2), 3)
-    settings = live._recorded_settings(Settings(model="kept"), Replay(recording, "x").recorder)
+    settings = commands._recorded_settings(Settings(model="kept"), Replay(recording, "x").recording)
     assert (settings.host_kv_tokens, settings.bigram_keys, settings.page_size) == (80, True, 2)
     assert (settings.eviction_policy, settings.model) == ("lfu", "kept")
     recording.header["config"]["model"] = "/no/such/model"
     with pytest.raises(ValueError, match="'/no/such/model' is not here"):
-        live._recorded_settings(Settings(), recording)
+        commands._recorded_settings(Settings(), recording)
 
 
 def test_the_pages_fork_is_the_recorded_engine() -> None:
@@ -427,7 +432,7 @@ def test_the_pages_fork_is_the_recorded_engine() -> None:
         engine.flush_cache()
     replay = Replay(recording, "x")
     driver = live.Driver(Settings(), speed=0, replay=replay)
-    assert name == "R4" and live._fork(driver, {}) == {"requests": 3}
+    assert name == "R4" and live.COMMANDS["fork"](driver, {}) == {"requests": 3}
     forked = driver.run_now
     assert isinstance(forked, Run) and forked.engine.config == engine.config
     (notice,) = forked.notices
@@ -442,7 +447,7 @@ def test_the_pages_fork_is_the_recorded_engine() -> None:
 
     assert tokens(forked.recorder, 1) == tokens(recording, 2) and all(tokens(recording, 2).values())
     json.dumps(driver.hello(forked))
-    live._fork(
+    live.COMMANDS["fork"](
         driver, {"page_size": 4, "schedule_policy": "fcfs"}
     )  # of the fork: only what is asked for changes
     changed = {"page_size": 4, "schedule_policy": "fcfs"}

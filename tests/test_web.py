@@ -1,4 +1,4 @@
-"""viz/web.py: who is let in and who is not, and that a server begins and ends."""
+"""viz/web/server.py: what is let in and what is not, and that a server begins and ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.httputil import HTTPHeaders
 from tornado.websocket import websocket_connect
 
-from viz.web import Answer, Gate, Server, Socket
+from viz.web.server import Answer, Gate, Server, Socket
 
 
 def refused(gate: Gate, link: bool = False, **headers: str) -> str:

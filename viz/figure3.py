@@ -6,7 +6,7 @@ Every tree is what the engine's recording says after that step (minirad/figure3.
 (trees, captions, legend) are laid out by Graphviz at one scale, so that letters are equally large
 everywhere, and put side by side here: nested in the SVG, pasted in the PNG.
 
-Does not run anything but those nine steps; viz/tree.py draws any other recording.
+Does not run anything but those nine steps; viz/draw/tree.py draws any other recording.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from minirad.figure3 import Panel, add_options, caption, check_story, holds, run
-from minirad.record import Recording, State
-from viz.dot import DotError, run_dot
+from minirad.record import Recording
+from minirad.snapshot import State
+from viz.draw.dot import DotError, run_dot
+from viz.draw.tree import SANS, STYLES, escape, svg
 from viz.trace import Trace
-from viz.tree import SANS, STYLES, escape, pretty, svg, visible
+from viz.view.text import pretty, visible
 
 # Points. Fits A4 landscape (8 points here are 6 there) and, a little wider than high, a projector.
 PAGE, MARGIN, GAP, PAD = 1150, 14, 10, 8
@@ -243,8 +245,8 @@ def lay_out(recording: Recording, panels: Sequence[Panel]) -> Page:
     trees = []
     for at, panel in enumerate(panels, start=1):
         view = trace.view("scene", at)
-        everyone = {**view.nodes, **view.ghosts}
-        created = {number: node["created"] for number, node in everyone.items()}
+        drawn = {**view.nodes, **view.ghosts}
+        created = {number: node["created"] for number, node in drawn.items()}
         trees.append(tree_dot(panel, view.ghosts, created))
     blocks = [Block(title_dot(recording.header["config"]), MARGIN, MARGIN - 4)]
     sizes = [size(tree) for tree in trees]

@@ -20,6 +20,7 @@ import torch
 
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES
+from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.model.load import CLASSROOM, SMOLLM2
@@ -73,11 +74,15 @@ def require_here(model: Any) -> None:
 
 def evict_by_hand(engine: Engine, tokens: int) -> int:
     """Evicts at least `tokens` cached tokens, or as many as are unlocked; returns how many went."""
-    ownership = engine.ownership
-    before = ownership.evicted_tokens
-    tokens = min(max(tokens, 0), engine.cache.evictable_size)
-    ownership.make_room(engine.allocator.available + tokens)
-    return ownership.evicted_tokens - before
+    before = engine.allocator.available
+    tokens = min(max(tokens, 0), engine.cache.evictable_size or 0)
+    engine.ownership.make_room(before + tokens)
+    return engine.allocator.available - before
+
+
+def changeable_policy(engine: Engine) -> str:
+    """The eviction policy that may be changed in a running engine; "" where the tree decides itself."""
+    return engine.cache.eviction_policy if isinstance(engine.cache, RadixCache) else ""
 
 
 def forked_config(recording: Recording, **changes: Any) -> EngineConfig:
@@ -139,7 +144,7 @@ def _replay_frame(engine: Engine, frame: Frame, names: dict[str, str], keep_poli
 
 
 def _flush(engine: Engine) -> None:
-    """Nobody was running when it was flushed; here somebody may be, then all that is unlocked goes."""
+    """No request was running when it was flushed; where one is here, all that is unlocked goes."""
     if engine.has_work:
         evict_by_hand(engine, engine.cache.evictable_size)
     else:

@@ -9,7 +9,7 @@ policies.html (all of them side by side), and a story each of the host tier, of 
 the middle, and of new weights. They are recordings of the real engine; each page is one file that fetches
 nothing.
 
-Does not serve anything: viz/live.py does. The stories themselves are viz/stories.py.
+Serves nothing: viz/live.py does. The stories themselves are viz/stories.py.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from minirad import figure3
 from minirad.cache.eviction import POLICIES
 from minirad.record import Recording
 from viz import figure3 as nine
-from viz import tree
-from viz.dot import DotError
-from viz.export import export_html
-from viz.page import Page
+from viz.draw import tree
+from viz.draw.dot import DotError
 from viz.stories import (
     ENCORE,
     VISITS,
@@ -48,6 +46,8 @@ from viz.stories import (
     tell,
 )
 from viz.trace import Trace
+from viz.web.export import export_html
+from viz.web.page import Page
 
 RULES = {
     "lru": "least recently used goes first",
@@ -221,7 +221,7 @@ section svg {{ width: 100%; height: auto; max-height: 380px; display: block; }}
 <h1>Eviction policies side by side</h1>
 <p>The same questions in the same order and the same pool of {room} KV slots, on the real engine. Up to
 “{bye}” all trees are equal; then one leaf has to go, and every policy takes another one (boxed). After that
-{returns} visitors come back: whoever was evicted is computed again and costs somebody else the place.
+{returns} visitors come back: what was evicted is computed again, and takes the place of something else.
 ✕ 1 is the first leaf to be evicted, ● is in the tree at the end.</p>
 <div class="scroll"><table>
 <thead><tr><th>question</th>{heads}</tr></thead>
@@ -231,7 +231,7 @@ section svg {{ width: 100%; height: auto; max-height: 380px; display: block; }}
 <tfoot>
 <tr><td>found of the prompts that come back</td>{rates}</tr>
 </tfoot></table></div>
-<p>The trees when “{bye}” has come. Dashed and red: who was evicted for it.</p>
+<p>The trees when “{bye}” has come. Dashed and red: what was evicted for it.</p>
 <div class="grid">
 {trees}
 </div>
@@ -302,7 +302,7 @@ MORE: dict[str, tuple[str, str, Callable[[], Story]]] = {
     ),
     "policy_change": (
         "Another policy in the middle of a run",
-        "lru forgets the question that everybody asks; from then on lfu keeps it.",
+        "lru forgets the question that is asked most; from then on lfu keeps it.",
         policy_change,
     ),
     "new_weights": (

@@ -31,9 +31,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from minirad.errors import said
-from viz.kv import KvFigure
+from viz.draw.charts import KvFigure
 
-# Okabe and Ito's colours, told apart by almost everybody; bars differ by pattern, too.
+# Okabe and Ito's colours, told apart by almost all viewers; bars differ by pattern, too.
 WEIGHTS, KV, REST, HOST = "#0072b2", "#e69f00", "#dddddd", "#d55e00"
 MEASURED = Path(__file__).parent / "static" / "roofline.json"
 NEEDED = ("batch", "weight_ms", "kv_ms", "host_ms", "step_ms", "tokens_per_s")

@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from minirad import command
 
-# Okabe and Ito's colours, told apart by almost everybody.
+# Okabe and Ito's colours, told apart by almost all viewers.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")

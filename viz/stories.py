@@ -54,7 +54,7 @@ VISITS = (
     Visit("Tell me a story about a cat.", times=2),
     Visit("Bye"),
 )
-"""Who came when, how often, and how important: for each policy another leaf is the one to lose.
+"""Which question came when, how often, and how important it was: each policy evicts another leaf.
 
 first in: Hello. Last in: What day. Longest unused: Who are you. Just used: Tell me. Never asked again:
 Good morning. Longest unused of those asked again at most once: Name a fruit. Least priority: Repeat.
@@ -66,7 +66,7 @@ ENCORE = (
     Visit("Who are you?"), Visit("What day comes after Monday?"), Visit("Repeat: apple river", priority=0),
     Visit("Hello"), Visit("Good morning"), Visit("Who are you?"),
 )  # fmt: skip
-"""Who comes back after that. Whoever was evicted is computed again, and costs somebody else the place."""
+"""Which questions come back after that. What was evicted is computed anew, in another leaf's place."""
 
 ONE, TWO, THREE, FOUR, FIVE = (
     "Who are you?", "Name a fruit.", "What day comes after Monday?", "Repeat: apple river", "Good morning",
@@ -78,21 +78,21 @@ HOST_VISITS = (
     Visit(ONE, title=f"{ONE} → computed; then copied to the host"),
     Visit(TWO, title=f"{TWO} → copied as well"),
     Visit(THREE, title=f"{THREE} → the device is full now"),
-    Visit(FOUR, title=f"{FOUR} → who has not been used longest is demoted: its copy stays"),
+    Visit(FOUR, title=f"{FOUR} → the leaf unused for longest is demoted: its copy stays"),
     Visit(FIVE, title=f"{FIVE} → and the next one"),
     Visit(ONE, title=f"{ONE} → is back: found on the host, and loaded"),
     Visit(TWO, title=f"{TWO} → is back, too"),
     Visit(LONG, title=f"{LONG} → the host has to make room, too"),
 )
 CHANGE_VISITS = (
-    Visit(ONE, times=3, title=f"{ONE} → asked three times: everybody's question"),
+    Visit(ONE, times=3, title=f"{ONE} → asked three times: the most popular question"),
     Visit(TWO),
     Visit(THREE),
-    Visit(FOUR, title=f"{FOUR} → lru: the oldest goes, who was asked for three times"),
+    Visit(FOUR, title=f"{FOUR} → lru: the oldest goes, which was asked three times"),
     Visit(ONE, times=3, title=f"{ONE} → (3 times) computed again"),
     Visit(FIVE, title=f"{FIVE} → from here on the policy is lfu",
           before=lambda engine: engine.set_eviction_policy("lfu")),
-    Visit(LONG, title=f"{LONG} → who was never asked for again goes first"),
+    Visit(LONG, title=f"{LONG} → what was never asked again goes first"),
     Visit("Bye", title="Bye → lru would take “Who are you?” now; lfu does not"),
     Visit(ONE, title=f"{ONE} → is still there"),
 )  # fmt: skip

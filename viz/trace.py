@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from minirad import events as ev
-from minirad.record import Frame, Recording, ReplayState, State
+from minirad.record import Frame, Recording, ReplayState
+from minirad.snapshot import State
 
 GRANULARITIES = ("event", "step", "scene")
 STATUSES = (

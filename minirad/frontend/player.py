@@ -359,8 +359,11 @@ def run_many(engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any,
     return player.outcomes
 
 
-def send_due(engine: Engine, player: Any, step: int) -> None:
-    """Adds to an engine what a player (one of these, or workloads.Player) has due; tells it the outcome."""
+def send_due(engine: Engine, player: Any, step: int) -> list[tuple[Any, ValueError | None]]:
+    """Adds to an engine what a player (one of these, or workloads.Player) has due; tells it the outcome.
+
+    Returns each request that was due, with the engine's refusal if there was one."""
+    due: list[tuple[Any, ValueError | None]] = []
     for asked in player.due(step):
         job = asked.session
         try:
@@ -369,8 +372,11 @@ def send_due(engine: Engine, player: Any, step: int) -> None:
             )
         except ValueError as error:
             player.refused(asked, error)
+            due.append((asked, error))
         else:
             player.sent(asked, name)
+            due.append((asked, None))
+    return due
 
 
 def _job(program: Job | Function[Any] | tuple[Any, ...]) -> Job:

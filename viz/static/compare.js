@@ -1,5 +1,5 @@
 // Two engines side by side: one workload, one policy apart. Both are shown at the same step; the controls
-// drive both. Draws what viz/compare.py says; data, pool map and helpers are parts.js', the trees tree.js'.
+// drive both. Draws what viz/web/compare.py says; data, pool map and helpers are parts.js', the trees tree.js'.
 import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, h, icon, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 

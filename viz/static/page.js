@@ -1,4 +1,4 @@
-// The live page: draws what viz/page.py says about a position, and drives the engine behind it.
+// The live page: draws what viz/web/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
 import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, h, icon, key, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
@@ -94,7 +94,7 @@ function jump(kind, letter) {
 
 function buildHelp() {
   const rows = [["space", "play, pause"], ["← →", "back, forward"], ["Home End", "start, present"], ["s e r", "next split, eviction, retraction (shift: the one before)"],
-    ["1 2 3", "by event, step, scene"], ["q", "quiz"], ["d", "prompt doctor"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them somebody behind it was admitted"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
+    ["1 2 3", "by event, step, scene"], ["q", "quiz"], ["d", "prompt doctor"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them a request behind it was admitted"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
   return h("section.panel.help", { hidden: true }, h("table", {}, ...rows.map(([k, text]) => h("tr", {}, h("th", {}, k), h("td", {}, text)))));
 }
 
@@ -345,10 +345,10 @@ function drawStatus() {
   const refused = source.status.refused || source.meta?.refused || ""; // a file has no status, only what was known at its end
   el.refused.hidden = !refused;
   if (el.refused.textContent !== refused) el.refused.textContent = refused;
-  const nobody = refused && !Object.keys(source.requests).length;
+  const noneServed = refused && !Object.keys(source.requests).length;
   const starting = !error && source.run === "";
   const text = error ? "engine stopped" : source.lost ? "connection lost, trying again" : starting ? "the engine starts" : !drivable ? `recording of ${plural(frames, "step")}`
-    : idle ? (nobody ? "no request was taken" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
+    : idle ? (noneServed ? "no request was taken" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
@@ -527,7 +527,7 @@ function drawLanes() {
     for (const [a, b, reason] of r.defers) if (a <= now && b >= from) bars.push(h("b.defer", { style: { left: left(a), width: width(a, Math.min(b, now + 1)) }, onpointermove: (e) => tip(e, h("b", {}, r.id), " looked at and left waiting: " + reason) , onpointerleave: () => tip(null) }));
     for (const [f, by] of r.passed) if (f <= now && f >= from) bars.push(h("b.pass", { style: { left: left(f + 0.5) }, onpointermove: (e) => tip(e, h("b", {}, r.id), ` passed over by ${by.join(", ")}`), onpointerleave: () => tip(null) }));
     const wait = live?.waiting ? now + 1 - waitSince(r, now) : 0, passed = r.passed.filter(([f]) => f <= now).length;
-    const told = h("span.hitbar" + (wait ? ".wait" : ""), { title: wait ? `waits for ${plural(wait, "step")}; in ${passed} of them somebody behind it was admitted` : known ? `${r.hit} of ${r.prompt} prompt tokens from the cache` : "not admitted yet" },
+    const told = h("span.hitbar" + (wait ? ".wait" : ""), { title: wait ? `waits for ${plural(wait, "step")}; in ${passed} of them a request behind it was admitted` : known ? `${r.hit} of ${r.prompt} prompt tokens from the cache` : "not admitted yet" },
       h("em", { style: { width: known && !wait ? percent(r.hit, r.prompt) : "0" } }), h("span", {}, wait ? `${wait} st${passed ? ` · ↷${passed}` : ""}` : known ? `${r.hit}/${r.prompt}` : `–/${r.prompt}`));
     return h("div.lane" + (live ? (live.waiting ? ".waits" : ".runs") : "") + (r.id === longest?.id ? ".longest" : ""), { "data-request": r.id, tabindex: 0, title: r.text, role: "button", "aria-label": `${r.id} ${r.label || ""}: ${r.text}`,
       onpointerenter: () => brush({ nodes: [], requests: [r.id] }), onpointerleave: () => brush(null), onclick: () => pickRequest(r.id), onkeydown: (e) => e.key === "Enter" && pickRequest(r.id) },
@@ -541,7 +541,7 @@ function drawLanes() {
 
 const waitSince = (r, now) => r.segs.findLast(([, a]) => a <= now)[1];
 
-/** Who has waited longest at a frame; null when nobody waits for more than a step. */
+/** Who has waited longest at a frame; null when none waits for more than a step. */
 function longestWaiter(now) {
   const waiting = Object.values(source.requests).filter((r) => r.added <= now && state.view.requests[r.id]?.waiting);
   waiting.sort((a, b) => waitSince(a, now) - waitSince(b, now) || order(a.id) - order(b.id));

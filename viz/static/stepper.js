@@ -1,7 +1,7 @@
 // One output of the notebook stepper: a tree (tree.js), the KV pool, requests and events around it, and the
 // controls. Everything that is pressed goes to Python as {do, value}; what comes back is drawn.
 //
-// Draws the dictionary that viz/panels.py makes, and lights what belongs together: point at a node, a
+// Draws the dictionary that viz/notebook/panels.py makes, and lights what belongs together: point at a node, a
 // page, a request or an event, and its kin light up in all four. A click keeps it lit; a click on a
 // request walks its path through the tree. All text is set as text, never as HTML; nothing is fetched.
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from minirad.doctor import diagnose
 from minirad.traces import tokenizer
-from viz.page import Page
 from viz.trace import local_folder
+from viz.web.page import Page
 
 Json = dict[str, Any]
 LONGEST = 24_000  # characters of a prompt: more would keep the engine waiting

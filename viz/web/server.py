@@ -1,4 +1,4 @@
-"""A small web server on one port of this machine: who is let in, how answers look, and its thread.
+"""A small web server on one port of this machine: what is let in, how answers look, and its thread.
 
     with Server(rules, port=8321) as server: server.url
 
@@ -6,7 +6,7 @@
 WebSocket, from `Socket`), which check each request and give errors as JSON. The server runs in a thread of
 its own on one event loop: a handler hands whatever takes time to `asyncio.to_thread`.
 
-Who is let in (`Gate`). There is no password: what protects the engine is that only its own page, in a
+What is let in (`Gate`). There is no password: what protects the engine is that only its own page, in a
 browser of the person who started it, may speak to it.
 
 * The NAME in `Host` must be localhost, 127.0.0.1, [::1], the address listened on, or one of --allow-host,
@@ -14,12 +14,12 @@ browser of the person who started it, may speak to it.
   any: behind `ssh -L 9000:localhost:8321` or an editor's port forwarding the browser sees another one.
 * `X-Forwarded-Host`, where a proxy sends it, says how the browser sees us: each of its names must be
   allowed, too. It never replaces the check of `Host`, and no page of another origin can set it (a browser
-  asks first, and nobody says yes).
+  asks first, and this server never says yes).
 * `Origin`, which browsers send with each POST and each WebSocket, must be the host AND port of one of
   these two, or exactly one of --allow-host, for proxies that pass neither on. So another port of the same
   machine is another origin, as it is to the browser.
 
-Knows nothing of engines or recordings: viz/routes.py does.
+Knows nothing of engines or recordings: routes.py does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SECURITY = (
 )
 
 
-# ---------------------------------------------------------------------- who is let in
+# ---------------------------------------------------------------------- what is let in
 
 
 def host_parts(text: str) -> tuple[str, str] | None:

@@ -21,11 +21,13 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
-from viz.export import page_html
 from viz.trace import GRANULARITIES
-from viz.web import Answer, Json, Refused, Socket
+from viz.web.export import page_html
+from viz.web.page import AnyPage
+from viz.web.runs import Shown
+from viz.web.server import Answer, Json, Refused, Socket
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parents[1] / "static"
 STATIC_TYPES = {".js": "text/javascript", ".css": "text/css"}
 LARGEST_BODY = 64 * 1024
 LONGEST_WAIT = 30.0  # seconds that a page's command may wait for the engine
@@ -34,15 +36,16 @@ PIECE = 2000  # frames that are sent at a time: a long history shows while it st
 
 
 class Source(Protocol):
-    """What has a live page: viz.live.Driver. A run has `page` (viz.page.Page) and `trace`."""
+    """What has a live page: driver.Driver."""
 
-    run_now: Any
-    stopping: bool
+    run_now: Shown | None
 
     @property
+    def stopping(self) -> bool: ...
+    @property
     def page_kind(self) -> str: ...
-    def key(self, run: Any) -> str: ...
-    def hello(self, run: Any) -> Json: ...
+    def key(self, run: Shown) -> str: ...
+    def hello(self, run: Shown) -> Json: ...
     def status(self) -> Json: ...
     def command(self, name: str, arguments: Json) -> Future[Any]: ...
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]: ...
@@ -117,7 +120,7 @@ def _position(asked: dict[str, str]) -> tuple[str, int, frozenset[int], int]:
     return granularity, int(asked.get("i", "0")), opened, height
 
 
-def _drawn(page: Any, wanted: tuple[str, int, frozenset[int], int]) -> bytes:
+def _drawn(page: AnyPage, wanted: tuple[str, int, frozenset[int], int]) -> bytes:
     return json.dumps(page.view(*wanted), separators=(",", ":")).encode()
 
 
@@ -186,7 +189,7 @@ class Stream(Socket):
             except asyncio.TimeoutError:
                 await self._event("here", None)
 
-    async def _tell_run(self, run: Any) -> None:
+    async def _tell_run(self, run: Shown) -> None:
         if self.source.key(run) != self.since:
             self.since, self.sent = self.source.key(run), 0
             await self._event("run", self.source.hello(run))
@@ -209,7 +212,7 @@ def _ring(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
             raise
 
 
-def _frames(page: Any, key: str, start: int, stop: int) -> str:
+def _frames(page: AnyPage, key: str, start: int, stop: int) -> str:
     frames = page.frames(start)[: stop - start]
     news = {"run": key, "from": start, "frames": frames, "requests": page.requests(start)}
     return _message("frames", f"{key}:{stop}", news)

@@ -21,17 +21,16 @@ from typing import Any
 
 from minirad import command
 from minirad import events as ev
-from viz import tree
-from viz.compare import PairPage
-from viz.dot import find_dot
-from viz.page import Page
-from viz.trace import MARKS, summary
+from viz.draw import tree
+from viz.draw.dot import find_dot
+from viz.trace import MARKS, Trace, summary
+from viz.web.page import AnyPage, Page
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parents[1] / "static"
 MOST_VIEWS = 1200
 MOST_EVENTS = 1500
 TELLING = (*MARKS, ev.RequestAdmitted, ev.LoadStarted, ev.PolicyChanged, ev.VersionBumped)
-TREE_HEIGHT, PAIR_HEIGHT = 304, 232  # pixels that trees are drawn for: what a window of 1280x800 leaves
+TREE_HEIGHTS = {"page": 304, "compare": 232}  # pixels that trees are drawn for in a window of 1280x800
 GIF_SIZE = (1100, 620)
 GIF_PACE = 700  # milliseconds per picture
 
@@ -93,46 +92,36 @@ def _alone(script: str) -> str:
 # ---------------------------------------------------------------------- HTML
 
 
-def export(page: Page | PairPage, path: str | Path, title: str = "", note: str = "") -> int:
+def export(page: AnyPage, path: str | Path, title: str = "", note: str = "") -> int:
     """Writes what the file's ending asks for (.html or .gif) and returns its size in bytes."""
-    kinds = {".html": export_html, ".htm": export_html, ".gif": export_gif}
-    writer = kinds.get(Path(path).suffix.lower())
-    if writer is None:
-        raise ValueError(f"cannot export to {str(path)!r}: the name must end in .html or .gif")
-    if isinstance(page, PairPage):
-        if writer is export_gif:
-            raise ValueError(f"cannot export to {str(path)!r}: two engines side by side need a .html file")
+    ending = Path(path).suffix.lower()
+    if ending in (".html", ".htm"):
         return export_html(page, path, title, note)
-    return writer(page, path, title, note)
+    if ending != ".gif":
+        raise ValueError(f"cannot export to {str(path)!r}: the name must end in .html or .gif")
+    if not isinstance(page, Page):
+        raise ValueError(f"cannot export to {str(path)!r}: two engines side by side need a .html file")
+    return export_gif(page, path, title, note)
 
 
-def export_html(page: Page | PairPage, path: str | Path, title: str = "", note: str = "") -> int:
+def export_html(page: AnyPage, path: str | Path, title: str = "", note: str = "") -> int:
     """One file with every position of a recording (of a long one: those that matter)."""
     find_dot()  # DotError rather than a file without trees
-    name = f"minirad: {title}" if title else "minirad"
-    if isinstance(page, PairPage):
-        text = page_html(pair_data(page, title, note), name, "compare")
-    else:
-        text = page_html(page_data(page, title, note), name)
+    text = page_html(page_data(page, title, note), f"minirad: {title}" if title else "minirad", page.kind)
     data = text.encode("utf-8")
     with command.named(path):
         Path(path).write_bytes(data)
     return len(data)
 
 
-def page_data(page: Page, title: str = "", note: str = "") -> dict[str, Any]:
+def page_data(page: AnyPage, title: str = "", note: str = "") -> dict[str, Any]:
     """All that the page would ask a server for; equal pictures and node texts are kept once."""
-    pool = _Pool()
-    views: dict[str, dict[int, Any]] = {}
-    trace = page.trace
-    for granularity in ("step", "scene", "event"):
-        count = trace.count(granularity)
-        if granularity == "event" and count > MOST_EVENTS:
-            continue
-        wanted = _wanted(page, granularity, count)
-        views[granularity] = {
-            index: pool.pack(page.view(granularity, index, height=TREE_HEIGHT)) for index in wanted
-        }
+    pool, height = _Pool(), TREE_HEIGHTS[page.kind]
+    kept = _kept(page) if isinstance(page, Page) else {"step": _evenly(len(page) + 1)}
+    views = {
+        granularity: {index: pool.pack(page.view(granularity, index, height=height)) for index in wanted}
+        for granularity, wanted in kept.items()
+    }
     return {
         "meta": page.meta(title, note),
         "frames": page.frames(),
@@ -142,28 +131,24 @@ def page_data(page: Page, title: str = "", note: str = "") -> dict[str, Any]:
     }
 
 
-def pair_data(page: PairPage, title: str = "", note: str = "") -> dict[str, Any]:
-    """The same of two engines side by side: by step only."""
-    pool = _Pool()
-    count = len(page) + 1
-    wanted = sorted({*range(0, count, -(-count // MOST_VIEWS)), count - 1})
-    views = {}
-    for index in wanted:
-        view = page.view("step", index, height=PAIR_HEIGHT)
-        views[index] = {**view, "sides": [pool.pack(side) for side in view["sides"]]}
+def _kept(page: Page) -> dict[str, Sequence[int]]:
+    """The positions of each granularity that a file has."""
+    counts = {granularity: page.trace.count(granularity) for granularity in ("step", "scene", "event")}
     return {
-        "meta": page.meta(title, note),
-        "frames": page.frames(),
-        "requests": page.requests(),
-        "views": {"step": views},
-        "shared": pool.shared,
+        granularity: _telling(page.trace, granularity, count)
+        for granularity, count in counts.items()
+        if granularity != "event" or count <= MOST_EVENTS
     }
 
 
-def _wanted(page: Page, granularity: str, count: int) -> Sequence[int]:
+def _evenly(count: int) -> Sequence[int]:
+    return sorted({*range(0, count, -(-count // MOST_VIEWS)), count - 1})
+
+
+def _telling(trace: Trace, granularity: str, count: int) -> Sequence[int]:
+    """All positions; of very many those at which something happens, and some in between."""
     if count <= MOST_VIEWS:
         return range(count)
-    trace = page.trace
     telling = {0, count - 1}
     for index, frame in enumerate(trace.recording.frames):
         if any(isinstance(e, TELLING) for e in frame.events):
@@ -190,6 +175,8 @@ class _Pool:
         return self._known[key]
 
     def pack(self, view: dict[str, Any]) -> dict[str, Any]:
+        if "sides" in view:
+            return {**view, "sides": [self.pack(side) for side in view["sides"]]}
         nodes = {
             number: {**node, "body": self._place(node["body"])} for number, node in view["nodes"].items()
         }

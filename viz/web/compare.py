@@ -3,11 +3,10 @@
     python -m viz.live --compare lpm,fcfs
     python -m viz.live --compare lru,lfu --export both.html
 
-Step n of one engine is shown beside step n of the other; who is done first keeps its last step. What
-they found in the cache and how long they let requests wait is told in one sentence.
+Step n of one engine is shown beside step n of the other; the one that is done first keeps its last step.
+One sentence tells what they found in the cache and how long they let requests wait.
 
-`Pair` stands where live.py has a run, `PairPage` where it has a page: server and export know neither.
-Does not make the engines (live.py does) and draws nothing (static/compare.js does).
+`Pair` stands where a run stands, `PairPage` where a page does. Draws nothing (static/compare.js does).
 """
 
 from __future__ import annotations
@@ -17,54 +16,27 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from minirad import events as ev
-from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.schedule.policies import POLICIES as SCHEDULE
-from viz.page import Page
+from viz.web.runs import Run
+from viz.web.settings import Settings
 
 Json = dict[str, Any]
-KINDS = {"schedule_policy": ("schedule", SCHEDULE), "eviction_policy": ("eviction", EVICTION)}
-
-
-def compared(text: str) -> tuple[str, tuple[str, str]]:
-    """ "lpm,fcfs" as the setting it is about and both values: ("schedule_policy", ("lpm", "fcfs")).
-
-    ValueError says what is wrong with it.
-    """
-    names = [name.strip() for name in text.split(",")]
-    if len(names) != 2 or not all(names):
-        raise ValueError(f"--compare takes two policies such as lpm,fcfs or lru,lfu, not {text!r}")
-    first, second = (_kind(name) for name in names)
-    if first != second:
-        told = [f"{name} is {_a(KINDS[k][0])} policy" for name, k in zip(names, (first, second), strict=True)]
-        raise ValueError(f"--compare takes two policies of one kind, but {' and '.join(told)}")
-    if names[0] == names[1]:
-        raise ValueError(f"--compare takes two different policies, not {names[0]} twice")
-    return first, (names[0], names[1])
-
-
-def _kind(name: str) -> str:
-    for setting, (_, known) in KINDS.items():
-        if name in known:
-            return setting
-    listed = "; ".join(f"{word} policies are {', '.join(known)}" for word, known in KINDS.values())
-    raise ValueError(f"there is no policy {name!r} to compare: {listed}")
-
-
-def _a(word: str) -> str:
-    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
 # ---------------------------------------------------------------------- two runs as one
 
 
 class Pair:
-    """Two runs (live.Run) in the place of one: `advance` takes one step of each that is not done."""
+    """Two runs in the place of one: `advance` takes one step of each that is not done."""
 
-    def __init__(self, number: int, settings: Any, sides: tuple[Any, Any], names: tuple[str, str]) -> None:
+    drivable, policy, missing, alone, single_page = True, "", "", None, None
+
+    def __init__(
+        self, number: int, settings: Settings, sides: tuple[Run, Run], names: tuple[str, str]
+    ) -> None:
         self.number, self.settings, self.sides, self.names = number, settings, sides, names
         self.workload = sides[0].workload
         self.page = PairPage(self)
-        self.trace = self.page  # whoever asks how long it is asks this
+        self.trace = self.page  # its length is that of both
 
     @property
     def idle(self) -> bool:
@@ -72,15 +44,20 @@ class Pair:
 
     @property
     def clock(self) -> int:
-        return max(int(side.clock) for side in self.sides)
+        return max(side.clock for side in self.sides)
 
     @property
     def notices(self) -> list[str]:
-        return [
-            f"{name}: {notice}"
-            for name, side in zip(self.names, self.sides, strict=True)
-            for notice in side.notices
-        ]
+        named = zip(self.names, self.sides, strict=True)
+        return [f"{name}: {notice}" for name, side in named for notice in side.notices]
+
+    @property
+    def refused(self) -> str:
+        return self.page.refused
+
+    @property
+    def served_none(self) -> bool:
+        return all(side.served_none for side in self.sides)
 
     def advance(self) -> None:
         for side in self.sides:
@@ -117,11 +94,13 @@ class Totals:
 
 
 class PairPage:
-    """Two pages as one: the methods that server and export ask of viz.page.Page, by step only."""
+    """Two pages as one, by step only."""
+
+    kind = "compare"
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self.pages: tuple[Page, Page] = tuple(side.page for side in pair.sides)  # type: ignore[assignment]
+        self.pages = (pair.sides[0].page, pair.sides[1].page)
         self._lock = threading.RLock()
         self._counts: tuple[list[tuple[int, int]], ...] = ([], [])  # evicted tokens, retractions so far
 
@@ -199,13 +178,13 @@ class PairPage:
         admitted = [r for r in known if r["hit"] is not None and r["admitted"] <= frame]
         last = min(frame, len(page.trace) - 1)
         waits = [(min(r.get("admitted", last + 1), last + 1) - r["added"], r["id"]) for r in known]
-        worst = max(waits, key=lambda wait: wait[0], default=(0, ""))
+        longest, which = max(waits, key=lambda wait: wait[0], default=(0, ""))
         mean = round(sum(wait for wait, _ in waits) / max(len(waits), 1), 1)
         evicted, retracted = self._counted(number, last)
         return Totals(
             sum(r["prompt"] for r in admitted), sum(r["hit"] for r in admitted), len(known),
             sum(r["end"] is not None and r["end"] <= frame for r in known),
-            mean, *worst, evicted, retracted, last + 1,
+            mean, longest, which, evicted, retracted, last + 1,
             bool(self.pair.sides[number].idle and index >= len(page.trace)),
         )  # fmt: skip
 
@@ -229,7 +208,7 @@ class PairPage:
 def difference(names: tuple[str, str], totals: tuple[Totals, Totals]) -> str:
     """What sets two engines apart so far, in one sentence."""
     if not any(each.requests for each in totals):
-        return f"{names[0]} and {names[1]}: nobody has come yet"
+        return f"{names[0]} and {names[1]}: no request has come yet"
     same = all(
         getattr(totals[0], field) == getattr(totals[1], field)
         for field in ("cached", "prompt", "wait", "worst")

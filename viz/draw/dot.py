@@ -64,7 +64,8 @@ def run_dot(text: str, output: str = "svg") -> bytes:
     # The name in `graphviz` itself is only a copy: this is the one that is run.
     dot_command.DOT_BINARY = find_dot()
     try:
-        return graphviz.pipe("dot", output, text.encode("utf-8"), quiet=True)
+        drawn: bytes = graphviz.pipe("dot", output, text.encode("utf-8"), quiet=True)
+        return drawn
     except (graphviz.CalledProcessError, graphviz.ExecutableNotFound) as error:
         detail = getattr(error, "stderr", b"") or str(error)
         detail = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else detail

@@ -1,17 +1,20 @@
 """Questions about what comes next, and answers to "why this one?". Text and numbers only, no widgets.
 
-`question_for` looks at the position after the one on view and asks for what it would show: the next
-victim, or the next hit length. `why` explains the evictions of a position by the policy's own key.
+`asked_about` says of which event of a position one could be asked before it is shown: the next victim, or
+the next hit length. The page words its own question; `question_for` words the notebook's. `why` explains
+the evictions of a position by the policy's own key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from minirad import events as ev
-from minirad.record import State
+from minirad.snapshot import State
 from viz.trace import VICTIMS, Trace, View, evictable_leaves, units
+from viz.view.victims import Victim, victims
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +32,27 @@ class Question:
         return given.strip().lower().removeprefix("n") == self.answer.lower().removeprefix("n")
 
 
+def asked_about(view: View) -> ev.NodeEvicted | ev.NodeDemoted | ev.RequestAdmitted | None:
+    """The first event that can be guessed from what was on view before: an eviction of a node that was
+    there, or a request's first admission. None where nothing worth asking happens."""
+    for event in view.events:
+        if isinstance(event, ev.NodeEvicted | ev.NodeDemoted):
+            if "new" not in view.also.get(event.node, ()):
+                return event
+        elif isinstance(event, ev.RequestAdmitted) and event.attempt == 1:
+            return event
+    return None
+
+
 def question_for(trace: Trace, granularity: str, index: int) -> Question | None:
     """What to ask before position `index` is shown; None where nothing worth asking happens in it."""
     view = trace.view(granularity, index)
-    events = view.events
-    for event in events:
-        if isinstance(event, ev.NodeEvicted | ev.NodeDemoted):
-            return _victim_question(event, state_before(trace, view, event))
-        if isinstance(event, ev.RequestAdmitted):
-            return _hit_question(event)
-    return None
+    event = asked_about(view)
+    if event is None:
+        return None
+    if isinstance(event, ev.RequestAdmitted):
+        return _hit_question(event)
+    return _victim_question(event, state_before(trace, view, event))
 
 
 def _victim_question(event: ev.NodeEvicted | ev.NodeDemoted, before: State) -> Question:
@@ -71,17 +85,15 @@ def state_before(trace: Trace, view: View, event: ev.Event) -> State:
 
 def why(trace: Trace, view: View, most: int = 3) -> list[str]:
     """For each eviction of a position (`most` of them): the policy's key, and how near the next one was."""
-    victims = [event for event in view.events if isinstance(event, VICTIMS)]
-    lines = [_why(event, state_before(trace, view, event)) for event in victims[:most]]
-    if len(victims) > most:
-        lines.append(f"and {len(victims) - most} more in the same way")
-    return lines
+    lines = [_why(victim) for victim in islice(victims(trace, view), most)]
+    more = sum(isinstance(event, VICTIMS) for event in view.events) - most
+    return [*lines, f"and {more} more in the same way"] if more > 0 else lines
 
 
-def _why(event: ev.NodeEvicted | ev.NodeDemoted | ev.HostEvicted, before: State) -> str:
-    nodes = {node["id"]: node for node in before["tree"]["nodes"]}
-    others = len(evictable_leaves(nodes, isinstance(event, ev.HostEvicted))) - 1
-    where = {ev.NodeDemoted: "to the host ", ev.HostEvicted: "from the host "}.get(type(event), "")
+def _why(victim: Victim) -> str:
+    event, nodes = victim.event, victim.nodes
+    where = {"demoted": "to the host ", "host": "from the host "}.get(victim.what, "")
+    others = len(victim.choices) - 1
     line = f"n{event.node} went {where}by the policy {event.policy}: {event.reason}. "
     if event.runner_up and event.runner_up in nodes:
         line += f"{_key(nodes, event.node)}, the runner-up {_key(nodes, event.runner_up)}."

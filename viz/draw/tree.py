@@ -1,0 +1,444 @@
+"""A position of a recording as a picture of the tree: View -> DOT text -> SVG or PNG.
+
+`dot_text` is a pure function of the view and a few options, so golden tests can hold it. Nodes are
+cards, left to right: name and status word, locks and last access, the text they hold (its middle left
+out), tokens and slots. Ids stay (`n7`, its edge `e7`), siblings stand in order of creation: nothing
+jumps when the tree changes. Colours follow the paper (green new, blue hit, red evicted), and every
+status also has its own word and outline.
+
+In a tree with a host tier a card says where its KV lies: D (device), D→H (being copied), D+H (both), H→D
+(being loaded), H (host only). What has a copy stands on a second floor, a violet strip with its host
+slots; what is on its way has a dashed outline; what is on the host only has square corners, a dotted
+outline and a dotted edge.
+
+Past `fold_above` nodes, cold subtrees are folded into one stub per parent, "+12 nodes, 340 tokens";
+`opened` names the parents whose children are to be shown all the same.
+
+Does not follow time (trace.py does) and moves nothing (static/tree.js does).
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from minirad.snapshot import State
+from viz.draw.dot import run_dot
+from viz.trace import Decode, View, has_tiers, text_tokens, tier_of, units
+from viz.view.text import pretty, visible
+
+# Layout needs fonts whose widths Graphviz knows; the SVG then asks for what readers' systems have,
+# in fonts of (nearly) the same widths.
+SANS, MONO = "Helvetica", "Courier New"
+_INK, _SOFT, _FAINT = "#212529", "#495057", "#5c636a"
+_HOST, _HOST_FILL = "#5f3dc4", "#e5dbff"
+_SYSTEM_FONTS = {
+    SANS: "Helvetica,Arial,Liberation Sans,sans-serif",
+    MONO: "Menlo,DejaVu Sans Mono,Liberation Mono,Courier New,monospace",
+}
+FOLD_ABOVE = 150
+DETAILS = ("full", "compact", "tiny")
+_LEAF = {"full": 70, "compact": 40}  # pixels that a leaf takes, at a scale that can still be read
+_LINE = {"full": 21, "compact": 20, "tiny": 16}
+_WIDTH = {"full": 140, "compact": 132, "tiny": 168}  # of all cards alike, so that columns stay put
+_LINES = {"full": 3, "compact": 1, "tiny": 1}
+_STRIP = 17  # pixels more where a full card has a second floor
+_ENDS = 60  # tokens decoded at either end of a long node
+NO_TEXT = "∅"  # on the card of tokens that decode to nothing: a lone "▁" of some tokenizers
+HOST_ONLY = "DOTTED"  # the outline of what has no slots: square, whatever happened to it
+_OUTLINES = {"host": HOST_ONLY, "copying": "ROUNDED,DASHED", "loading": "ROUNDED,DASHED"}
+TIER_SIGNS: Mapping[str, str] = {
+    "": "",
+    "device": "D",
+    "copying": "D→H",
+    "both": "D+H",
+    "loading": "H→D",
+    "host": "H",
+}
+_TIER_WORDS: Mapping[str, str] = {
+    "copying": "being copied to", "both": "a copy on", "loading": "coming from", "host": "only on",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a status is drawn; the word and the outline tell it without colour."""
+
+    word: str
+    stroke: str
+    fill: str
+    width: int
+    outline: str  # Graphviz' table style
+    edge: str
+
+
+STYLES: Mapping[str, Style] = {
+    "new": Style("NEW", "#2b8a3e", "#ebfbee", 2, "ROUNDED", "#2f9e44"),
+    "hit": Style("HIT", "#1864ab", "#e7f5ff", 3, "ROUNDED", "#1c7ed6"),
+    "split": Style("SPLIT", "#b35c00", "#fff4e0", 2, "ROUNDED,DOTTED", "#e8890c"),
+    "grown": Style("GROWN", "#087f5b", "#e6fcf5", 2, "ROUNDED", "#12b886"),
+    "locked": Style("LOCK", "#343a40", "#f1f3f5", 2, "ROUNDED", "#868e96"),
+    "cached": Style("", "#868e96", "#f8f9fa", 1, "ROUNDED", "#ced4da"),
+    "evicted": Style("EVICTED", "#c92a2a", "#fff5f5", 2, "ROUNDED,DASHED", "#ff8787"),
+    "host": Style("ON HOST", "#6741d9", "#f8f6ff", 1, HOST_ONLY, "#9775fa"),
+    "demoted": Style("DEMOTED", "#a61e4d", "#fff0f6", 2, HOST_ONLY, "#e64980"),
+    "loaded": Style("LOADED BACK", "#1864ab", "#e7f5ff", 3, "ROUNDED", "#1c7ed6"),
+    "again": Style("COMPUTED AGAIN", "#2b8a3e", "#ebfbee", 2, "ROUNDED", "#2f9e44"),
+    "stale": Style("OLD WEIGHTS", "#5c636a", "#e9ecef", 1, "ROUNDED,DASHED", "#adb5bd"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a picture depends on besides the view.
+
+    letters: (node id, the letter shown instead of its name) pairs. detail: one of DETAILS, or "auto":
+    as much as `height` pixels have room for. opened: node ids (0: the root) whose folded children are
+    shown all the same.
+    """
+
+    letters: tuple[tuple[int, str], ...] = ()
+    detail: str = "auto"
+    opened: frozenset[int] = frozenset()
+    fold_above: int = FOLD_ABOVE
+    height: int = 560
+
+    def letter(self, node: int) -> str:
+        return dict(self.letters).get(node, "")
+
+
+DEFAULT = Options()
+
+
+# ---------------------------------------------------------------------- what is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The nodes to draw (ghosts among them), in order, and what is folded below which parent."""
+
+    nodes: tuple[State, ...]
+    folds: tuple[tuple[int, int, int], ...]  # parent, nodes, tokens
+
+    @property
+    def leaves(self) -> int:
+        parents = {node["parent"] for node in self.nodes}
+        return sum(node["id"] not in parents for node in self.nodes) + len(self.folds)
+
+
+def plan(view: View, options: Options = DEFAULT) -> Plan:
+    """Which nodes a picture shows: all, or past `fold_above` the warmest and what was opened."""
+    nodes = {**{node["id"]: node for node in view.state["tree"]["nodes"]}, **view.ghosts}
+    children = _children(nodes)
+    order = _parents_first(children)
+    shown = set(order)
+    if len(order) > options.fold_above:
+        shown = _warmest(view, nodes, children, order, options)
+    folds = []
+    for parent in [0, *order]:
+        hidden = [number for number in children.get(parent, ()) if number not in shown]
+        if hidden and (parent == 0 or parent in shown):
+            everything = _parents_first(children, hidden)
+            folds.append((parent, len(everything), sum(units(nodes[n]) for n in everything)))
+    return Plan(tuple(nodes[number] for number in order if number in shown), tuple(folds))
+
+
+def _children(nodes: Mapping[int, State]) -> dict[int, list[int]]:
+    """Siblings in order of creation: a picture's order must not depend on what was used last."""
+    below: dict[int, list[int]] = {}
+    for node in sorted(nodes.values(), key=lambda node: (node["created"], node["id"])):
+        parent = node["parent"]
+        below.setdefault(parent if parent in nodes else 0, []).append(node["id"])
+    return below
+
+
+def _parents_first(children: Mapping[int, Sequence[int]], roots: Sequence[int] | None = None) -> list[int]:
+    """Depth first, without recursion: a chain may be longer than Python's stack."""
+    stack = list(reversed(children.get(0, ()) if roots is None else roots))
+    order: list[int] = []
+    while stack:
+        order.append(stack.pop())
+        stack += reversed(children.get(order[-1], ()))
+    return order
+
+
+def _warmest(
+    view: View,
+    nodes: Mapping[int, State],
+    children: Mapping[int, Sequence[int]],
+    order: Sequence[int],
+    options: Options,
+) -> set[int]:
+    """From the root down, next always the child below which something happened most recently."""
+    warmth: dict[int, tuple[bool, int]] = {}
+    for number in reversed(order):
+        calm = view.status.get(number, "cached") in ("cached", "host", "stale")
+        own = (not calm, int(nodes[number]["last_access"]))
+        warmth[number] = max([own, *(warmth[child] for child in children.get(number, ()))])
+    shown: set[int] = set()
+    heap: list[tuple[bool, bool, int, int]] = []
+    parent = 0
+    while True:
+        for child in children.get(parent, ()):
+            hot, access = warmth[child]
+            heapq.heappush(heap, (parent not in options.opened, not hot, -access, child))
+        if not heap or (heap[0][0] and len(shown) >= options.fold_above):
+            return shown
+        parent = heapq.heappop(heap)[-1]
+        shown.add(parent)
+
+
+# ---------------------------------------------------------------------- DOT text
+
+
+def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
+    """The tree of a view as DOT: same view, same options, same text."""
+    picture = plan(view, options)
+    detail = (
+        options.detail
+        if options.detail in DETAILS
+        else detail_for(picture, options.height, has_tiers(view.state))
+    )
+    page = int(view.state["tree"].get("page_size", 1))
+    nodesep, ranksep = {"full": (0.18, 0.38), "compact": (0.12, 0.34), "tiny": (0.07, 0.3)}[detail]
+    lines = [
+        "digraph tree {",
+        'graph [rankdir=LR, bgcolor="transparent", ordering=out, pad=0.1, '
+        f"nodesep={nodesep}, ranksep={ranksep}]",
+        f'node [shape=plain, fontname="{SANS}"]',
+        "edge [arrowhead=none]",
+        'n0 [id="n0", class="root", shape=circle, style=filled, fillcolor="#f1f3f5", color="#adb5bd", '
+        'width=0.5, fixedsize=true, label="root", fontsize=11, fontcolor="#495057"]',
+    ]
+    for node in picture.nodes:
+        lines += _node_lines(node, view, decode, options, detail, page)
+    for parent, count, tokens in picture.folds:
+        lines += _fold_lines(parent, count, tokens)
+    return "\n".join([*lines, "}", ""])
+
+
+def detail_for(picture: Plan, height: int, tiers: bool = False) -> str:
+    """How much a card can say: all, one line of text, or all in one line."""
+    for detail, each in _LEAF.items():
+        if picture.leaves * (each + _STRIP * (tiers and detail == "full")) <= height:
+            return detail
+    return "tiny"
+
+
+def _node_lines(
+    node: State, view: View, decode: Decode, options: Options, detail: str, page: int
+) -> list[str]:
+    number = node["id"]
+    status = view.status.get(number, "cached")
+    style = STYLES[status]
+    ghost = number in view.ghosts
+    classes = [status, *sorted(view.also.get(number, ()))]
+    if node["lock_ref"] and not ghost and "locked" not in classes:
+        classes.append("locked")
+    tier = tier_of(node)
+    if tier and not ghost:
+        classes.append(f"tier-{tier}")
+    if view.granularity == "event" and number in view.focus:
+        classes.append("focus")
+    parent = node["parent"] if (node["parent"] in view.status) else 0
+    label = _card(node, view, decode, options, detail, page)
+    thick = 2.4 if status in ("new", "hit", "loaded") else 1.5
+    dashed = ", style=dashed" if ghost else ", style=dotted" if tier == "host" else ""
+    return [
+        f'n{number} [id="n{number}", class="{" ".join(dict.fromkeys(classes))}", label=<{label}>]',
+        f'n{parent} -> n{number} [id="e{number}", class="{status}", color="{style.edge}", '
+        f"penwidth={thick}{dashed}]",
+    ]
+
+
+def _card(node: State, view: View, decode: Decode, options: Options, detail: str, page: int) -> str:
+    """The HTML-like label of a node."""
+    number, status, size = node["id"], view.status.get(node["id"], "cached"), units(node)
+    tier = "" if number in view.ghosts else tier_of(node)
+    style = STYLES[status]
+    if tier in _OUTLINES:
+        style = replace(style, outline=_OUTLINES[tier])
+    sign = f"{TIER_SIGNS[tier]} · " if tier else ""
+    name = options.letter(number) or f"n{number}"
+    words = _words(node, view)
+    title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)
+    shown = text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])
+    lines = [escape(line) or NO_TEXT for line in shown]
+    if detail == "tiny":
+        title = _font(9, style.stroke, escape(" · ".join([name, *words[:1]])), bold=True)
+        text = f"{_font(10, _INK, lines[0], face=MONO)} {_font(9, _SOFT, f'{sign}{size}')}"
+        return _table(style, 3, _row(title, text))
+    locks = node["lock_ref"] if number not in view.ghosts and status != "locked" else 0
+    lock = f"lock {locks} · " if locks else ""
+    body = _font(11, _INK, "".join(f'{line}<BR ALIGN="LEFT"/>' for line in lines), face=MONO)
+    text = f'<TR><TD COLSPAN="2" ALIGN="LEFT" WIDTH="{_WIDTH[detail]}">{body}</TD></TR>'
+    if detail == "compact":
+        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text)
+    top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
+    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, places(node["slots"], page) or "no slots"))
+    return _table(style, 4, top, text, bottom, *_second_floor(node, tier, page))
+
+
+def _second_floor(node: State, tier: str, page: int) -> list[str]:
+    """The strip under a card that has host slots: the copy, and how far it is."""
+    if tier not in _TIER_WORDS:
+        return []
+    words = _font(9, _HOST, f"{_TIER_WORDS[tier]} the host")
+    where = _font(9, _HOST, places(node["host"], page).partition(" ")[2])
+    cells = [("LEFT", words), ("RIGHT", where)]
+    tds = "".join(f'<TD ALIGN="{side}" BGCOLOR="{_HOST_FILL}">{inner}</TD>' for side, inner in cells)
+    return [f"<TR>{tds}</TR>"]
+
+
+def _words(node: State, view: View) -> list[str]:
+    """What a card says of its node's status besides the colour."""
+    number = node["id"]
+    status = view.status.get(number, "cached")
+    word = STYLES[status].word
+    words = [f"{word} {node['lock_ref']}" if status == "locked" else word] if word else []
+    if status != "new":  # that a new node grew on is no news
+        lesser = ("split", "grown", *(("stale",) if status != "stale" else ()))
+        words += [STYLES[more].word for more in lesser if more in view.also.get(number, ())]
+    return words
+
+
+def _table(style: Style, padding: int, *rows: str) -> str:
+    return (
+        f'<TABLE BORDER="{style.width}" CELLBORDER="0" CELLSPACING="0" CELLPADDING="{padding}" '
+        f'STYLE="{style.outline}" COLOR="{style.stroke}" BGCOLOR="{style.fill}">{"".join(rows)}</TABLE>'
+    )
+
+
+def _fold_lines(parent: int, count: int, tokens: int) -> list[str]:
+    word = "node" if count == 1 else "nodes"
+    label = (
+        '<TABLE BORDER="1" CELLBORDER="0" CELLSPACING="0" CELLPADDING="4" STYLE="ROUNDED,DOTTED" '
+        f'COLOR="#868e96" BGCOLOR="#ffffff"><TR><TD>'
+        f"{_font(10, '#495057', f'+{count} {word}, {_tokens(tokens)}')}</TD></TR></TABLE>"
+    )
+    return [
+        f'f{parent} [id="f{parent}", class="fold", label=<{label}>]',
+        f'n{parent} -> f{parent} [id="ef{parent}", class="fold", color="#ced4da", style=dotted]',
+    ]
+
+
+def _row(left: str, right: str) -> str:
+    return f'<TR><TD ALIGN="LEFT">{left}</TD><TD ALIGN="RIGHT">{right}</TD></TR>'
+
+
+def _font(size: int, color: str, inner: str, bold: bool = False, face: str = SANS) -> str:
+    if not inner:
+        return ""  # Graphviz refuses an element without text, and with it the whole picture
+    if bold:
+        inner = f"<B>{inner}</B>"
+    return f'<FONT FACE="{face}" POINT-SIZE="{size}" COLOR="{color}">{inner}</FONT>'
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token" if count == 1 else f"{count} tokens"
+
+
+# ---------------------------------------------------------------------- the text on a card
+
+
+def shown_text(node: Mapping[str, Any], decode: Decode) -> str:
+    """A node's text; of a long one only both ends are decoded, the gap shown as …."""
+    tokens = text_tokens(node)
+    if len(tokens) <= 2 * _ENDS:
+        return decode(tokens)
+    return f"{decode(tokens[:_ENDS])}…{decode(tokens[-_ENDS:])}"
+
+
+def text_lines(text: str, width: int, count: int) -> list[str]:
+    """Text cut to `count` lines of `width`: the first ones and the last, middles left out."""
+    lines = [visible(line).strip() for line in pretty(text).split("\n")]
+    lines = [line for line in lines if line] or ["¶" if text else ""]
+    if len(lines) > 1 and lines[0] == "■":  # the end of what the parent holds: no line of its own
+        lines[:2] = [f"■ {lines[1]}"]
+    if len(lines) == 1 and count > 1:
+        lines = _wrapped(lines[0], width)
+    if len(lines) > count:
+        first = lines[: count - 1] if count > 1 else []
+        if count == 1:
+            return [_elided(" ¶ ".join(lines), width)]
+        end = first[-1] if len(first[-1]) > width - 2 else f"{first[-1]} …"
+        lines = [*first[:-1], _clipped(end, width), lines[-1]]
+    return [_elided(line, width) for line in lines]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    lines = []
+    while len(line) > width:
+        cut = line.rfind(" ", width // 2, width + 1)
+        cut = cut if cut > 0 else width
+        lines.append(line[:cut].rstrip())
+        line = line[cut:].lstrip()
+    return [*lines, line]
+
+
+def _elided(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    tail = (width - 1) // 3
+    return f"{line[: width - 1 - tail].rstrip()}…{line[-tail:].lstrip()}"
+
+
+def _clipped(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
+
+
+def escape(text: str) -> str:
+    """Text for an HTML-like label."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return text.replace('"', "&quot;").replace("'", "&#39;")
+
+
+def places(slots: Sequence[int], page_size: int = 1) -> str:
+    """Where a node lies: "slots 1–20" or, with larger pages, "pages 3–7 +2"."""
+    if not slots:
+        return ""
+    units = sorted({slot // page_size for slot in slots})
+    end = next((i for i in range(1, len(units)) if units[i] - units[i - 1] != 1), len(units)) - 1
+    word = "slot" if page_size == 1 else "page"
+    first = f"{units[0]}" if end == 0 else f"{units[0]}–{units[end]}"
+    more = f", +{len(units) - end - 1}" if end + 1 < len(units) else ""
+    return f"{word}{'s' * (len(units) > 1)} {first}{more}"
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def svg(text: str) -> str:
+    """DOT text as an SVG element, remembered by its text. DotError when there is no dot."""
+    return _svg(text)
+
+
+@lru_cache(maxsize=512)
+def _svg(text: str) -> str:
+    drawn = run_dot(text, "svg").decode("utf-8")
+    drawn = drawn[drawn.index("<svg") :]
+    # Titles would pop up as "n7"; comments only take room.
+    drawn = re.sub(r"<!--.*?-->\n?|<title>.*?</title>\n?", "", drawn, flags=re.DOTALL)
+    for font, families in _SYSTEM_FONTS.items():
+        drawn = re.sub(f'font-family="{font}[^"]*"', f'font-family="{families}"', drawn)
+    return drawn
+
+
+def tree_svg(view: View, decode: Decode, options: Options = DEFAULT) -> str:
+    """View -> SVG text, with an id on every node and edge and the status among its classes."""
+    return svg(dot_text(view, decode, options))
+
+
+def tree_png(view: View, decode: Decode, options: Options = DEFAULT, dpi: int = 96) -> bytes:
+    """View -> PNG, for where no script runs."""
+    text = dot_text(view, decode, options)
+    return _png(text.replace('bgcolor="transparent"', f'bgcolor="white", dpi={dpi}', 1))
+
+
+@lru_cache(maxsize=16)
+def _png(text: str) -> bytes:
+    return run_dot(text, "png")

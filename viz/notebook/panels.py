@@ -1,0 +1,182 @@
+"""What stands around the tree, as plain data for a browser: pool map, requests, events of a position.
+
+Everything is text and numbers (JSON); the browser sets them as text, never as HTML. Pages are given as
+ranges [first, last]. Nothing of the future is in it, so that a quiz cannot be read off the screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minirad import events as ev
+from minirad.record import Recording
+from viz.draw.charts import OWNERS
+from viz.trace import (
+    Decode,
+    Trace,
+    View,
+    has_tiers,
+    host_used,
+    nodes_of,
+    path_of,
+    requests_of,
+    summary,
+    tier_of,
+    tier_sums,
+    units,
+)
+from viz.view.pool import device_pool, host_pages, ranges
+from viz.view.requests import Life, Lives, Span
+from viz.view.text import pretty, visible
+from viz.view.usage import usage_of
+from viz.words import word_of
+
+TEXTS_UP_TO = 2048  # pages; a larger pool's map does not say what each page holds
+MOST_EVENTS = 200
+MOST_REQUESTS = 60
+
+
+class Ledger:
+    """Requests through the frames, kept up as the recording grows."""
+
+    def __init__(self, recording: Recording, decode: Decode) -> None:
+        self._recording, self._decode = recording, decode
+        self._lives = Lives(recording.header["start"])
+        self._texts: dict[str, str] = {}  # of each prompt, by the request that came with it
+
+    def requests(self, view: View) -> list[dict[str, Any]]:
+        """Every request that was there by the moment on view, the latest `MOST_REQUESTS` of them."""
+        self._lives.catch_up(self._recording.frames)
+        step = self.step_of(view)
+        started = [
+            (life, past)
+            for life in self._lives.by_id.values()
+            if (past := life.spans_until(step)) and self._was_there(life.id, view)
+        ]
+        return [self._request(life, past, view) for life, past in started[-MOST_REQUESTS:]]
+
+    def step_of(self, view: View) -> int:
+        """The step that a position lies in: `view.step` only counts it once it has ended."""
+        return self._recording.frames[view.frame].step if view.frame >= 0 else view.step
+
+    def _was_there(self, name: str, view: View) -> bool:
+        """Within a step, a request that is added or forked later in it is not there yet."""
+        return name in view.state["requests"] or not any(
+            isinstance(event, ev.RequestAdded | ev.RequestForked) and event.request == name
+            for event in self._recording.frames[view.frame].events
+            if view.frame >= 0
+        )
+
+    def _request(self, life: Life, past: Sequence[Span], view: View) -> dict[str, Any]:
+        live = view.state["requests"].get(life.id)
+        page = int(view.state["tree"]["page_size"])
+        admitted = life.admitted is not None and life.admitted <= view.frame
+        return {
+            "id": life.id,
+            "text": self._text(life)[:400],
+            "prompt": life.prompt,
+            "cached": life.hit if admitted else -1,
+            "spans": [[span.phase, span.start, span.end] for span in past],
+            "ended": past[-1].ending if not live else "",
+            "path": path_of(view.nodes, live["node"] if live else life.node_at(view.frame)),
+            "pages": ranges([slot // page for slot in live["slots"]]) if live else [],
+        }
+
+    def _text(self, life: Life) -> str:
+        if life.leader not in self._texts:
+            self._texts[life.leader] = visible(pretty(self._decode(life.tokens))) if life.tokens else ""
+        return self._texts[life.leader]
+
+
+def payload(trace: Trace, view: View, ledger: Ledger) -> dict[str, Any]:
+    """All that the picture of a position needs besides its SVG."""
+    kind, sentence = summary(view.events)
+    tiers = {"host": host_cells(view, trace.decode)} if has_tiers(view.state) else {}
+    return {
+        **tiers,
+        "granularity": view.granularity, "index": view.index, "title": view.title,
+        "step": ledger.step_of(view),
+        "kind": kind, "sentence": visible(sentence), "pool": pool_cells(view, trace.decode),
+        "requests": ledger.requests(view), "events": event_lines(view),
+    }  # fmt: skip
+
+
+def pool_cells(view: View, decode: Decode) -> dict[str, Any]:
+    """The pool, page by page from page 1. cells: a node's id, 0 for free, -1, -2, ... for `names`.
+
+    locked: a string of 0 and 1. texts: what each page says, or nothing for a large pool.
+    """
+    pool = device_pool(view.state)
+    owned, every = pool.by_page(), range(1, pool.last + 1)
+    names = [owner.request for owner in pool.owners if owner.request]
+    code = {name: -number for number, name in enumerate(names, start=1)}
+    locked = {number for number, owner in owned.items() if owner.locked}
+    texts: dict[int, str] = {}
+    if pool.last <= TEXTS_UP_TO:
+        for owner in pool.owners:
+            texts.update(owner.texts(decode, pool.page_size))
+    return {
+        "page_size": pool.page_size, "names": names,
+        "cells": [(o.node or code[o.request]) if (o := owned.get(number)) else 0 for number in every],
+        "locked": "".join("1" if number in locked else "0" for number in every),
+        "texts": [visible(texts.get(number, "")) for number in every] if pool.last <= TEXTS_UP_TO else [],
+        "books": _told(view), "colours": list(OWNERS),
+    }  # fmt: skip
+
+
+def host_cells(view: View, decode: Decode) -> dict[str, Any]:
+    """Host memory, page by page. cells: a node's id or 0; tiers: what each page is (viz.trace.TIERS)."""
+    found = host_pages(view, decode)
+    tree = view.state["tree"]
+    only = sum(units(node) for node in tree["nodes"] if tier_of(node) == "host")
+    pending = sum(len(node["host"]) for node in tree["nodes"] if tier_of(node) in ("copying", "loading"))
+    used = host_used(tree)
+    sums = tier_sums(view.events)
+    told = [f"{sums[name]} {word}" for name, word in _SUMS.items() if sums[name]]
+    return {
+        "cells": [page.node for page in found], "tiers": [page.tier for page in found],
+        "texts": [visible(page.text) for page in found] if len(found) <= TEXTS_UP_TO else [],
+        "books": f"{used} of {tree['host_tokens']} slots · {only} only here · {pending} pending",
+        "sums": f"tokens in this {view.granularity}: {', '.join(told)}" if told else "",
+        "mode": tree["host_write"],
+    }  # fmt: skip
+
+
+_SUMS = {
+    "copied": "copied to the host", "demoted": "demoted", "loaded": "loaded back", "again": "computed again",
+    "host_evicted": "evicted from the host",
+}  # fmt: skip
+
+
+def _told(view: View) -> str:
+    """The pool's usage in words."""
+    total, used = int(view.state["kv_tokens"]), usage_of(view.state)
+    cached = f"{used.protected} protected · {used.evictable} evictable"
+    if not total:
+        return cached
+    return f"{total - used.free} of {total} slots · {cached} · {used.private} private"
+
+
+def _host_part(event: ev.Event, page: int) -> dict[str, Any]:
+    """Pages of host memory that an event is about; nothing for most."""
+    slots = getattr(event, "host_slots", ())
+    return {"host": ranges([slot // page for slot in slots])} if slots else {}
+
+
+def event_lines(view: View) -> list[dict[str, Any]]:
+    """The latest events of the position (by event: of its step so far), with what each points at."""
+    events = view.so_far if view.granularity == "event" else view.events
+    page = int(view.state["tree"]["page_size"])
+    lines = []
+    for event in events[-MOST_EVENTS:]:
+        word = word_of(event)
+        lines.append(
+            {
+                "tag": word.tag, "kind": word.kind, "text": visible(event.describe()),
+                "nodes": list(nodes_of(event)), "requests": list(requests_of(event)),
+                "pages": ranges([slot // page for slot in getattr(event, "slots", ())]),
+                **_host_part(event, page),
+            }
+        )  # fmt: skip
+    return lines

@@ -1,0 +1,205 @@
+"""The owners of the pages of the KV pool, and of host memory, at a position.
+
+Takes time by what is in use, not by the size of the pool: pages that are free are in no list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from minirad.record import ReplayState
+from minirad.snapshot import State
+from viz.trace import Decode, View, has_tiers, ids_as_text, key_tokens, tier_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owner:
+    """What some pages belong to. kind: "node", "private" (one request's, not yet the tree's) or "evicted"
+    (free since that node left in this step or scene); in host memory the tier of the node whose copy they hold.
+
+    node: 0 for a request. pages: in the order of `tokens`, which fill them page by page (none: not known).
+    """
+
+    kind: str
+    node: int
+    request: str
+    locked: bool
+    pages: Sequence[int]
+    tokens: Sequence[int] = ()
+
+    @property
+    def name(self) -> str:
+        """n7, R3, or x7 for what n7 left free."""
+        return f"{'x' if self.kind == 'evicted' else 'n'}{self.node}" if self.node else self.request
+
+    def texts(self, decode: Decode, page_size: int) -> Iterator[tuple[int, str]]:
+        """Each page with what its tokens say."""
+        for at, number in enumerate(self.pages):
+            tokens = self.tokens[at * page_size : (at + 1) * page_size]
+            yield number, decode(tokens) if tokens else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Pages 1 to `last` (page 0 is a dummy) and their owners; where two name one page, the later has it."""
+
+    page_size: int
+    last: int
+    owners: tuple[Owner, ...]
+
+    def by_page(self) -> dict[int, Owner]:
+        """The owner of each page in use, those past `last` left out."""
+        owned: dict[int, Owner] = {}
+        for owner in self.owners:
+            owned.update(dict.fromkeys(owner.pages, owner))
+        return {number: owner for number, owner in owned.items() if 0 < number <= self.last}
+
+    def runs(self) -> list[tuple[Owner | None, int]]:
+        """Pages 1 to `last` as runs of one owner (None: free): (owner, how many)."""
+        found: list[tuple[Owner | None, int]] = []
+        owned, at = self.by_page(), 1
+        for number in sorted(owned):
+            owner = owned[number]
+            if number > at:
+                found.append((None, number - at))
+            if found and found[-1][0] is owner:
+                found[-1] = (owner, found[-1][1] + 1)
+            else:
+                found.append((owner, 1))
+            at = number + 1
+        return [*found, (None, self.last + 1 - at)] if at <= self.last else found
+
+
+def plain(state: State | ReplayState | View) -> State:
+    """Any of the three in the shape of `Engine.snapshot()`."""
+    if isinstance(state, View):
+        return state.state
+    return state.snapshot() if isinstance(state, ReplayState) else state
+
+
+def device_pool(state: State | ReplayState | View) -> Pool:
+    """The KV pool; of a View also the pages that were freed by what was evicted in it."""
+    ghosts: Mapping[int, State] = state.ghosts if isinstance(state, View) else {}
+    state = plain(state)
+    size = int(state["tree"]["page_size"])
+    private = [
+        Owner("private", 0, name, True, list(dict.fromkeys(slot // size for slot in slots)))
+        for name, request in state["requests"].items()
+        if (slots := request["slots"][request["protected"] :])
+    ]
+    nodes = [
+        Owner("node", node["id"], "", node["lock_ref"] > 0, _pages(node["slots"], size), key_tokens(node))
+        for node in state["tree"]["nodes"]
+    ]
+    gone = [Owner("evicted", node["id"], "", False, _pages(node["slots"], size)) for node in ghosts.values()]
+    # A tree on its own has no pool: as many pages as it uses.
+    used = max((number for owner in (*private, *nodes) for number in owner.pages), default=0)
+    return Pool(size, int(state["kv_tokens"]) // size or used, (*gone, *private, *nodes))
+
+
+def host_pool(state: State | ReplayState | View) -> Pool | None:
+    """Host memory; None without a host tier."""
+    state = plain(state)
+    if not has_tiers(state):
+        return None
+    size = int(state["tree"]["page_size"])
+    owners = [
+        Owner(tier_of(node), node["id"], "", False, _pages(node["host"], size), key_tokens(node))
+        for node in state["tree"]["nodes"]
+        if node["host"]
+    ]
+    return Pool(size, int(state["tree"]["host_tokens"]) // size, tuple(owners))
+
+
+def _pages(slots: Sequence[int], size: int) -> list[int]:
+    """The pages of a node's slots: it has whole ones."""
+    return [slot // size for slot in slots[::size]]
+
+
+# ---------------------------------------------------------------------- page by page
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of the pool. owner: "free", "node" or "private" (one request's, not yet the tree's).
+
+    node, request: the owner. users: requests whose rows read it. locked: it cannot be evicted now.
+    text: what its tokens say.
+    """
+
+    number: int
+    owner: str
+    node: int | None = None
+    request: str | None = None
+    users: tuple[str, ...] = ()
+    locked: bool = False
+    text: str = ""
+
+    @property
+    def label(self) -> str:
+        """n7, R3, or nothing."""
+        return f"n{self.node}" if self.owner == "node" else self.request or ""
+
+
+def pages(state: State | ReplayState | View, decode: Decode | None = None) -> list[Page]:
+    """Every page of the pool in order, page 0 (a dummy) left out. Without `decode`, text is token ids."""
+    state, decode = plain(state), decode or ids_as_text
+    pool = device_pool(state)
+    users = _users(state, pool.page_size)
+    owned: dict[int, Page] = {}
+    for owner in pool.owners:
+        for number, text in owner.texts(decode, pool.page_size):
+            owned[number] = Page(
+                number, owner.kind, owner.node or None, owner.request or None,
+                tuple(users.get(number, ())), owner.locked, text,
+            )  # fmt: skip
+    return [owned.get(number) or Page(number, "free") for number in range(1, pool.last + 1)]
+
+
+def _users(state: State, size: int) -> dict[int, list[str]]:
+    """The requests whose rows read a page."""
+    users: dict[int, list[str]] = {}
+    for name, request in state["requests"].items():
+        for number in sorted({slot // size for slot in request["slots"]}):
+            users.setdefault(number, []).append(name)
+    return users
+
+
+@dataclass(frozen=True, slots=True)
+class HostPage:
+    """One page of host memory. tier: what its node's is (viz.trace.TIERS), or "free". node 0: free."""
+
+    number: int
+    tier: str = "free"
+    node: int = 0
+    text: str = ""
+
+
+def host_pages(state: State | ReplayState | View, decode: Decode | None = None) -> list[HostPage]:
+    """Every page of host memory in order, page 0 left out; none without a host tier."""
+    pool, decode = host_pool(state), decode or ids_as_text
+    if pool is None:
+        return []
+    owned = {
+        number: HostPage(number, owner.kind, owner.node, text)
+        for owner in pool.owners
+        for number, text in owner.texts(decode, pool.page_size)
+    }
+    return [owned.get(number) or HostPage(number) for number in range(1, pool.last + 1)]
+
+
+def runs(numbers: Sequence[int]) -> list[list[int]]:
+    """[3, 4, 5, 9] as [[3, 3], [9, 1]]: first and length of each run."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][0] + found[-1][1]:
+            found[-1][1] += 1
+        else:
+            found.append([number, 1])
+    return found
+
+
+def ranges(numbers: Sequence[int]) -> list[list[int]]:
+    """Numbers as sorted ranges, first and last: 7 1 2 3 -> [[1, 3], [7, 7]]."""
+    return [[first, first + count - 1] for first, count in runs(sorted(set(numbers)))]

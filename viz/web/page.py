@@ -1,0 +1,435 @@
+"""What the live page and exported files show, as plain data (JSON): no HTML, no HTTP, no engine.
+
+Three parts, from cheap to dear: `meta` (once per run), one small record per frame and per request
+(kept up to date as a recording grows), and a whole view of one position, made when it is asked for.
+What these say is viz/view's; here it gets the short names that static/page.js draws.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any, Protocol
+
+from minirad import events as ev
+from minirad.record import Frame, ReplayState, apply_frame
+from minirad.snapshot import State
+from viz.draw import tree
+from viz.trace import (
+    MARKS,
+    Trace,
+    View,
+    has_tiers,
+    host_used,
+    key_tokens,
+    nodes_of,
+    path_of,
+    requests_of,
+    summary,
+    text_tokens,
+    tier_of,
+    tier_sums,
+    units,
+)
+from viz.view.pool import device_pool, host_pool, runs
+from viz.view.quiz import asked_about
+from viz.view.requests import Life, Lives
+from viz.view.text import asked_text, listed, times, visible
+from viz.view.usage import Usage, counted_usage, usage_of
+from viz.view.victims import Victim, first_frame, victims
+from viz.words import PASSED, word_of
+
+Json = dict[str, Any]
+_TEXT = 600  # characters of a node's text that a view carries
+_CANDIDATES = 12
+_VICTIMS = 8  # that are explained at a time
+_LANES = 60  # requests that the page lists at a time
+
+
+class AnyPage(Protocol):
+    """What server and export ask of a page, be it of one recording (`Page`) or of two (compare.PairPage)."""
+
+    kind: str  # which of static/*.js draws it
+
+    @property
+    def refused(self) -> str: ...
+    def __len__(self) -> int: ...
+    def meta(self, title: str = "", note: str = "") -> Json: ...
+    def frames(self, start: int = 0) -> list[Json]: ...
+    def requests(self, since: int = 0) -> dict[str, Json]: ...
+    def view(
+        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400
+    ) -> Json: ...
+
+
+class Page:
+    """The page's data about one recording, finished or growing. May be asked from several threads.
+
+    labels: request id -> what the workload calls it.
+    """
+
+    kind = "page"
+
+    def __init__(self, trace: Trace, labels: Mapping[str, str] | None = None) -> None:
+        self.trace = trace
+        self.labels: Mapping[str, str] = labels if labels is not None else {}
+        self.refused = ""  # requests that never got into the engine, in a sentence: no event tells of them
+        self._lock = threading.RLock()
+        self._failures: set[tuple[str, str]] = set()
+        self._frames: list[Json] = []
+        self._lives = Lives(trace.recording.header["start"])
+        self._asked: dict[str, str] = {}  # what each prompt asks, by the request that came with it
+        self._host = ReplayState(trace.recording.header["start"])  # moved on only where it has tiers
+        self._tiers = has_tiers(trace.recording.header["start"])
+
+    def __len__(self) -> int:
+        """How many steps there are by now."""
+        return len(self.trace)
+
+    # ------------------------------------------------------------ the whole run
+
+    def meta(self, title: str = "", note: str = "") -> Json:
+        """What does not change during a run."""
+        header = self.trace.recording.header
+        config, start = header.get("config", {}), header["start"]
+        tree_start = start["tree"]
+        parameters = (header.get("model") or {}).get("parameters")
+        return {
+            "title": title,
+            "note": note,
+            "refused": self.refused,
+            "model": _model_name(config, parameters),
+            "kv_tokens": start["kv_tokens"],
+            "page_size": start["tree"]["page_size"],
+            "schedule_policy": config.get("schedule_policy", ""),
+            **({name: tree_start[name] for name in ("host_tokens", "host_write")} if self._tiers else {}),
+            **({"bigram_keys": True} if config.get("bigram_keys") else {}),
+            "eviction_policy": start["tree"]["eviction_policy"],
+            "styles": {
+                name: {"stroke": style.stroke, "fill": style.fill, "word": style.word}
+                for name, style in tree.STYLES.items()
+            },
+        }
+
+    def frames(self, start: int = 0) -> list[Json]:
+        """One record per frame from `start` on: step, kind, usage, marks, events, scene."""
+        with self._lock:
+            self._catch_up()
+            return self._frames[start:]
+
+    def requests(self, since: int = 0) -> dict[str, Json]:
+        """Requests that changed in frame `since` or later."""
+        with self._lock:
+            self._catch_up()
+            changed = [name for name, frame in self._lives.changed.items() if frame >= since]
+            lives = {name: self._lives.by_id[name] for name in changed}
+            return {name: self._request(life) for name, life in lives.items() if life.tokens is not None}
+
+    def prompt(self, name: str) -> tuple[int, ...]:
+        """The token ids that a request came with; of a sample those of its leader. ValueError: unknown."""
+        with self._lock:
+            self._catch_up()
+            life = self._lives.by_id.get(name.partition(".")[0])
+        if life is None or life.tokens is None:
+            raise ValueError(f"there is no request {name!r}")
+        return life.tokens
+
+    def prompt_text(self, name: str) -> str:
+        """The same as text."""
+        return self.trace.decode(self.prompt(name))
+
+    def _catch_up(self) -> None:
+        for index in range(len(self._frames), len(self.trace)):
+            self._lives.take(self.trace.recording.frames[index])
+            self._frames.append(self._frame_record(index))
+
+    def _frame_record(self, index: int) -> Json:
+        frame = self.trace.recording.frames[index]
+        ended = frame.events[-1] if frame.events else None
+        # Cut off between two steps (an eviction by hand, say), it is counted from the state itself.
+        usage = counted_usage(frame) or usage_of(self.trace.view("step", index + 1).state)
+        tiers = {"h": self._host_used(frame)} if self._tiers else {}
+        marks = sorted({MARKS[type(event)] for event in frame.events if type(event) in MARKS})
+        return {
+            "s": frame.step,
+            "k": ended.kind if isinstance(ended, ev.StepEnded) else "",
+            "u": list(usage),
+            "m": marks,
+            "e": len(frame.events),
+            "c": self.trace.position_of("scene", index),
+            **tiers,
+        }
+
+    def _host_used(self, frame: Frame) -> int:
+        """Host slots in use after a frame; frames come in order."""
+        self._host = apply_frame(self._host, frame)
+        return host_used(self._host.tree)
+
+    def _request(self, life: Life) -> Json:
+        """A request's lane. Ranges of frames are [from, to)."""
+        leader = self._lives.by_id.get(life.leader, life)
+        first = life if life.admitted is not None else leader  # a sample was admitted with its leader
+        if leader.id not in self._asked:
+            self._asked[leader.id] = asked_text(self.trace.decode(life.tokens or ()))
+        return {
+            "id": life.id,
+            "text": self._asked[leader.id],
+            "added": life.added,
+            "prompt": life.prompt,
+            "new": life.max_new_tokens,
+            "n": life.n,
+            "priority": life.priority,
+            "segs": life.phases,
+            "defers": life.deferrals,
+            "passed": life.passes,
+            "hit": first.hit,
+            "node": life.node,
+            "end": life.end,
+            "reason": life.reason,
+            "sample": life.id != life.leader,
+            **({"admitted": first.admitted} if first.admitted is not None else {}),
+            "label": self._label(life.id),
+        }
+
+    def _label(self, name: str) -> str:
+        leader, _, index = name.partition(".")
+        label = self.labels.get(leader, "")
+        return f"{label} · sample {int(index) + 1}" if label and index else label
+
+    # ------------------------------------------------------------ one position
+
+    def view(
+        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400
+    ) -> Json:
+        """Everything that the page shows of a position, the tree's SVG included.
+
+        A part that cannot be made is empty, and "failed" says why, by its name: the others are shown.
+        """
+        with self._lock:
+            self._catch_up()
+        view = self.trace.view(granularity, index)
+        kind, sentence = summary(view.events)
+        shown: Json = {
+            "g": granularity,
+            "i": index,
+            "frame": view.frame,
+            "step": view.step,
+            "scene": self.trace.position_of("scene", view.frame),
+            "title": view.title,
+            "kind": kind,
+            "say": sentence,
+            "policy": view.state["tree"]["eviction_policy"],
+        }
+        for name, (make, empty) in self._parts(view, tree.Options(opened=opened, height=height)).items():
+            try:
+                made = make()
+            except Exception as error:  # whatever it is, it is this part's alone
+                made = empty
+                shown.setdefault("failed", {})[name] = self._told(name, error)
+            shown.update(made if name == "host" else {name: made})
+        return shown
+
+    def _parts(self, view: View, options: tree.Options) -> dict[str, tuple[Callable[[], Any], Any]]:
+        """How each part of a view is made, and what stands for it where that fails."""
+        nodes = {**view.nodes, **view.ghosts}
+        parts: dict[str, tuple[Callable[[], Any], Any]] = {
+            "svg": (lambda: tree.tree_svg(view, self.trace.decode, options), ""),
+            "nodes": (lambda: {number: self._node(nodes[number], view) for number in sorted(nodes)}, {}),
+            "pool": (lambda: pool_runs(view), []),
+            "usage": (lambda: usage_of(view.state), Usage(0, 0, 0, 0)),
+            "requests": (lambda: _requests(view.state, nodes), {}),
+            "left": (lambda: self._left(view), {}),
+            "events": (lambda: self._events(view), []),
+            "why": (lambda: self._why(view), []),
+            "quiz": (lambda: self._quiz(view), None),
+        }
+        if self._tiers:
+            nothing = {"host": [], "host_used": 0, "host_only": 0, "tier_sums": {}}
+            parts["host"] = (lambda: host_part(view), nothing)
+        return parts
+
+    def _told(self, part: str, error: Exception) -> str:
+        """What failed, in short; all of it in the terminal, where it is told once."""
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = text if len(text) <= 200 else f"{text[:199]}…"
+        if (part, text) not in self._failures:
+            self._failures.add((part, text))
+            traceback.print_exc()
+        return text
+
+    def _left(self, view: View) -> Json:
+        """Of the latest requests that are done: the path of what is still in the tree of their prompt."""
+        live = view.state["requests"]
+        done = [life for life in self._known() if life.added <= view.frame and life.id not in live]
+        if not done:
+            return {}
+        children: dict[tuple[int, int], list[State]] = {}
+        for node in view.state["tree"]["nodes"]:
+            children.setdefault((node["parent"], node["namespace"]), []).append(node)
+        return {life.id: spelled_path(children, life.tokens or (), life.namespace) for life in done[-_LANES:]}
+
+    def _known(self) -> list[Life]:
+        """Requests whose prompt is known, in order of arrival."""
+        return [life for life in self._lives.by_id.values() if life.tokens is not None]
+
+    def _node(self, node: State, view: View) -> Json:
+        tokens, host = key_tokens(node), node.get("host", [])
+        text = self.trace.decode(text_tokens(node))
+        if len(text) > _TEXT:
+            text = f"{text[: _TEXT // 2]} … {text[-_TEXT // 2 :]}"
+        return {
+            "status": view.status[node["id"]],
+            "parent": node["parent"],
+            "lock": node["lock_ref"],
+            "t": node["last_access"],
+            "created": node["created"],
+            "hits": node["hits"],
+            "priority": node["priority"],
+            "space": node["namespace"],
+            **({"tier": tier_of(node)} if self._tiers else {}),
+            "body": {
+                **({"host": runs(host)} if host else {}),
+                "text": text,
+                "slots": runs(node["slots"]),
+                "size": len(tokens),
+                "pieces": [self.trace.decode([token]) for token in tokens],
+            },
+        }
+
+    def _events(self, view: View) -> list[Json]:
+        """Events of the position; by event those of the whole step, the present one marked."""
+        if view.granularity == "event" and view.frame >= 0:
+            events = self.trace.frame_events(view.frame)
+            now = len(view.so_far) - 1
+        else:
+            events, now = view.events, None
+        shown = [self._event(event, now is None or at == now, now is not None and at > now)
+                 for at, event in enumerate(events[:400])]  # fmt: skip
+        return shown if view.granularity == "event" else shown + self._passes(view)
+
+    def _passes(self, view: View) -> list[Json]:
+        """No event says that a request was passed over: it is what the admissions of a step add up to."""
+        first, found = first_frame(self.trace, view), []
+        for life in self._known():
+            before = sum(frame < first for frame, _ in life.passes)
+            for nth, (frame, by) in enumerate(life.passes[before:], start=before + 1):
+                if frame > view.frame:
+                    break
+                verb = "is" if len(by) == 1 else "are"
+                text = f"{life.id} is passed over: {listed(by)}, behind it, {verb} admitted"
+                found.append({**PASSED._asdict(), "text": f"{text} ({times(nth)} so far)", "nodes": [],
+                              "requests": [life.id], "on": True, "later": False})  # fmt: skip
+        return found
+
+    def _event(self, event: ev.Event, present: bool, future: bool) -> Json:
+        text = event.describe()
+        if isinstance(event, ev.TokenSampled):
+            text += f": {visible(self.trace.decode([event.token]))!r}"
+        return {
+            **word_of(event)._asdict(),
+            "text": text,
+            "nodes": list(nodes_of(event)),
+            "requests": list(requests_of(event)),
+            "on": present,
+            "later": future,
+        }
+
+    def _why(self, view: View) -> list[Json]:
+        """For each eviction: the policy's reason, the runner-up, and which other nodes could have gone."""
+        return [_reason(victim) for victim in islice(victims(self.trace, view), _VICTIMS)]
+
+    def _quiz(self, view: View) -> Json | None:
+        """What could be asked before this position is shown."""
+        event = asked_about(view)
+        if isinstance(event, ev.RequestAdmitted):
+            life = self._lives.by_id.get(event.request)
+            text = self._request(life)["text"] if life and life.tokens is not None else ""
+            return {
+                "ask": "hit", "answer": event.matched, "request": event.request, "of": event.length,
+                "text": text, "label": self._label(event.request),
+            }  # fmt: skip
+        if event is not None:
+            return {"ask": "victim", "answer": event.node, "reason": event.reason, "policy": event.policy}
+        return None
+
+
+def _reason(victim: Victim) -> Json:
+    event, names = victim.event, ("id", "last_access", "created", "hits", "priority")
+    return {
+        "node": event.node,
+        "policy": event.policy,
+        "reason": event.reason,
+        "runner_up": event.runner_up,
+        "free": units(victim.nodes[event.node]) if event.node in victim.nodes else 0,
+        **({"host": True} if victim.what == "host" else {}),
+        "others": len(victim.choices),
+        "candidates": [
+            {**{name: leaf[name] for name in names}, "tokens": units(leaf)}
+            for leaf in victim.choices[:_CANDIDATES]
+        ],
+    }
+
+
+def _requests(state: State, nodes: Mapping[int, State]) -> Json:
+    """Live requests: the nodes that each runs on, and whether it waits."""
+    return {
+        name: {
+            "path": path_of(nodes, request["node"]) if request["row"] >= 0 else [],
+            "length": request["length"],
+            "waiting": request["row"] < 0,
+        }
+        for name, request in state["requests"].items()
+    }
+
+
+def _model_name(config: Json, parameters: int | None) -> str:
+    if parameters is None:
+        return "a tree on its own"
+    name = config.get("model") or "classroom Llama"
+    name = re.split(r"[\\/]", str(name).rstrip("\\/"))[-1]
+    size = f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
+    return f"{name} · {size}"
+
+
+def spelled_path(
+    children: Mapping[tuple[int, int], list[State]], tokens: tuple[int, ...], namespace: int
+) -> list[int]:
+    """Ids of the nodes that hold the beginning of `tokens`. children: by parent and namespace."""
+    path: list[int] = []
+    at = parent = 0
+    while at < len(tokens):
+        for node in children.get((parent, namespace), ()):
+            held = text_tokens(node)  # of pairs one more than there are units: the next one begins with it
+            if held and held[0] == tokens[at] and held == list(tokens[at : at + len(held)]):
+                path.append(node["id"])
+                at, parent = at + units(node), node["id"]
+                break
+        else:
+            break
+    return path
+
+
+def pool_runs(view: View) -> list[list[Any]]:
+    """The owners of the pages, page 1 first, as runs: [owner, how many pages].
+
+    "n7" is a node, "R3" a request alone, "x7" free since n7 was evicted in this step or scene, "" free.
+    """
+    return [[owner.name if owner else "", count] for owner, count in device_pool(view).runs()]
+
+
+def host_part(view: View) -> Json:
+    """Host memory of a position. host: runs of pages, [[node's id or 0, its tier], how many]."""
+    nodes, pool = view.state["tree"]["nodes"], host_pool(view)
+    sums = {name: tokens for name, tokens in tier_sums(view.events).items() if tokens}
+    return {
+        "host": [
+            [[owner.node, owner.kind] if owner else [0, "free"], count]
+            for owner, count in (pool.runs() if pool else ())
+        ],
+        "host_used": host_used(view.state["tree"]),
+        "host_only": sum(units(node) for node in nodes if tier_of(node) == "host"),
+        "tier_sums": sums,
+    }

@@ -1,0 +1,201 @@
+"""What a page shows: a workload on an engine (`Run`) or a recording (`Replay`). Two at once are compare.py's.
+
+A `Shown` answers the same questions whichever it is, so that no caller asks for its type.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sized
+from pathlib import Path
+from typing import Protocol
+
+from minirad import workloads
+from minirad.engine import Engine
+from minirad.frontend.player import send_due
+from minirad.record import Recorder, Recording
+from minirad.workloads import Workload
+from viz.fork import changeable_policy
+from viz.trace import Trace, decoder_of
+from viz.web.page import AnyPage, Page
+from viz.web.settings import Settings, beside
+
+
+class Shown(Protocol):
+    """A run, two runs side by side (compare.Pair), or a recording."""
+
+    number: int  # counts the runs of one page
+    workload: Workload
+
+    @property
+    def trace(self) -> Sized:
+        """The steps so far."""
+
+    @property
+    def page(self) -> AnyPage: ...
+    @property
+    def single_page(self) -> Page | None:
+        """The page of one run or recording; None for two."""
+
+    @property
+    def alone(self) -> Run | None:
+        """The one run whose engine takes commands; None for a recording, or for two."""
+
+    @property
+    def drivable(self) -> bool:
+        """There are engines that can be stepped."""
+
+    @property
+    def clock(self) -> int:
+        """Steps so far, those left out among them in which there was nothing to do."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left to do by itself."""
+
+    @property
+    def notices(self) -> list[str]:
+        """What the page should tell."""
+
+    @property
+    def policy(self) -> str:
+        """The eviction policy that may be changed in the running engine, or ""."""
+
+    @property
+    def refused(self) -> str:
+        """What is said of refused requests, or ""."""
+
+    @property
+    def served_none(self) -> bool:
+        """Every request was refused: there is nothing to see."""
+
+    @property
+    def missing(self) -> str:
+        """What a recording has lost, or ""."""
+
+    def advance(self) -> None:
+        """One step of what is drivable."""
+
+    def close(self, broken: bool = False) -> None:
+        """Something else is shown from now on. broken: the engine is asked for nothing more."""
+
+
+class Run:
+    """A workload on an engine, recorded. Not for several threads."""
+
+    drivable, missing = True, ""
+
+    def __init__(
+        self, number: int, settings: Settings, workload: Workload | None, engine: Engine | None = None
+    ) -> None:
+        own = engine is None
+        self.number, self.settings = number, settings
+        self.workload = workload or workloads.load(settings.workload)
+        self.engine = engine or _new_engine(settings, self.workload)
+        self.player = workloads.Player(self.workload, self._encode, self.engine)
+        notes = {"workload": self.workload.name, "title": self.workload.title, "labels": self.player.labels}
+        path = _numbered(settings.record, number)
+        self.recorder = Recorder(self.engine, path, keyframe_every=50, notes=notes)
+        self.clock = self.asked = 0
+        self.notices: list[str] = []
+        self.refusals: list[str] = []  # the reason of each
+        self.trace = Trace(self.recorder, decoder_of(self.engine.tokenizer) if own else None)
+        self.page = Page(self.trace, self.player.labels)
+        self.settle()
+
+    def _encode(self, text: str) -> list[int]:
+        return [int(token) for token in self.engine.encode(text)]
+
+    @property
+    def alone(self) -> Run:
+        return self
+
+    @property
+    def single_page(self) -> Page:
+        return self.page
+
+    @property
+    def policy(self) -> str:
+        return changeable_policy(self.engine)
+
+    def settle(self) -> None:
+        """Notes, between two steps (within one the queues are in motion), whether all is done:
+        nothing to compute now and nothing that will come by itself."""
+        self.idle = not self.engine.has_work and self.player.next_due is None
+
+    def advance(self) -> None:
+        """Sends what is due, then one engine step. An idle engine jumps to the next arrival."""
+        engine, player = self.engine, self.player
+        if not engine.has_work and player.next_due is not None:
+            self.clock = max(self.clock, player.next_due)
+        for asked, error in send_due(engine, player, self.clock):
+            self.asked += 1
+            if error is not None:
+                self._note_refusal(asked.label, error)
+        self.clock += 1
+        for output in engine.step().finished:
+            player.finished(output, self.clock)
+        self.settle()
+        if self.idle:  # programs let go of their prefixes when they end: after the last step
+            self.recorder.cut()
+            self.notices += [failure for failure in player.failures if failure not in self.notices]
+
+    def _note_refusal(self, label: str, error: ValueError) -> None:
+        """No event tells of it: the engine never had this request. So the page and the file must."""
+        self.notices.append(f"{label} was refused: {error}")
+        self.refusals.append(str(error))
+        self.page.refused = self.recorder.header["notes"]["refused"] = self.refused
+
+    @property
+    def refused(self) -> str:
+        """How many requests were refused, and the first reason; empty if none was."""
+        if not self.refusals:
+            return ""
+        return f"{len(self.refusals)} of {self.asked} requests refused: {self.refusals[0]}"
+
+    @property
+    def served_none(self) -> bool:
+        return 0 < self.asked == len(self.refusals)
+
+    def close(self, broken: bool = False) -> None:
+        """Drops the run. What programs then abort is no part of what was recorded; a broken engine is
+        asked for nothing more."""
+        self.recorder.close()
+        if not broken:
+            self.player.close()
+
+
+class Replay:
+    """A finished recording in the place of a Run: nothing can be driven."""
+
+    drivable, served_none, policy, alone = False, False, "", None
+
+    def __init__(self, recording: Recording, title: str) -> None:
+        self.number, self.clock, self.idle = 1, 0, True
+        self.recording, self.missing = recording, recording.missing
+        notes = recording.header.get("notes")
+        notes = notes if isinstance(notes, dict) else {}
+        self.workload = Workload(title, str(notes.get("title", "")) or f"Recording {title}", ())
+        self.trace = Trace(recording)
+        labels = notes.get("labels")
+        labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
+        self.page = self.single_page = Page(self.trace, labels)
+        self.page.refused = self.refused = str(notes.get("refused", ""))
+        self.notices = [recording.missing] if recording.missing else []
+
+    def advance(self) -> None:
+        raise ValueError("this is a recording: there is no engine to drive")
+
+    def close(self, broken: bool = False) -> None:
+        """Nothing is open."""
+
+
+def _new_engine(settings: Settings, workload: Workload) -> Engine:
+    return Engine(settings.config(workload.kv_tokens), settings.students_tree())
+
+
+def _numbered(path: str | None, run: int) -> str | None:
+    """A restarted run records beside the first one, and not over what an earlier command recorded."""
+    if path is None or run == 1:
+        return path
+    return next(name for n in itertools.count(run) if not Path(name := str(beside(path, str(n)))).exists())

@@ -1,0 +1,123 @@
+"""What a run on the live page is made of: workload, model, pool, policies, files.
+
+Makes no engine: runs.py does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minirad.cache.eviction import POLICIES as EVICTION
+from minirad.config import EngineConfig
+from minirad.schedule.policies import POLICIES as SCHEDULE
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run is made of. kv_tokens None: the workload's own pool size. compare: two policies."""
+
+    workload: str = "mixed"
+    model: str | None = None
+    kv_tokens: int | None = None
+    page_size: int = 1
+    schedule_policy: str = "lpm"
+    eviction_policy: str = "lru"
+    chunk_tokens: int = 128
+    record: str | None = None
+    compare: str | None = None
+    cache: tuple[str, ...] = ()  # a student's files
+    host_kv_tokens: int = 0
+    host_write: str = "write_through"
+    bigram_keys: bool = False
+    base: EngineConfig = field(default_factory=EngineConfig)  # for the rest: a fork's is the recorded one
+
+    def sides(self) -> tuple[tuple[str, str], tuple[Settings, Settings]]:
+        """Both policies of `compare`, and the settings with each of them. ValueError if it is nonsense."""
+        setting, names = compared(self.compare or "")
+        changes: list[dict[str, Any]] = [
+            {setting: name, "record": beside(self.record, name)} for name in names
+        ]
+        first, second = (dataclasses.replace(self, compare=None, **each) for each in changes)
+        return names, (first, second)
+
+    def config(self, kv_tokens: int) -> EngineConfig:
+        """The engine's configuration; kv_tokens: the pool where none is set. ValueError as its own."""
+        tokens, page = kv_tokens if self.kv_tokens is None else self.kv_tokens, max(self.page_size, 1)
+        config = dataclasses.replace(
+            self.base, model=self.model, page_size=self.page_size, schedule_policy=self.schedule_policy,
+            eviction_policy=self.eviction_policy, chunk_tokens=self.chunk_tokens,
+            host_kv_tokens=self.host_kv_tokens // page * page, host_write=self.host_write,
+            bigram_keys=self.bigram_keys, kv_tokens=max(tokens // page, 1) * page,
+        )  # fmt: skip
+        if tokens < page:
+            raise ValueError(f"a pool of {tokens} tokens does not hold one page of {page}")
+        return config
+
+    def students_tree(self) -> Any:
+        """The tree of a learner's files, or None for the engine's own. ValueError if they cannot run."""
+        if not self.cache:
+            return None
+        if self.host_kv_tokens:
+            raise ValueError(
+                f"--host-kv-tokens {self.host_kv_tokens} with --cache: a tree of your own has no host tier"
+            )
+        from lessons.grading import student_cache
+
+        return student_cache(self.cache, self.page_size, self.eviction_policy)
+
+
+def beside(path: str | None, what: str) -> str | None:
+    """run.jsonl as run-what.jsonl."""
+    return path and str(Path(path).with_name(f"{Path(path).stem}-{what}{Path(path).suffix}"))
+
+
+def telling_workload(compare: str | None, host_kv_tokens: int) -> str:
+    """The built-in workload on which two policies differ at a glance, or a host tier is used."""
+    names = [name.strip() for name in (compare or "").split(",")]
+    if all(name in SCHEDULE for name in names):
+        return "queue"
+    if all(name in EVICTION for name in names):
+        return "again"
+    return "tiers" if host_kv_tokens else "mixed"
+
+
+# ---------------------------------------------------------------------- two policies
+
+
+KINDS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "schedule_policy": ("schedule", SCHEDULE),
+    "eviction_policy": ("eviction", EVICTION),
+}
+
+
+def compared(text: str) -> tuple[str, tuple[str, str]]:
+    """ "lpm,fcfs" as the setting it is about and both values: ("schedule_policy", ("lpm", "fcfs")).
+
+    ValueError says what is wrong with it.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names):
+        raise ValueError(f"--compare takes two policies such as lpm,fcfs or lru,lfu, not {text!r}")
+    first, second = (_kind_of(name) for name in names)
+    if first != second:
+        told = [f"{name} is {_a(KINDS[k][0])} policy" for name, k in zip(names, (first, second), strict=True)]
+        raise ValueError(f"--compare takes two policies of one kind, but {' and '.join(told)}")
+    if names[0] == names[1]:
+        raise ValueError(f"--compare takes two different policies, not {names[0]} twice")
+    return first, (names[0], names[1])
+
+
+def _kind_of(name: str) -> str:
+    for setting, (_, known) in KINDS.items():
+        if name in known:
+            return setting
+    listed = "; ".join(f"{word} policies are {', '.join(known)}" for word, known in KINDS.values())
+    raise ValueError(f"there is no policy {name!r} to compare: {listed}")
+
+
+def _a(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
