@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from minirad.bench.radix import RADIX, Kind, Meter, chain, evict_one_us, full_hit_us, no_garbage_collection
+from minirad.bench.operations import (
+    RADIX,
+    Kind,
+    Meter,
+    chain,
+    evict_one_us,
+    full_hit_us,
+    no_garbage_collection,
+)
 from minirad.bench.tables import Clock, table
 from minirad.bench.textbook import PerTokenRadixTree, TokenTrie
 
