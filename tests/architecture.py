@@ -15,6 +15,7 @@ import fnmatch
 import io
 import re
 import sys
+import textwrap
 import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -41,8 +42,7 @@ class Room:
 
 
 _BELOW = ("words", "events", "cache", "schedule", "kv", "attention", "model")
-_ENGINE = (*_BELOW, "launch", "observe", "machine", "engine")
-_LABS = (*_ENGINE, "frontend", "classroom")
+_OUTSIDE = ("words", "events", "cache", "schedule", "model", "observe", "engine", "classroom")
 
 # From the bottom up. A room imports only what stands above it in this table, so there is no circle of rooms.
 ROOMS: dict[str, Room] = {
@@ -52,12 +52,14 @@ ROOMS: dict[str, Room] = {
          "minirad.rooms", "minirad.command", "minirad.options"),
     ),
     "events": Room(
-        "what the engine tells, one small record for each decision",
-        ("minirad.events", "minirad.observe", "minirad.observe.events"),
+        "what the engine tells: one small record for each decision",
+        ("minirad.events", "minirad.observe", "minirad.observe.event", "minirad.observe.events",
+         "minirad.observe.bus", "minirad.observe.snapshot"),
+        ("words",),
     ),
     "cache": Room(
-        "what is remembered: the radix tree, who is evicted, which pages are free",
-        ("minirad.cache", "minirad.cache.radix_cache", "minirad.cache.eviction", "minirad.cache.allocator"),
+        "what is remembered: the radix tree, which leaf is evicted, which pages are free",
+        ("minirad.cache", "minirad.cache.*"),
         ("words", "events"),
     ),
     "schedule": Room(
@@ -65,12 +67,7 @@ ROOMS: dict[str, Room] = {
         ("minirad.schedule", "minirad.schedule.*"),
         ("words", "events", "cache"),
     ),
-    "kv": Room(
-        "where keys and values lie",
-        ("minirad.kv", "minirad.kv.kv_pool"),
-        ("words",),
-        torch=True,
-    ),
+    "kv": Room("where keys and values lie", ("minirad.kv", "minirad.kv.kv_pool"), ("words",), torch=True),
     "attention": Room(
         "how tokens attend: the plan of a batch, the layer, the backend to read",
         ("minirad.attention", "minirad.attention.*"),
@@ -78,7 +75,7 @@ ROOMS: dict[str, Room] = {
         torch=True,
     ),
     "classroom": Room(
-        "the corpus, training and scores of the model that is part of the project",
+        "lessons, training and scores of the model that is part of the project",
         ("minirad.model.classroom", "minirad.model.classroom.*"),
         ("words",),
         torch=True,
@@ -86,13 +83,13 @@ ROOMS: dict[str, Room] = {
     "model": Room(
         "what is computed: a Llama, its weights, how a token is drawn",
         ("minirad.model", "minirad.model.*", "minirad.bench.dummy"),
-        ("words", "kv", "attention", "classroom"),
+        ("words", "kv", "attention"),
         torch=True,
     ),
     "launch": Room(
         "the seam: what the engine asks of whatever computes a batch",
         ("minirad.launch",),
-        ("words", "cache", "schedule"),
+        ("cache", "schedule"),
     ),
     "observe": Room(
         "events are kept, written to files, played again, and told in other engines' words",
@@ -127,36 +124,42 @@ ROOMS: dict[str, Room] = {
     "frontend": Room(
         "programs that fork, choose and chat",
         ("minirad.frontend", "minirad.frontend.*", "minirad.grammar", "minirad.programs"),
-        ("words", "events", "classroom"),
+        ("words", "classroom"),
     ),
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
         ("minirad.simulate", "minirad.traces", "minirad.theorem", "minirad.doctor", "minirad.workloads",
          "minirad.figure3", "minirad.labs", "minirad.labs.*"),
-        _LABS,
+        (*_OUTSIDE, "launch", "frontend"),
     ),
     "bench": Room(
         "measurements",
         ("minirad.bench", "minirad.bench.*"),
-        (*_LABS, "labs", "tiers", "fast"),
+        (*_OUTSIDE, "kv", "attention", "launch", "machine", "frontend", "labs", "tiers", "fast"),
         torch=True,
     ),
-    "commands": Room("the command line", ("minirad.__main__",), (*_LABS, "labs")),
+    "commands": Room(
+        "the command line",
+        ("minirad.__main__",),
+        ("words", "events", "observe", "engine", "frontend"),
+    ),
     "draw": Room(
         "a recording becomes a view, and the view pictures",
         ("viz", "viz.view", "viz.view.*", "viz.draw", "viz.draw.*", "viz.dot", "viz.kv", "viz.page",
          "viz.panels", "viz.quiz", "viz.still", "viz.trace", "viz.tree", "viz.words"),
-        ("words", "events", "observe", "labs", "cache", "model"),
+        ("words", "events", "model", "observe"),
     ),
     "grading": Room(
-        "lessons, and how they are graded",
+        "the course: lessons, and how they are graded",
         ("lessons", "lessons.*"),
-        (*_LABS, "labs", "draw"),
+        ("words", "events", "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "draw"),
+        torch=True,
     ),
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
         ("viz.*",),
-        (*_LABS, "labs", "draw", "grading"),
+        (*_OUTSIDE, "labs", "draw", "grading"),
+        torch=True,
     ),
 }  # fmt: skip
 
@@ -395,12 +398,16 @@ def reading_path() -> list[str]:
 
 
 class Function(NamedTuple):
+    """lines: of all, decorators and docstring included; code: without blanks, comments and docstring."""
+
     name: str
     lines: int
+    code: int
 
 
 def functions(module: str) -> Iterator[Function]:
-    """Every function of a module with its length, decorators and docstring included."""
+    """Every function and method of a module by its qualified name, with its length."""
+    text = modules()[module].read_text(encoding="utf-8").splitlines()
 
     def visit(node: ast.AST, inside: str) -> Iterator[Function]:
         for child in ast.iter_child_nodes(node):
@@ -409,10 +416,32 @@ def functions(module: str) -> Iterator[Function]:
                 name = f"{inside}.{child.name}".strip(".")
                 if not isinstance(child, ast.ClassDef):
                     first = min([child.lineno, *(each.lineno for each in child.decorator_list)])
-                    yield Function(name, (child.end_lineno or 0) - first + 1)
+                    own = text[first - 1 : child.end_lineno]
+                    yield Function(name, len(own), code_lines(textwrap.dedent("\n".join(own))))
             yield from visit(child, name)
 
     yield from visit(tree_of(module), "")
+
+
+def own_calls(module: str, method: str, deep: bool = True) -> list[str]:
+    """A method, and the methods of its class that it calls as `self.x()`; deep: and those that these call."""
+    owner = method.split(".")[0]
+    bodies = {
+        f"{owner}.{node.name}": node
+        for each in tree_of(module).body
+        if isinstance(each, ast.ClassDef) and each.name == owner
+        for node in each.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    found, todo = [method], [method]
+    while todo:
+        for node in ast.walk(bodies[todo.pop(0)]):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("self."):
+                name = f"{owner}.{ast.unparse(node.func).removeprefix('self.')}"
+                if name in bodies and name not in found:
+                    found.append(name)
+                    todo += [name] if deep else []
+    return found
 
 
 # ------------------------------------------------------------------ anchors: file and line of a name
@@ -455,10 +484,20 @@ def definitions() -> dict[str, list[Place]]:
     return found
 
 
+@cache
+def source_lines() -> dict[tuple[str, int], str]:
+    """Every line of code by its file and number."""
+    return {
+        (file.relative_to(ROOT).as_posix(), number): line
+        for file in modules().values()
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+    }
+
+
 def find(what: str, path: str) -> Place:
     """Where a name is defined, or where a line of code stands; ValueError if that is not one place.
 
-    path: where it was. A name is found wherever it went; a line of code only in its file.
+    path: where it was. What is found twice is looked for there.
     """
     if re.fullmatch(r"[\w.]+", what):
         places = definitions().get(what, [])
@@ -472,13 +511,11 @@ def find(what: str, path: str) -> Place:
         near = [name for name in definitions() if name.split(".")[-1] == last]
         near = near or difflib.get_close_matches(what, list(definitions()), 3)
         raise ValueError(f"`{what}` is defined nowhere; there are: {', '.join(near) or 'none like it'}")
-    if not (ROOT / path).is_file():
-        raise ValueError(f"`{what}`: there is no file {path}")
-    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
-    at = [number for number, line in enumerate(lines, start=1) if what in line]
-    if len(at) != 1:
-        raise ValueError(f"`{what}` stands in {len(at)} lines of {path}, not in one")
-    return Place(path, at[0])
+    places = [Place(*place) for place, line in source_lines().items() if what in line]
+    here = [place for place in places if place.path == path] or places
+    if len(here) != 1:
+        raise ValueError(f"`{what}` stands in {len(here)} lines, not in one; it was in {path}")
+    return here[0]
 
 
 def with_anchors(text: str) -> tuple[str, list[str]]:

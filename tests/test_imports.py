@@ -75,7 +75,7 @@ def test_minirad_does_not_import_viz_or_lessons() -> None:
 
 
 def without_torch() -> list[str]:
-    return [name for name in modules() if name.startswith("minirad") and not ROOMS[room_of(name)].torch]
+    return [name for name in modules() if not ROOMS[room_of(name)].torch]
 
 
 @pytest.mark.parametrize("room", [name for name, room in ROOMS.items() if not room.torch])
