@@ -221,7 +221,7 @@ def end_quietly(name: str) -> None:
         os._exit(INTERRUPTED)  # Python's own end would be the signal's, with code -2 for who waits for it
 
     sys.excepthook = hook
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nobody waits for Ctrl-C
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C is ignored here
         _leave = leave
         signal.signal(signal.SIGINT, leave)
 
