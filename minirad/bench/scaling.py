@@ -1,7 +1,7 @@
 """How the cost of each operation grows: the radix tree beside two textbook trees (bench/textbook.py).
 
-Page size 1. To be seen: what grows with the tokens of a prompt, what with the nodes on its path, and what with the
-whole tree. bench/LOG.md says what was measured.
+Page size 1. To be seen: what grows with the tokens of a prompt, what with the nodes on its path, and what
+with the whole tree. bench/LOG.md says what was measured.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 FlashInfer cuts long sequences into pieces by a plan that the host makes for every step, and merges their
 results in a second kernel. Here the grid is always the same, each program works out its piece from the lists
-on the device, and the program that comes last does the merge: no plan, one kernel. Few requests read little KV, and
+on the device, and the last program does the merge: no plan, one kernel. Few requests read little KV, and
 what counts is how many kernels follow each other and how long each takes to begin; many requests give
 the card enough programs as they are. Where few requests are long, or one is much longer than the others,
 FlashInfer's plan pays. Importing this module needs the package triton.
