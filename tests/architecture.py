@@ -4,8 +4,8 @@
     python tests/architecture.py --check    says what would change, and exits with 1
 
 ROOMS is the one place where it is written who may import whom. Imports are read from the source, also those
-inside functions (`lazy`), `import_module("minirad.x")` and `room("x")`; not those under TYPE_CHECKING, which do
-not run, and not what may be deleted and is asked for by `room`.
+inside functions (`lazy`), `import_module("minirad.x")` and `room("x")`; not those under TYPE_CHECKING, which
+do not run, and not what may be deleted and is asked for by `room`.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ ROOMS: dict[str, Room] = {
         torch=True,
     ),
     "launch": Room(
-        "the seam: what the engine asks of whatever computes a batch",
-        ("minirad.launch", "minirad.parts"),
+        "the seam: what an engine is made of, a runner and texts",
+        ("minirad.launch", "minirad.parts", "minirad.tokenizing"),
         ("words", "cache", "schedule"),
     ),
     "observe": Room(
@@ -108,7 +108,7 @@ ROOMS: dict[str, Room] = {
     "engine": Room(
         "step() = schedule -> launch -> read -> commit, and the calls around it",
         ("minirad.engine", "minirad.process_result", "minirad.serve", "minirad.transaction",
-         "minirad.intake", "minirad.tokenizing"),
+         "minirad.intake"),
         ("words", "events", "cache", "schedule", "launch", "observe", "machine"),
     ),
     "tiers": Room(
@@ -604,7 +604,13 @@ def path_list() -> str:
         about = (ast.get_docstring(tree_of(module)) or "").split("\n\n")[0].replace("\n", " ")
         about = re.split(r"(?<=[a-z)])[.:] ", about)[0].rstrip(".:")
         lines.append(f"{at}. [{path.removeprefix('minirad/')}]({path}) ({count}) {about}")
-    return "\n".join([*lines, "", f"In all {total:,} lines of code in {len(lines)} files."])
+    text = [*lines, "", f"In all {total:,} lines of code in {len(lines)} files."]
+    behind = sorted({each.imported for m in reading_path() for each in imports(m) if each.by_name})
+    more = [
+        f"[{name.removeprefix('minirad.')}]({modules()[name].relative_to(ROOT).as_posix()})"
+        for name in behind
+    ]
+    return "\n".join([*text, *([f"Loaded by name, and not counted: {', '.join(more)}."] if more else [])])
 
 
 DRAWN = {"diagram": diagram, "rooms": rooms_table, "path": path_list}
