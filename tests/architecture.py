@@ -51,7 +51,7 @@ ROOMS: dict[str, Room] = {
     "words": Room(
         "sizes and their checks, errors, outputs, texts, how a command ends",
         ("minirad", "minirad.config", "minirad.checks", "minirad.errors", "minirad.outputs", "minirad.text",
-         "minirad.rooms", "minirad.command", "minirad.options"),
+         "minirad.rooms", "minirad.command"),
     ),
     "events": Room(
         "what the engine tells: one small record for each decision",
@@ -142,8 +142,8 @@ ROOMS: dict[str, Room] = {
     ),
     "commands": Room(
         "the command line",
-        ("minirad.__main__",),
-        ("words", "events", "observe", "engine", "frontend"),
+        ("minirad.__main__", "minirad.options"),
+        ("words", "events", "cache", "schedule", "observe", "engine", "frontend"),
     ),
     "draw": Room(
         "a recording becomes a view, and the view pictures",
