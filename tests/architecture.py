@@ -18,7 +18,7 @@ import re
 import sys
 import textwrap
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,16 +43,23 @@ class Room:
     torch: bool = False
 
 
-_BELOW = ("words", "events", "cache", "schedule", "kv", "attention", "model")
-_OUTSIDE = ("words", "events", "cache", "schedule", "model", "observe", "engine", "classroom")
+_BASE = ("words", "policies", "config", "events")
+_COMPUTE = (*_BASE, "cache", "schedule", "kv", "attention", "model")
+_OUTSIDE = (*_BASE, "cache", "schedule", "model", "observe", "engine", "classroom")
 
 # From the bottom up. A room imports only what stands above it in this table, so there is no circle of rooms.
 ROOMS: dict[str, Room] = {
     "words": Room(
-        "sizes and their checks, errors, outputs, texts, how a command ends",
-        ("minirad", "minirad.config", "minirad.checks", "minirad.errors", "minirad.outputs", "minirad.text",
-         "minirad.rooms", "minirad.command"),
+        "errors and checks, outputs, texts, how a command ends",
+        ("minirad", "minirad.checks", "minirad.errors", "minirad.outputs", "minirad.text", "minirad.rooms",
+         "minirad.command"),
     ),
+    "policies": Room(
+        "which leaf is evicted first, and which request is tried first",
+        ("minirad.cache.eviction", "minirad.cache.node", "minirad.schedule.policies"),
+        ("words",),
+    ),
+    "config": Room("every size and choice, checked", ("minirad.config",), ("words", "policies")),
     "events": Room(
         "what the engine tells: one small record for each decision",
         ("minirad.events", "minirad.observe", "minirad.observe.event", "minirad.observe.events",
@@ -60,14 +67,14 @@ ROOMS: dict[str, Room] = {
         ("words",),
     ),
     "cache": Room(
-        "what is remembered: the radix tree, which leaf is evicted, which pages are free",
+        "what is remembered: the radix tree, and which pages are free",
         ("minirad.cache", "minirad.cache.*"),
-        ("words", "events"),
+        _BASE,
     ),
     "schedule": Room(
         "which request runs next, and which slots it owns",
         ("minirad.schedule", "minirad.schedule.*"),
-        ("words", "events", "cache"),
+        (*_BASE, "cache"),
     ),
     "kv": Room("where keys and values lie", ("minirad.kv", "minirad.kv.kv_pool"), ("words",), torch=True),
     "attention": Room(
@@ -85,48 +92,48 @@ ROOMS: dict[str, Room] = {
     "model": Room(
         "what is computed: a Llama, its weights, how a token is drawn",
         ("minirad.model", "minirad.model.*", "minirad.bench.dummy"),
-        ("words", "kv", "attention"),
+        ("words", "config", "kv", "attention"),
         torch=True,
     ),
     "launch": Room(
         "the seam: what an engine is made of, a runner and texts",
         ("minirad.launch", "minirad.parts", "minirad.tokenizing"),
-        ("words", "cache", "schedule"),
+        ("words", "config", "cache", "schedule"),
     ),
     "observe": Room(
         "events are kept, written to files, played again, and told in other engines' words",
         ("minirad.observe.*", "minirad.record", "minirad.recording_file", "minirad.snapshot",
          "minirad.cache.kv_events"),
-        ("words", "events", "cache", "schedule"),
+        (*_BASE, "cache", "schedule"),
     ),
     "machine": Room(
         "what computes on this machine: the plain runner, the device, the pool's size",
         ("minirad.runner", "minirad.machine"),
-        (*_BELOW, "launch"),
+        (*_COMPUTE, "launch"),
         torch=True,
     ),
     "engine": Room(
         "step() = schedule -> launch -> read -> commit, and the calls around it",
         ("minirad.engine", "minirad.process_result", "minirad.serve", "minirad.transaction",
          "minirad.intake"),
-        ("words", "events", "cache", "schedule", "launch", "observe", "machine"),
+        (*_BASE, "cache", "schedule", "launch", "observe"),
     ),
     "tiers": Room(
         "a second tier of the cache, in host memory; may be deleted",
         ("minirad.tiers", "minirad.tiers.*", "minirad.cache.hiradix_cache", "minirad.kv.host_tier"),
-        ("words", "events", "cache", "schedule", "kv"),
+        (*_BASE, "cache", "schedule", "kv"),
         torch=True,
     ),
     "fast": Room(
         "the same, faster: CUDA graphs, fused kernels, a step ahead; may be deleted",
-        ("minirad.fast", "minirad.fast.*"),
-        (*_BELOW, "launch", "machine"),
+        ("minirad.fast", "minirad.fast.*", "minirad.attention.torch_paged"),
+        (*_COMPUTE, "launch", "machine"),
         torch=True,
     ),
     "frontend": Room(
         "programs that fork, choose and chat",
         ("minirad.frontend", "minirad.frontend.*", "minirad.grammar", "minirad.programs"),
-        ("words", "classroom"),
+        ("words", "config", "classroom"),
     ),
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
@@ -143,7 +150,7 @@ ROOMS: dict[str, Room] = {
     "commands": Room(
         "the command line",
         ("minirad.__main__", "minirad.options"),
-        ("words", "events", "cache", "schedule", "observe", "engine", "frontend"),
+        (*_BASE, "observe", "engine", "frontend"),
     ),
     "draw": Room(
         "a recording becomes a view, and the view pictures",
@@ -154,16 +161,30 @@ ROOMS: dict[str, Room] = {
     "grading": Room(
         "the course: lessons, and how they are graded",
         ("lessons", "lessons.*"),
-        ("words", "events", "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "draw"),
+        (*_BASE, "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "draw"),
         torch=True,
     ),
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
         ("viz.*",),
-        (*_OUTSIDE, "labs", "draw", "grading"),
+        (*_OUTSIDE, "frontend", "labs", "draw", "grading"),
         torch=True,
     ),
 }  # fmt: skip
+
+# What is loaded by name, `room("x")` or `import_module("minirad.x")`, although it cannot be deleted; and why.
+LOOKED_UP: dict[str, str] = {
+    "minirad.machine": "brings torch, which engine.py does without",
+    "minirad.transaction": "for those who read how a request goes, Ctrl-C is another story",
+    "minirad.serve": "stands on top of `step`, and the engine only passes on to it",
+    "minirad.snapshot": "looks at everything, and nothing needs it to run",
+    "minirad.observe.snapshot": "looks at everything, and nothing needs it to run",
+    "minirad.observe.check": "looks at everything, and nothing needs it to run",
+    "minirad.observe.describe": "looks at everything, and nothing needs it to run",
+    "minirad.schedule.dfs_weight": "one policy of six, as long as the other five",
+    "minirad.model.smollm2": "reads GGUF files, which only one model needs",
+    "minirad.bench.dummy": "random weights, for measurements only",
+}
 
 # In which order to read; a module of the path that is not named here comes last.
 READING = (
@@ -273,8 +294,11 @@ def imports(module: str) -> tuple[Import, ...]:
     return tuple(found.values())
 
 
-def circles(names: Iterable[str] | None = None) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others (Tarjan)."""
+def circles() -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others (Tarjan).
+
+    Imports inside functions count; what is loaded by name does not, see LOOKED_UP.
+    """
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -284,6 +308,8 @@ def circles(names: Iterable[str] | None = None) -> list[list[str]]:
         index[name] = low[name] = len(index)
         stack.append(name)
         for each in imports(name):
+            if each.by_name:
+                continue
             if each.imported not in index:
                 visit(each.imported)
                 low[name] = min(low[name], low[each.imported])
@@ -294,7 +320,7 @@ def circles(names: Iterable[str] | None = None) -> list[list[str]]:
             groups.append(sorted(stack[at:]))
             del stack[at:]
 
-    for name in names or modules():
+    for name in modules():
         if name not in index:
             visit(name)
     return sorted(group for group in groups if len(group) > 1)
@@ -320,9 +346,14 @@ def breaches() -> list[Import]:
         room = ROOMS[room_of(module)]
         for each in imports(module):
             allowed = (room_of(module), *room.may)
-            if room_of(each.imported) not in allowed and not is_old_path(each.imported):
+            if room_of(each.imported) not in allowed and not (each.by_name or is_old_path(each.imported)):
                 found.append(each)
     return found
+
+
+def looked_up() -> set[str]:
+    """What is loaded by name although it cannot be deleted."""
+    return {each.imported for module in modules() for each in imports(module) if each.by_name}
 
 
 def uses_of_old_paths() -> list[Import]:
@@ -505,9 +536,10 @@ def find(what: str, path: str) -> Place:
     if re.fullmatch(r"[\w.]+", what):
         places = definitions().get(what, [])
         here = [place for place in places if place.path == path]
-        chosen = here if len(here) == 1 else places
-        if len(chosen) == 1:
-            return chosen[0]
+        near_by = [place for place in places if place.path.split("/")[0] == path.split("/")[0]]
+        for chosen in (here, near_by, places):
+            if len(chosen) == 1:
+                return chosen[0]
         if places:
             raise ValueError(f"`{what}` is defined in {', '.join(f'{p.path}:{p.line}' for p in places)}")
         last = what.split(".")[-1]
@@ -550,7 +582,8 @@ def diagram() -> str:
         if is_old_path(module):
             continue
         for each in imports(module):
-            edges[room_of(module)].add(room_of(each.imported))
+            if not each.by_name:
+                edges[room_of(module)].add(room_of(each.imported))
     for room, others in edges.items():
         others.discard(room)
 
@@ -604,16 +637,20 @@ def path_list() -> str:
         about = (ast.get_docstring(tree_of(module)) or "").split("\n\n")[0].replace("\n", " ")
         about = re.split(r"(?<=[a-z)])[.:] ", about)[0].rstrip(".:")
         lines.append(f"{at}. [{path.removeprefix('minirad/')}]({path}) ({count}) {about}")
-    text = [*lines, "", f"In all {total:,} lines of code in {len(lines)} files."]
-    behind = sorted({each.imported for m in reading_path() for each in imports(m) if each.by_name})
-    more = [
-        f"[{name.removeprefix('minirad.')}]({modules()[name].relative_to(ROOT).as_posix()})"
-        for name in behind
-    ]
-    return "\n".join([*text, *([f"Loaded by name, and not counted: {', '.join(more)}."] if more else [])])
+    return "\n".join([*lines, "", f"In all {total:,} lines of code in {len(lines)} files."])
 
 
-DRAWN = {"diagram": diagram, "rooms": rooms_table, "path": path_list}
+def by_name() -> str:
+    """What is loaded by name, and why."""
+    found = sorted(looked_up() & set(LOOKED_UP))
+    return "\n".join(f"- [{_path(name)}]({_path(name)}) {LOOKED_UP[name]}" for name in found)
+
+
+def _path(module: str) -> str:
+    return modules()[module].relative_to(ROOT).as_posix()
+
+
+DRAWN = {"diagram": diagram, "rooms": rooms_table, "by_name": by_name, "path": path_list}
 PART = re.compile(r"<!-- drawn: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
