@@ -98,7 +98,7 @@ ROOMS: dict[str, Room] = {
     "launch": Room(
         "the seam: what an engine is made of, a runner and texts",
         ("minirad.launch", "minirad.parts", "minirad.tokenizing"),
-        ("words", "config", "cache", "schedule"),
+        (*_BASE, "cache", "schedule"),
     ),
     "observe": Room(
         "events are kept, written to files, played again, and told in other engines' words",

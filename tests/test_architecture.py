@@ -89,7 +89,8 @@ def test_each_line_holds_what_the_document_says() -> None:
         line = text_of(anchor["path"]).splitlines()[int(anchor["at"]) - 1]
         what = anchor["what"]
         name = what.split(".")[-1]
-        defined = line.strip().startswith((f"def {name}(", f"class {name}(", f"class {name}:"))
+        code = line.strip().removeprefix("async ")
+        defined = code.startswith((f"def {name}(", f"class {name}(", f"class {name}:"))
         assert defined or (not what.replace(".", "").isidentifier() and what in line), anchor[0]
         assert anchor["line"] == anchor["at"]
 
