@@ -37,9 +37,9 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m lessons", description="The course: lessons and grades.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands.add_parser("list", help="the lessons and what is solved (what you get without a command)")
+    added = {name: commands.add_parser(name, help=about) for name, about in command.below("lessons").items()}
 
-    one = commands.add_parser("grade", help="grade lessons; the exit code says whether all passed")
+    one = added["grade"]
     one.add_argument("lessons", nargs="*", metavar="NN", help="numbers, names or folders; none: all")
     one.add_argument("--json", metavar="FILE", help="write results.json as Gradescope reads it")
     one.add_argument("--show", action="store_true", help="draw what failed and open it in the browser")
@@ -48,22 +48,21 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--due", metavar="NN,NN", help="the exit code is about these lessons only")
     _common(one)
 
-    many = commands.add_parser("collect", help="grade a folder of submissions, one folder per student")
+    many = added["collect"]
     many.add_argument("folder", metavar="DIR")
     many.add_argument("--csv", metavar="FILE", default="grades.csv")
     many.add_argument("--lessons", nargs="*", default=[], metavar="NN", help="none: all")
     many.add_argument("--user", metavar="NAME", help="run the submissions as this user (root only)")
     _common(many)
 
-    tables = commands.add_parser("merge", help="one table of many that `collect` has written")
+    tables = added["merge"]
     tables.add_argument("tables", nargs="+", metavar="FILE.csv")
     tables.add_argument("--csv", metavar="FILE", default="grades.csv")
 
-    about = "write a repository for students: no solutions, no hidden cases"
-    room = commands.add_parser("classroom", help=about)
+    room = added["classroom"]
     room.add_argument("out", metavar="OUT", help="a folder that does not exist yet")
     room.add_argument("--due", metavar="NN,NN", help="the workflow is green when these lessons are done")
-    scope = commands.add_parser("gradescope", help="write the autograder for Gradescope")
+    scope = added["gradescope"]
     scope.add_argument("out", metavar="OUT.zip", help="a file that does not exist yet")
     scope.add_argument("--due", metavar="NN,NN", help="grade these lessons (default: all)")
     for out in (room, scope):

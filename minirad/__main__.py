@@ -1,4 +1,4 @@
-"""The command line: `python -m minirad generate | chat | simulate | theorem | info | bench`.
+"""The command line: `python -m minirad --help` lists every command of the project.
 
 Each command imports what it needs when it runs, so that `--help` is instant.
 """
@@ -31,23 +31,7 @@ if TYPE_CHECKING:
     from minirad.outputs import GenerationOutput
 
 SYSTEM = "You are a helpful assistant."
-BENCHES = {
-    "radix": "the radix tree alone: seconds per workload, scaling",
-    "engine": "tokens per second against transformers, time to first token against hit length",
-    "hooks": "what events and the recorder cost",
-    "parity": "greedy output against transformers, token for token",
-    "schedule": "ordering a queue, what a bound on waiting costs in hits, retractions by estimate",
-    "eviction": "hit rate of every eviction policy on every workload at three pool sizes, model-free",
-    "tiers": "what a second tier in host memory saves and what it costs",
-    "gpu": "all that a run on a GPU should show, as one table",
-    "kernels": "what a decode step takes without the engine, by way of computing it (needs a GPU)",
-}
-
-
-WITHOUT_MODEL = {
-    "simulate": "hit rates of a workload or a trace file without a model; --diff compares two prompts",
-    "theorem": "Theorem 3.1 of the SGLang paper, run, and what happens without its assumptions",
-}
+WITHOUT_MODEL = ("simulate", "theorem")  # their options live beside them, as those of the benchmarks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,10 +65,14 @@ def _told(usual: Any) -> Any:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command.Parser(prog="python -m minirad", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="command")
+    about = command.below("minirad")
+    parser = command.Parser(
+        prog="python -m minirad", description="See RadixAttention.", epilog=command.listing(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = parser.add_subparsers(required=True, metavar="command", help=f"{', '.join(about)} or bench")
 
-    generate = commands.add_parser("generate", help="continue prompts and show what the cache saved")
+    generate = commands.add_parser("generate", description=about["generate"])
     generate.add_argument("prompts", nargs="*", help="one or more prompts")
     generate.add_argument("--file", type=Path, help="a text file with one prompt per line")
     generate.add_argument("--raw", action="store_true", help="send the text as it is, without chat template")
@@ -98,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     generate.set_defaults(run=_generate)
 
-    chat = commands.add_parser("chat", help="talk in the terminal; shows hits per turn")
+    chat = commands.add_parser("chat", description=about["chat"])
     chat.add_argument("--system", default=SYSTEM)
     chat.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     chat.set_defaults(run=_chat)
@@ -106,20 +94,19 @@ def _parser() -> argparse.ArgumentParser:
         add_sampling_options(talks)
         add_engine_options(talks)
 
-    info = commands.add_parser("info", help="model, configuration, pool and backend")
+    info = commands.add_parser("info", description=about["info"])
     info.add_argument("--json", action="store_true")
     add_engine_options(info)
     info.set_defaults(run=_info)
 
-    bench = commands.add_parser("bench", help="measure: " + ", ".join(BENCHES))
+    bench = commands.add_parser("bench", description="Measure.")
     kinds = bench.add_subparsers(required=True, metavar="what")
-    for name, about in BENCHES.items():
-        # Its options live beside the benchmark and are read when it is the one to run.
-        kind = kinds.add_parser(name, help=about, add_help=False)
+    for name, said in command.below("minirad bench").items():
+        # Its options are read when it is the one to run.
+        kind = kinds.add_parser(name, help=said, add_help=False)
         kind.set_defaults(run=_with_own_options, module=f"bench.{name}")
-    for name, about in WITHOUT_MODEL.items():
-        kind = commands.add_parser(name, help=about, add_help=False)
-        kind.set_defaults(run=_with_own_options, module=name)
+    for name in WITHOUT_MODEL:
+        commands.add_parser(name, add_help=False).set_defaults(run=_with_own_options, module=name)
     return parser
 
 

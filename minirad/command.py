@@ -1,4 +1,4 @@
-"""How every command of the project ends: a caller's mistake is one line on stderr and exit code 2.
+"""All commands of the project, and how each ends: a caller's mistake is one line on stderr and exit code 2.
 
 A pipe that was closed (`| head -1`) ends a command quietly, Ctrl-C with one line and code 130, also while it
 imports what it needs. Imports nothing that takes time.
@@ -18,6 +18,52 @@ from typing import Any, NoReturn
 
 LONGEST = 600  # characters of a message: what was typed may be long
 INTERRUPTED = 130
+
+# What follows `python -m`, and what it does. The one list: parsers take their sentences from it.
+COMMANDS: dict[str, str] = {
+    "minirad generate": "continue prompts and show what the cache saved",
+    "minirad chat": "talk in the terminal; shows hits per turn",
+    "minirad simulate": "hit rates of a workload or trace file without a model; --diff compares two prompts",
+    "minirad theorem": "Theorem 3.1 of the SGLang paper, run, and what happens without its assumptions",
+    "minirad info": "model, configuration, pool and backend",
+    "minirad.figure3": "the nine steps of the SGLang paper's figure, in the terminal",
+    "viz.live": "the live page: tree and pool as they change, forwards and backwards",
+    "viz.figure3": "the nine steps as a picture",
+    "viz.gallery": "recorded runs as pages that open from any disk",
+    "viz.roofline": "what a decode step is made of, drawn from a measurement",
+    "lessons": "the course: what is solved so far, and the commands below",
+    "lessons list": "the lessons and what is solved (what you get without a command)",
+    "lessons grade": "grade lessons; the exit code says whether all passed",
+    "lessons collect": "grade a folder of submissions, one folder per student",
+    "lessons merge": "one table of many that `collect` has written",
+    "lessons classroom": "write a repository for students: no solutions, no hidden cases",
+    "lessons gradescope": "write the autograder for Gradescope",
+    "minirad bench radix": "the radix tree alone: seconds per workload, scaling",
+    "minirad bench engine": "tokens per second against transformers, time to first token against hit length",
+    "minirad bench hooks": "what events and the recorder cost",
+    "minirad bench parity": "greedy output against transformers, token for token",
+    "minirad bench schedule": "ordering a queue, what a bound on waiting costs, retractions by estimate",
+    "minirad bench eviction": "hit rate of every eviction policy on every workload, without a model",
+    "minirad bench tiers": "what a second tier in host memory saves and what it costs",
+    "minirad bench gpu": "all that a run on a GPU should show, as one table",
+    "minirad bench kernels": "what a decode step takes without the engine (needs a GPU)",
+    "minirad.model.classroom.corpus": "samples of the texts that the classroom Llama learns from",
+    "minirad.model.classroom.train": "train the classroom Llama anew",
+    "minirad.model.classroom.score": "examine a classroom Llama: what it knows, and what it must",
+}
+
+
+def below(words: str) -> dict[str, str]:
+    """The commands one word longer, by that word: those of "minirad bench" are radix, engine, ..."""
+    found = {name.removeprefix(f"{words} "): about for name, about in COMMANDS.items()}
+    return {word: about for word, about in found.items() if " " not in word and f"{words} {word}" in COMMANDS}
+
+
+def listing() -> str:
+    """All commands, a line each, to be read."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {about}" for name, about in COMMANDS.items()]
+    return "\n".join(["all commands, each after `python -m` and with a --help of its own:", *lines])
 
 
 class Parser(argparse.ArgumentParser):
@@ -175,7 +221,7 @@ def end_quietly(name: str) -> None:
         os._exit(INTERRUPTED)  # Python's own end would be the signal's, with code -2 for who waits for it
 
     sys.excepthook = hook
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nobody waits for Ctrl-C
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C is ignored here
         _leave = leave
         signal.signal(signal.SIGINT, leave)
 

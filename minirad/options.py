@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.config import ATTENTION, DTYPES, EngineConfig, SamplingParams
+from minirad.schedule.policies import POLICIES as SCHEDULE
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -22,12 +24,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--page-size", type=int, help="tokens per page (default: 1)")
     group.add_argument("--max-running", type=int, help="requests that run at a time (default: 32)")
     group.add_argument("--chunk-tokens", type=int, help="prompt tokens computed per step (default: 512)")
-    group.add_argument("--schedule-policy", help="fcfs, lpm, dfs-weight, lof, random or fair (default: lpm)")
+    group.add_argument("--schedule-policy", help=f"{', '.join(SCHEDULE)} (default: lpm)")
     group.add_argument("--fair-passes", type=int, help="policy fair: how often a request may be passed over")
     group.add_argument("--mixed", action="store_true", default=None, help="prefill and decode in one batch")
     group.add_argument("--no-preemption", dest="preemption", action="store_false", default=None)
     group.add_argument("--no-in-batch-prefix", dest="in_batch_prefix", action="store_false", default=None)
-    group.add_argument("--eviction-policy", help="lru, lfu, fifo, mru, filo, priority, slru")
+    group.add_argument("--eviction-policy", help=f"{', '.join(EVICTION)} (default: lru)")
     group.add_argument("--host-kv-tokens", type=int, help="second tier in host memory (default: 0, none)")
     group.add_argument("--host-write", help="write_through, write_through_selective, write_back")
     group.add_argument("--load-back-threshold", type=int, help="fewer are computed again (default: 10)")

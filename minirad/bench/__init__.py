@@ -1,1 +1,1 @@
-"""Measurements that anybody can repeat: `python -m minirad bench ...`. Imports no torch by itself."""
+"""Measurements to be repeated: `python -m minirad bench ...`. Imports no torch by itself."""

@@ -203,7 +203,7 @@ def _wait(device: torch.device) -> None:
 class AttentionCase:
     """One batch of attention over pages in random order, with random q, k and v.
 
-    All slots that do not hold the batch's own past are NaN: whoever reads one is found out.
+    All slots that do not hold the batch's own past are NaN: a read of one shows in the answer.
 
     Args:
         spans: (start, stop) of each entry: tokens [start, stop) are computed now.

@@ -1,7 +1,7 @@
-"""What watching costs: emit sites with nobody listening, and the recorder.
+"""What watching costs: emit sites without a listener, and the recorder.
 
 Two figures. (1) How often a step asks `bus.wants(...)`, times what one such question costs, as a share
-of the step: what everybody pays, always. (2) The same work with the recorder on and off, interleaved so
+of the step: what every engine pays, always. (2) The same work with the recorder on and off, interleaved so
 that both see the same machine: what a recording costs.
 """
 
@@ -120,7 +120,7 @@ def _table(result: dict[str, Any]) -> str:
     r = result
     return (
         f"on {r['processor']}, {r['steps']} steps, {r['events']} events\n"
-        f"nobody listening: {r['emit_sites_per_step']} emit sites a step x {r['nanoseconds_per_site']} ns "
+        f"no listener: {r['emit_sites_per_step']} emit sites a step x {r['nanoseconds_per_site']} ns "
         f"= {r['share_of_step_without_listener']:.3%} of the step\n"
         f"recorder on: {r['seconds_recorder_on']:.3f} s against {r['seconds_recorder_off']:.3f} s, "
         f"{r['recorder_overhead']:+.1%} (medians of interleaved runs)"

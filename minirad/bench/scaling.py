@@ -1,8 +1,7 @@
 """How the cost of each operation grows: the radix tree beside two textbook trees (bench/textbook.py).
 
-Page size 1. What to read off: a look-up grows with the tokens only at the speed of memory, and with the
-nodes on its path; a lock with the nodes; an eviction hardly at all, where collecting all leaves each
-time grows with the whole tree; and a node per token costs ten to forty times the memory.
+Page size 1. To be seen: what grows with the tokens of a prompt, what with the nodes on its path, and what
+with the whole tree. bench/LOG.md says what was measured.
 """
 
 from __future__ import annotations
@@ -15,7 +14,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from minirad.bench.radix import RADIX, Kind, Meter, chain, evict_one_us, full_hit_us, no_garbage_collection
+from minirad.bench.operations import (
+    RADIX,
+    Kind,
+    Meter,
+    chain,
+    evict_one_us,
+    full_hit_us,
+    no_garbage_collection,
+)
 from minirad.bench.tables import Clock, table
 from minirad.bench.textbook import PerTokenRadixTree, TokenTrie
 

@@ -65,7 +65,7 @@ class CascadeDecode:
         self.own.plan(metadata, pool)
 
     def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:
-        """Refused: whoever rotates keys also stores them."""
+        """Refused: the kernel that rotates keys also stores them."""
         self.own.write(layer_id, metadata, k, v, pool)
 
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 FlashInfer cuts long sequences into pieces by a plan that the host makes for every step, and merges their
 results in a second kernel. Here the grid is always the same, each program works out its piece from the lists
-on the device, and whoever comes last does the merge: no plan, one kernel. Few requests read little KV, and
+on the device, and the last program does the merge: no plan, one kernel. Few requests read little KV, and
 what counts is how many kernels follow each other and how long each takes to begin; many requests give
 the card enough programs as they are. Where few requests are long, or one is much longer than the others,
 FlashInfer's plan pays. Importing this module needs the package triton.
@@ -110,7 +110,7 @@ class ShortDecode:
         raise ValueError("a captured step is planned by plan_step")
 
     def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:
-        """Refused: whoever rotates keys also stores them."""
+        """Refused: the kernel that rotates keys also stores them."""
         raise ValueError("in a captured step the rotation writes keys and values")
 
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:

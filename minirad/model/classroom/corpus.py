@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from minirad import command
+
 # --------------------------------------------------------------------------------------------
 # Words of the lessons
 
@@ -753,4 +755,5 @@ def documents(seed: int | str, count: int) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    command.Parser(prog="python -m minirad.model.classroom.corpus", description="Samples.").parse_args()
     print("\n-----\n".join(documents(0, 12)))

@@ -8,7 +8,6 @@ do not depend on any engine of this project. The exit code is 1 when a gate fail
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from minirad import command
 from minirad.model.classroom import WEIGHTS, corpus
 
 SEED: Final = "examination"
@@ -284,7 +284,9 @@ def table(scores: Sequence[Score]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns 1 when a gate fails."""
-    parser = argparse.ArgumentParser(description="Score a classroom model.")
+    parser = command.Parser(
+        prog="python -m minirad.model.classroom.score", description="Score a classroom model."
+    )
     parser.add_argument("--model", type=Path, default=WEIGHTS, help="a Hugging Face directory")
     parser.add_argument("--count", type=int, default=100, help="questions in each exam")
     parser.add_argument("--threads", type=int, default=1)

@@ -9,7 +9,6 @@ the names of Hugging Face's, so that its `state_dict` is the file's content.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from minirad import command
 from minirad.model.classroom import corpus
 
 END_OF_TEXT: Final = "<|endoftext|>"
@@ -528,7 +528,9 @@ def train(course: Course, out: Path, device: str = "cpu", seed: int = 0, workers
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Train the classroom Llama.")
+    parser = command.Parser(
+        prog="python -m minirad.model.classroom.train", description="Train the classroom Llama."
+    )
     parser.add_argument("--out", type=Path, required=True, help="directory to write")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--preset", choices=[*PRESETS, "auto"], default="auto")

@@ -1,0 +1,106 @@
+"""Who imports whom: no circles, and only what tests/architecture.py allows.
+
+Imports inside functions count, too; those under TYPE_CHECKING do not, because they do not run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import architecture
+import pytest
+from architecture import ROOMS, breaches, brings_torch, circles, modules, room_of
+
+# What the rules find today and others repair. The tests below fail as soon as one of these is gone.
+IN_CIRCLES = {
+    "allocator", "hiradix_cache", "radix_cache", "checks", "errors", "config", "policies", "request",
+    "record", "recording_file",
+}  # fmt: skip
+BREACHES = {
+    ("checks", "config"), ("checks", "model.llama"), ("config", "cache.hiradix_cache"),
+    ("config", "bench.dummy"), ("engine", "attention.radix_attention"), ("engine", "cache.hiradix_cache"),
+    ("engine", "kv.host_tier"), ("engine", "kv.kv_pool"), ("engine", "machine"), ("engine", "model.llama"),
+    ("engine", "model.load"), ("fast.overlap", "cache.hiradix_cache"), ("machine", "cache.hiradix_cache"),
+    ("machine", "kv.host_tier"), ("schedule.ownership", "cache.hiradix_cache"),
+    ("schedule.policies", "cache.radix_cache"), ("schedule.policies", "config"),
+    ("schedule.policies", "schedule.request"), ("live", "cache.hiradix_cache"),
+}  # fmt: skip
+
+
+def short(module: str) -> str:
+    return module.removeprefix("minirad.").removeprefix("viz.")
+
+
+def test_every_module_is_in_a_room() -> None:
+    for module in modules():
+        room_of(module)
+
+
+def test_a_room_imports_only_rooms_above_it_in_the_table() -> None:
+    above: list[str] = []
+    for name, room in ROOMS.items():
+        assert set(room.may) <= set(above), name
+        above.append(name)
+
+
+def test_what_may_be_deleted_is_imported_by_measurements_only() -> None:
+    for name in ("fast", "tiers"):
+        assert [room for room, each in ROOMS.items() if name in each.may] == ["bench"]
+
+
+def test_no_new_circle() -> None:
+    for group in circles():
+        assert {each.split(".")[-1] for each in group} <= IN_CIRCLES, group
+
+
+@pytest.mark.xfail(strict=True, reason="config asks the tables of policies; recordings and their files")
+def test_no_circle() -> None:
+    assert circles() == []
+
+
+def test_no_new_breach() -> None:
+    new = [each for each in breaches() if (short(each.importer), short(each.imported)) not in BREACHES]
+    assert new == [], "see ROOMS in tests/architecture.py"
+
+
+@pytest.mark.xfail(strict=True, reason="the engine knows torch and the second tier; config knows the tables")
+def test_no_breach() -> None:
+    assert breaches() == []
+
+
+def test_what_is_loaded_by_name_is_listed_with_its_reason() -> None:
+    assert architecture.looked_up() - {"viz.simulate"} <= set(architecture.LOOKED_UP)
+
+
+@pytest.mark.xfail(strict=True, reason="minirad.simulate draws its report")
+def test_minirad_does_not_import_viz_or_lessons() -> None:
+    found = [each for name in modules() if name.startswith("minirad") for each in architecture.imports(name)]
+    assert [each for each in found if not each.imported.startswith("minirad")] == []
+
+
+def without_torch() -> list[str]:
+    return [name for name in modules() if not ROOMS[room_of(name)].torch]
+
+
+@pytest.mark.parametrize("room", [name for name, room in ROOMS.items() if not room.torch])
+def test_a_room_without_torch_does_not_bring_it(room: str, request: pytest.FixtureRequest) -> None:
+    if room == "engine":
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason="engine.py names torch's types"))
+    for module in without_torch():
+        if room_of(module) == room:
+            assert brings_torch(module) == [], " > ".join(brings_torch(module))
+
+
+def test_python_says_so_too() -> None:
+    """What is read from the source is what Python does: none of these imports brings torch."""
+    names = [name for name in without_torch() if not brings_torch(name) and not name.endswith("__main__")]
+    assert len(names) > 30
+    code = f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\n"
+    code += "    assert 'torch' not in sys.modules, name"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=architecture.ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_project_uses_the_new_paths_itself() -> None:
+    assert architecture.uses_of_old_paths() == []
