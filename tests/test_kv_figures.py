@@ -1,4 +1,4 @@
-"""viz/draw/charts.py: the numbers behind each chart equal the engine's own, and the charts say them safely."""
+"""viz/draw/charts.py: the numbers behind each chart equal the engine's, and charts say them safely."""
 
 from __future__ import annotations
 

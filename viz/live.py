@@ -64,7 +64,7 @@ PORT = 8321
 class Live:
     """Driver and server together, for tests and notebooks: `with Live(...) as live: live.url`.
 
-    host: the address to listen on; allowed: further names under which a browser may know it (viz/web/server.py).
+    host: the address to listen on; allowed: further names by which a browser may know it (viz/web/server.py).
     """
 
     driver: Driver
