@@ -569,6 +569,39 @@ def with_anchors(text: str) -> tuple[str, list[str]]:
     return ANCHOR.sub(renew, text), lost
 
 
+ROSETTA = "lessons/ROSETTA.md"
+HELD = re.compile(r"`(?P<path>[\w/]+\.py)` `(?P<name>[A-Za-z_]\w*)`")
+
+
+def with_rosetta(text: str) -> tuple[str, list[str]]:
+    """The Rosetta table with our own files where they are now: `cache/radix_cache.py` `RadixCache`.
+
+    Names that are gone are returned, those without a file, too.
+    """
+    known = {name for full in definitions() for name in (full, full.split(".")[-1])}
+    lost: list[str] = []
+
+    def renew(match: re.Match[str]) -> str:
+        try:
+            place = find(match["name"], f"minirad/{match['path']}")
+        except ValueError as error:
+            lost.append(str(error))
+            return match[0]
+        return f"`{place.path.removeprefix('minirad/')}` `{match['name']}`"
+
+    lines = text.split("\n")
+    for at, line in enumerate(lines):
+        if line.startswith("|"):
+            cells = line.split("|")
+            cells[1] = HELD.sub(renew, cells[1])
+            lines[at] = "|".join(cells)
+            names = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)*)(?:\([^`]*\))?`", cells[1])
+            lost += [
+                f"`{name}` is defined nowhere" for name in names if name not in known and name[-3:] != ".py"
+            ]
+    return "\n".join(lines), lost
+
+
 # ------------------------------------------------------------------ what is drawn
 
 
@@ -663,10 +696,10 @@ def drawn(text: str) -> tuple[str, list[str]]:
 def main(arguments: list[str]) -> int:
     """Draws the documents again; returns the exit code."""
     wrong = False
-    for name in DOCUMENTS:
+    for name in (*DOCUMENTS, ROSETTA):
         file = ROOT / name
         before = file.read_text(encoding="utf-8")
-        after, lost = drawn(before)
+        after, lost = with_rosetta(before) if name == ROSETTA else drawn(before)
         for each in lost:
             print(f"{name}: {each}", file=sys.stderr)
         wrong |= bool(lost)
