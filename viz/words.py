@@ -1,58 +1,48 @@
-"""One word for each event: what stands before its sentence on the page and in the notebook.
+"""Events in words: the tag before a sentence, and one sentence for many events.
 
-A word names one kind of event only: "touch" is a path that a match or an insert walked, "admit" a request
-that got a row. `kind` is its colour class (style.css, stepper.css); `small` ones come in great numbers, and
-the page shows them only when asked for all.
+What each kind of event says stands with the event (minirad/observe/events.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from minirad import events as ev
+from minirad.observe.event import EVENT_TYPES, TIER_SUMS, Event, Word
 
-
-class Word(NamedTuple):
-    tag: str
-    kind: str = "plain"
-    small: bool = False
+WORDS: Mapping[type[Event], Word] = {kind: kind.word for kind in EVENT_TYPES}
+PASSED = Word("passed", "wait")  # no event tells of it: a request behind a waiting one was admitted
 
 
-WORDS: Mapping[type[ev.Event], Word] = {
-    ev.RequestAdded: Word("queue"),
-    ev.RequestAdmitted: Word("admit", "hit"),
-    ev.RequestDeferred: Word("defer", "wait"),
-    ev.RequestForked: Word("fork", "commit"),
-    ev.Committed: Word("commit", "commit"),
-    ev.TokenSampled: Word("sample", small=True),
-    ev.RequestRetracted: Word("retract", "evict"),
-    ev.RequestAborted: Word("abort", "evict"),
-    ev.RequestFinished: Word("finish", "new"),
-    ev.PrefixTouched: Word("touch", "hit", small=True),
-    ev.NodeInserted: Word("insert", "new"),
-    ev.NodeGrown: Word("grow", "grown"),
-    ev.NodeSplit: Word("split", "split"),
-    ev.NodeLocked: Word("lock", "lock", small=True),
-    ev.NodeUnlocked: Word("unlock", "lock", small=True),
-    ev.NodeEvicted: Word("evict", "evict"),
-    ev.BackupStarted: Word("copy", "host"),
-    ev.BackupEnded: Word("copied", "host", small=True),
-    ev.NodeDemoted: Word("demote", "evict"),
-    ev.LoadStarted: Word("load", "hit"),
-    ev.LoadEnded: Word("loaded", "host", small=True),
-    ev.NodeAdopted: Word("again", "new"),
-    ev.HostEvicted: Word("h-evict", "evict"),
-    ev.VersionBumped: Word("weights", "evict"),
-    ev.PolicyChanged: Word("policy"),
-    ev.CacheFlushed: Word("flush", "evict"),
-    ev.SlotsAllocated: Word("alloc", small=True),
-    ev.SlotsFreed: Word("free", small=True),
-    ev.BatchScheduled: Word("batch"),
-    ev.StepEnded: Word("step", small=True),
-}
-PASSED = Word("passed", "wait")  # no event tells of it: somebody behind a waiting request was admitted
+def word_of(event: Event) -> Word:
+    """What stands before an event's sentence."""
+    return event.word
 
 
-def word_of(event: ev.Event) -> Word:
-    return WORDS.get(type(event), Word(type(event).__name__, small=True))
+def summary(events: Iterable[Event]) -> tuple[str, str]:
+    """What a stretch of events comes to: (tone, one plain sentence).
+
+    tone: "evict", "retract", "split", "hit", "new", "finish", "decode" or "", for its colour.
+    """
+    events = tuple(events)
+    if len(events) == 1:
+        return events[0].tone(), events[0].describe()
+    by: dict[type[Event], list[Any]] = {}
+    for event in events:
+        if event.headline.rank:
+            by.setdefault(type(event), []).append(event)
+    greatest = sorted(by, key=lambda kind: kind.headline.rank, reverse=True)[:2]
+    parts = [kind.together(by[kind]) for kind in greatest]
+    if not parts:
+        return "", events[-1].describe() if events else "Nothing has happened yet: the tree is empty"
+    return parts[0][0], "; ".join(text for _, text in parts)
+
+
+def tier_sums(events: Iterable[Event]) -> dict[str, int]:
+    """Tokens that a stretch of events copied to the host, demoted, loaded back, computed again although the
+    host had them, and evicted from the host."""
+    sums = dict.fromkeys(TIER_SUMS, 0)
+    for event in events:
+        if event.tier_sum:
+            sums[event.tier_sum] += len(getattr(event, "slots", ()) or getattr(event, "host_slots", ()))
+    return sums

@@ -1,0 +1,1 @@
+"""What the engine tells: events, recordings of them, and states replayed from recordings."""
