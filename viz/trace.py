@@ -131,6 +131,11 @@ class Trace:
         self._walk: _Walk | None = None
         self._views = _KeptViews(kept)
 
+    @property
+    def numbers_kept(self) -> int:
+        """How many numbers the kept views hold."""
+        return self._views.held
+
     # ------------------------------------------------------------ positions
 
     def __len__(self) -> int:
@@ -329,11 +334,8 @@ class _KeptViews:
     """The views that were asked for last, as long as they hold at most `most` numbers together."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._held = most, 0
+        self._most, self.held = most, 0
         self._views: OrderedDict[tuple[str, int], tuple[View, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._views)
 
     def get(self, key: tuple[str, int]) -> View | None:
         if key not in self._views:
@@ -344,14 +346,14 @@ class _KeptViews:
     def put(self, key: tuple[str, int], view: View) -> None:
         numbers = _numbers(view)
         self._views[key] = view, numbers
-        self._held += numbers
-        while self._held > self._most and len(self._views) > 1:
+        self.held += numbers
+        while self.held > self._most and len(self._views) > 1:
             _, (_, gone) = self._views.popitem(last=False)
-            self._held -= gone
+            self.held -= gone
 
     def clear(self) -> None:
         self._views.clear()
-        self._held = 0
+        self.held = 0
 
 
 def _numbers(view: View) -> int:

@@ -185,10 +185,11 @@ def event_type(name: str) -> type[Event] | None:
 def _register(kind: type[Event]) -> None:
     known = _BY_NAME.get(kind.__name__)
     if known is not None:
-        if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-            where = f"{known.__module__}.{known.__qualname__}"
-            raise TypeError(f"there is an event called {kind.__name__} already: {where}")
-        forget(known)  # a dataclass with slots is made twice; the second one counts
+        if known.__module__ != kind.__module__:
+            raise TypeError(f"there is an event called {kind.__name__} already, in {known.__module__}")
+        forget(
+            known
+        )  # a dataclass with slots is made twice, a notebook's cell runs twice: the last one counts
     EVENT_TYPES[kind] = kind.__name__
     _BY_NAME[kind.__name__] = kind
 

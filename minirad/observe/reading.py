@@ -14,6 +14,7 @@ Nothing is fetched, and no name in a file is looked up here.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import re
@@ -97,6 +98,7 @@ _KINDS: dict[str, tuple[Check, str]] = {
     "bool": (_truth, "true or false"),
     "str": (_text, "a text"),
     "Ints": (_ids, "a list of whole numbers, 0 or more"),
+    "tuple[int, ...]": (_ids, "a list of whole numbers, 0 or more"),
     "tuple[str, ...]": (_many(_text), "a list of texts"),
     "int | None": (_or_none(_whole), "a whole number or null"),
     "str | None": (_or_none(_text), "a text or null"),
@@ -129,9 +131,10 @@ def _checks_of(kind: type[Event]) -> dict[str, tuple[Check, str]]:
     if kind not in _CHECKS:
         checks = {}
         for each in dataclasses.fields(kind):  # type: ignore[arg-type]
-            check = _FIELDS.get(each.name) or _KINDS.get(str(each.type))
+            declared = each.type if isinstance(each.type, str) else inspect.formatannotation(each.type)
+            check = _FIELDS.get(each.name) or _KINDS.get(declared.removeprefix("ev."))
             if check is None:
-                what = f"event {kind.__name__}: a recording cannot hold {each.name}: {each.type}"
+                what = f"event {kind.__name__}: a recording cannot hold {each.name}: {declared}"
                 raise TypeError(f"{what}; it can hold {', '.join(_KINDS)}")
             checks[each.name] = check
         _CHECKS[kind] = checks
@@ -147,6 +150,12 @@ def event_fields(event: Event) -> list[Any]:
     return [kind.__name__, *(getattr(event, name) for name in _checks_of(kind))]
 
 
+def _least_fields(kind: type[Event]) -> int:
+    """How many fields a recording has at least: those with a default came later than some recordings."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    return sum(each.default is dataclasses.MISSING for each in fields)
+
+
 def parse_event(flat: Any) -> Event:
     """[name, field, ...] as an event, its types checked."""
     named = type(flat) is list and bool(flat) and type(flat[0]) is str
@@ -154,8 +163,9 @@ def parse_event(flat: Any) -> Event:
     if kind is None:
         raise ValueError(f"there is no event {reprlib.repr(flat)}")
     checks, values = _checks_of(kind), flat[1:]
-    require(len(values) == len(checks), f"{flat[0]} has {len(checks)} fields, here there are {len(values)}")
-    for value, (name, (check, meaning)) in zip(values, checks.items(), strict=True):
+    fits = _least_fields(kind) <= len(values) <= len(checks)
+    require(fits, f"{flat[0]} has {len(checks)} fields, here there are {len(values)}")
+    for value, (name, (check, meaning)) in zip(values, checks.items(), strict=False):
         require(check(value), f"{flat[0]}: {name} must be {meaning}, got {reprlib.repr(value)}")
     return kind(*(tuple(value) if type(value) is list else value for value in values))
 
