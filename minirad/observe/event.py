@@ -38,7 +38,8 @@ STATUSES = (
 )  # fmt: skip
 MARKS_OF_TIME = ("split", "evict", "retract")  # on the time line, each with a button that jumps to the next
 TIER_SUMS = ("copied", "demoted", "loaded", "again", "host_evicted")  # tokens that moved between the tiers
-_CHOICES = {"status": STATUSES, "mark": MARKS_OF_TIME, "tier_sum": TIER_SUMS}
+VICTIM_FATES = ("evicted", "demoted", "host")  # gone; on the host only; gone from the host
+_CHOICES = {"status": STATUSES, "mark": MARKS_OF_TIME, "tier_sum": TIER_SUMS, "victim": VICTIM_FATES}
 
 
 class Word(NamedTuple):
@@ -97,6 +98,9 @@ class Event:
     status: ClassVar[str] = ""  # one of STATUSES, for the nodes that it `marks`; "": they look as before
     colour: ClassVar[str] = ""  # of its sentence when it is told alone; "": as its mark
     tier_sum: ClassVar[str] = ""  # one of TIER_SUMS, to which its slots are counted; "": none
+    victim: ClassVar[str] = ""  # one of VICTIM_FATES, for evictions: they have policy, reason and runner_up
+    by_caller: ClassVar[str] = ""  # what a caller did to the engine beside asking, in the plural
+    is_turn: ClassVar[bool] = False  # a thinned-out export keeps its step, as it does every step with a mark
     ends_frame: ClassVar[bool] = False  # a step is over with it
     begins_scene: ClassVar[bool] = False  # where a recording has no scenes with titles of its own
 
@@ -153,6 +157,10 @@ class Event:
     def marks(self, nodes: Mapping[int, State]) -> Sequence[int]:
         """The nodes that are drawn as `status` because of it. nodes: those in the tree before it."""
         return self.touches()
+
+    def says(self) -> Ints:
+        """Token ids whose text belongs behind its sentence."""
+        return ()
 
     def split_off(self) -> tuple[int, int] | None:
         """(new node, the node whose first tokens it took), if it divides one."""

@@ -145,7 +145,8 @@ class RequestAdmitted(Event):
     length: int
     attempt: int
 
-    word, headline, status, begins_scene = Word("admit", "hit"), Headline(120), "hit", True
+    word, headline, status = Word("admit", "hit"), Headline(120), "hit"
+    begins_scene = is_turn = True
 
     def describe(self) -> str:
         again = f" (attempt {self.attempt})" if self.attempt > 1 else ""
@@ -288,6 +289,9 @@ class TokenSampled(Event):
     def apply(self, state: ReplayState) -> None:
         state.requests[self.request]["length"] = self.position + 1
 
+    def says(self) -> Ints:
+        return (self.token,)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestRetracted(Event):
@@ -326,7 +330,7 @@ class RequestAborted(Event):
     request: str
     freed: int
 
-    word, headline = Word("abort", "evict"), Headline(10)
+    word, headline, by_caller = Word("abort", "evict"), Headline(10), "aborts"
 
     def describe(self) -> str:
         return f"{self.request} aborted, {_n(self.freed, 'private slot')} freed"
@@ -576,7 +580,7 @@ class NodeEvicted(Event):
     runner_up: int | None
 
     word, headline = Word("evict", "evict"), Headline(160, "evict")
-    mark, status = "evict", "evicted"
+    mark, status, victim = "evict", "evicted", "evicted"
 
     def describe(self) -> str:
         free = _n(len(self.slots), "slot")
@@ -667,7 +671,7 @@ class NodeDemoted(Event):
     runner_up: int | None
 
     word, headline = Word("demote", "evict"), Headline(150, "evict")
-    mark, status, tier_sum = "evict", "demoted", "demoted"
+    mark, status, victim, tier_sum = "evict", "demoted", "demoted", "demoted"
 
     def describe(self) -> str:
         return (
@@ -702,7 +706,7 @@ class LoadStarted(Event):
     slots: Ints
 
     word, headline = Word("load", "hit"), Headline(140, "hit")
-    status, colour, tier_sum = "loaded", "hit", "loaded"
+    status, colour, tier_sum, is_turn = "loaded", "hit", "loaded", True
 
     def describe(self) -> str:
         names = " → ".join(map(node_name, self.nodes))
@@ -795,7 +799,7 @@ class HostEvicted(Event):
     runner_up: int | None
 
     word, headline = Word("h-evict", "evict"), Headline(60)
-    mark, status, tier_sum = "evict", "evicted", "host_evicted"
+    mark, status, victim, tier_sum = "evict", "evicted", "host", "host_evicted"
 
     def describe(self) -> str:
         return (
@@ -826,6 +830,7 @@ class VersionBumped(Event):
     new: Ints
 
     word, headline, colour = Word("weights", "evict"), Headline(170, "evict"), "evict"
+    by_caller, is_turn = "new weights", True
 
     def describe(self) -> str:
         return f"weights version {self.version}: nothing that was cached before matches any more"
@@ -853,6 +858,7 @@ class PolicyChanged(Event):
     new: str
 
     word, headline = Word("policy"), Headline(80)
+    by_caller, is_turn = "policy changes", True
 
     def describe(self) -> str:
         return f"eviction policy changed from {self.old} to {self.new}"
@@ -868,7 +874,7 @@ class CacheFlushed(Event):
     tokens: int
 
     word, headline = Word("flush", "evict"), Headline(180, "evict")
-    status, colour = "evicted", "evict"
+    status, colour, by_caller = "evicted", "evict", "flushes"
 
     def describe(self) -> str:
         return f"cache flushed: {_n(self.tokens, 'token')} forgotten"
