@@ -231,8 +231,14 @@ def test_a_silent_tree_is_exact_by_step(make_engine):
         assert view.state["requests"] == snapshot["requests"]
         seen |= set(view.status.values())
     assert {"new", "hit", "evicted", "locked"} <= seen
+    hits = 0
     for index in range(trace.count("event")):
-        trace.view("event", index)  # not exact, but never an error
+        view = trace.view("event", index)  # not exact, but never an error
+        if isinstance(event := (view.events or (None,))[-1], ev.RequestAdmitted) and event.matched:
+            path = path_of(view.nodes, event.node)
+            assert all("hit" in {view.status[n], *view.also.get(n, ())} for n in path)
+            hits += bool(path)
+    assert hits, "a hit is told at the admission, as with a tree that tells events"
 
 
 def test_sentences(make_engine):

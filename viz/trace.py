@@ -114,7 +114,9 @@ class View:
 
 
 class Trace:
-    """Random access to a recording. decode: token ids -> text; None finds the recording's own.
+    """Random access to a recording (minirad.traces.Trace is another thing: a log of requests).
+
+    decode: token ids -> text; None finds the recording's own.
 
     kept: how many numbers the views that are kept for the next asking may hold; the latest is always kept.
     """
@@ -419,7 +421,7 @@ class _Walk:
         """Remembers what an event means for the drawing. nodes: those of the tree, before it happened."""
         if not event.status:
             return
-        for number in event.marks(nodes):
+        for number in event.with_status(nodes):
             words = self.happened.setdefault(number, set())
             if event.status in _TIER_MOVES:
                 words -= _TIER_MOVES

@@ -1,4 +1,4 @@
-"""The bus that carries events from the engine to whoever subscribed.
+"""The bus that carries events from the engine to its handlers.
 
 The emit sites ask first:
 
@@ -20,7 +20,7 @@ Handler = Callable[[Any], None]
 
 
 class EventBus:
-    """Carries events from the engine to whoever subscribed. Synchronous and in order."""
+    """Carries events from the engine to its handlers. Synchronous and in order."""
 
     def __init__(self) -> None:
         self._all: list[Handler] = []

@@ -95,7 +95,7 @@ class Event:
     word: ClassVar[Word]
     headline: ClassVar[Headline] = Headline()
     mark: ClassVar[str] = ""  # one of MARKS_OF_TIME; "": none
-    status: ClassVar[str] = ""  # one of STATUSES, for the nodes that it `marks`; "": they look as before
+    status: ClassVar[str] = ""  # one of STATUSES, for the nodes `with_status`; "": they look as before
     colour: ClassVar[str] = ""  # of its sentence when it is told alone; "": as its mark
     tier_sum: ClassVar[str] = ""  # one of TIER_SUMS, to which its slots are counted; "": none
     victim: ClassVar[str] = ""  # one of VICTIM_FATES, for evictions: they have policy, reason and runner_up
@@ -154,8 +154,8 @@ class Event:
         request = getattr(self, "request", None)
         return (request,) if request else ()
 
-    def marks(self, nodes: Mapping[int, State]) -> Sequence[int]:
-        """The nodes that are drawn as `status` because of it. nodes: those in the tree before it."""
+    def with_status(self, nodes: Mapping[int, State]) -> Sequence[int]:
+        """The nodes that get its `status`. nodes: those in the tree before it."""
         return self.touches()
 
     def says(self) -> Ints:
@@ -215,6 +215,8 @@ def require(holds: bool, message: str) -> None:
 
 class ReplayState:
     """An engine's state, moved on by events. Starts from a snapshot, which it does not change.
+
+    No engine runs: a simulation's Replay (minirad.simulate) is another thing.
 
     nodes, requests: by number and by name, in the shape of `Engine.snapshot()`; waiting: the queue.
     tree: what a snapshot says of the whole tree; rest: what it says beside (step, kv_tokens, free).

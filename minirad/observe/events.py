@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minirad.observe.bus import (
-    EventBus as EventBus,  # with these, `import events as ev` has all that is needed
-)
+from minirad.observe.bus import EventBus as EventBus
 from minirad.observe.event import CPU, GPU, BlockStream, ReplayState, check_host_slots, request_order, require
 from minirad.observe.event import EVENT_TYPES as EVENT_TYPES
 from minirad.observe.event import Event as Event
@@ -171,7 +169,7 @@ class RequestAdmitted(Event):
             f"{self.request} is admitted with {self.cached} of {self.length} tokens cached",
         )
 
-    def marks(self, nodes: Mapping[int, State]) -> Sequence[int]:
+    def with_status(self, nodes: Mapping[int, State]) -> Sequence[int]:
         return path_of(nodes, self.node) if self.matched else ()
 
     def tone(self) -> str:
@@ -401,7 +399,7 @@ class PrefixTouched(Event):
     def touches(self) -> Ints:
         return self.path
 
-    def marks(self, nodes: Mapping[int, State]) -> Sequence[int]:
+    def with_status(self, nodes: Mapping[int, State]) -> Sequence[int]:
         return self.path if self.hit else ()
 
     def tone(self) -> str:
@@ -515,7 +513,7 @@ class NodeSplit(Event):
     def touches(self) -> Ints:
         return self.upper, self.lower
 
-    def marks(self, nodes: Mapping[int, State]) -> Sequence[int]:
+    def with_status(self, nodes: Mapping[int, State]) -> Sequence[int]:
         return (self.upper,)
 
     def split_off(self) -> tuple[int, int] | None:
@@ -820,7 +818,7 @@ class HostEvicted(Event):
 
 @dataclass(frozen=True, slots=True)
 class VersionBumped(Event):
-    """The model's weights changed: nodes of the old ones moved to namespaces that nobody can name.
+    """The model's weights changed: nodes of the old ones moved to namespaces that no request can name.
 
     old, new: the number of each namespace that had nodes, and the one that they are in now.
     """
@@ -887,7 +885,7 @@ class CacheFlushed(Event):
     def to_blocks(self, stream: BlockStream) -> None:
         stream.clear(forget=True)
 
-    def marks(self, nodes: Mapping[int, State]) -> Sequence[int]:
+    def with_status(self, nodes: Mapping[int, State]) -> Sequence[int]:
         return tuple(nodes)
 
 
@@ -962,7 +960,7 @@ class BatchScheduled(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepEnded(Event):
-    """The books of the step. Token counts are of the pool; `seconds` is wall-clock time."""
+    """The pool at the end of a step, counted in tokens; `seconds` is wall-clock time."""
 
     step: int
     kind: str

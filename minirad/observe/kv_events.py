@@ -16,7 +16,7 @@ with the fields of vLLM's (SGLang's are the first few of them), and `BlockTable`
 listens to these three and knows at any time what the tree holds. A split, a lock or a hit says nothing
 here, and neither does whatever happens to blocks of old weights: new weights clear everything, since
 nothing that was there can be matched any more, though its slots are evicted only in time. A block that is
-loaded back is in the device's pool from the moment the load begins: whoever computes with it waits for it.
+loaded back is in the device's pool from the moment the load begins: a batch that needs it waits for it.
 
     with open("events.jsonl", "w") as file:
         stream = KVEventStream(engine.cache, lambda event: print(json.dumps(as_dict(event)), file=file))
@@ -39,7 +39,7 @@ import numpy as np
 
 from minirad.cache.radix_cache import RadixCache
 from minirad.checks import said
-from minirad.observe.event import CPU as CPU  # the media, for whoever reads KV events
+from minirad.observe.event import CPU as CPU  # the media of these events
 from minirad.observe.event import EVENT_TYPES, Event, Ints
 from minirad.observe.event import GPU as GPU
 
@@ -323,7 +323,7 @@ class BlockTable:
     def prefixes(self, medium: str) -> set[tuple[Any, tuple[int, ...]]]:
         """(extra key, all tokens from the beginning to the end of a block) for each block in a medium.
 
-        ValueError where a block stands behind one that nobody has told of (who listens came late).
+        ValueError where a block stands behind one that was never told: the table listens since later.
         """
         known: dict[int, tuple[int | None, tuple[int, ...], Any]] = {}
         for table in self._stored.values():  # what comes before a block may lie in the other medium

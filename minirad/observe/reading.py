@@ -1,14 +1,9 @@
 """Reading the lines of a recording, which is data from a stranger: bounded, and every field typed.
 
-Whoever draws a recording, or asks an engine what it asked, relies on this: every field has the type that its
-event declares, every slot lies in the pool, every node, request and path is there when an event names it,
-parents form no circle, and each keyframe is what the events before it lead to. Sizes are bounded, so that a
-short file cannot ask for much memory.
-
-What is wrong in the header refuses the file. What is wrong further on ends the reading there: the frames
-before it are whole, and `Recording.missing` says what is not to be had, with file and line.
-
-Nothing is fetched, and no name in a file is looked up here.
+Pictures of a recording, and an engine that is asked again what it asked, rely on this: every field has the
+type that its event declares, and in a whole state every slot lies in the pool and parents form no circle.
+Sizes are bounded, so that a short file cannot ask for much memory. Whether an event fits the state that it
+meets is looked at in replay.py.
 """
 
 from __future__ import annotations

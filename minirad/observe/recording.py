@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from minirad import command
 from minirad.checks import path as a_path
 from minirad.checks import whole
+from minirad.command import named
 from minirad.observe.event import Event, ReplayState
 from minirad.observe.reading import NotJson, check_state, parse_frame, parse_header, read_line
 from minirad.observe.replay import Frame, FrameCheck, apply_frame, json_line
@@ -80,7 +80,7 @@ class Recording:
     def save(self, path: str | Path) -> None:
         """Writes header and frames as JSON lines."""
         path = a_path("path", path)
-        with command.named(path), path.open("wb") as file:
+        with named(path), path.open("wb") as file:
             file.write(encoded(header_line(self.header)))
             file.writelines(encoded(frame.to_json() + "\n") for frame in self.frames)
 
