@@ -117,7 +117,6 @@ class Trace:
     """Random access to a recording (minirad.traces.Trace is another thing: a log of requests).
 
     decode: token ids -> text; None finds the recording's own.
-
     kept: how many numbers the views that are kept for the next asking may hold; the latest is always kept.
     """
 
