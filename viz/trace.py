@@ -53,8 +53,16 @@ from minirad.observe.snapshot import (
     tier_of,
     units,
 )
-from viz.decode import Decode, decoder_for, decoder_from, decoder_of, ids_as_text, local_folder
-from viz.words import summary, tier_sums
+from viz.words import (
+    Decode,
+    decoder_for,
+    decoder_from,
+    decoder_of,
+    ids_as_text,
+    local_folder,
+    summary,
+    tier_sums,
+)
 
 # With its own names, those that pictures ask for together with them.
 __all__ = [

@@ -132,12 +132,12 @@ class Event:
         By default: the request, the nodes and the slots that it names are there.
         """
         request = getattr(self, "request", None)
-        require(request is None or request in state.requests, f"there is no request {request}")
+        expect(request is None or request in state.requests, f"there is no request {request}")
         for name in ("path", "nodes"):
             for number in getattr(self, name, ()):
-                require(number in state.nodes, f"there is no node {number}")
-        state.require_node(getattr(self, "node", 0))
-        state.require_slots(self, getattr(self, "slots", ()))
+                expect(number in state.nodes, f"there is no node {number}")
+        state.expect_node(getattr(self, "node", 0))
+        state.expect_slots(self, getattr(self, "slots", ()))
 
     def to_blocks(self, stream: BlockStream) -> None:
         """What it says to a router; nothing for most kinds."""
@@ -207,7 +207,7 @@ def forget(kind: type[Event]) -> None:
     del EVENT_TYPES[kind], _BY_NAME[kind.__name__]
 
 
-def require(holds: bool, message: str) -> None:
+def expect(holds: bool, message: str) -> None:
     """ValueError(message) unless it holds."""
     if not holds:
         raise ValueError(message)
@@ -277,11 +277,11 @@ class ReplayState:
 
     # ------------------------------------------------------------ what `Event.check` asks
 
-    def require_node(self, number: int) -> None:
+    def expect_node(self, number: int) -> None:
         """ValueError unless this is the root or a node in the tree."""
-        require(number == 0 or number in self.nodes, f"there is no node {number}")
+        expect(number == 0 or number in self.nodes, f"there is no node {number}")
 
-    def require_slots(self, event: Event, slots: Sequence[int]) -> None:
+    def expect_slots(self, event: Event, slots: Sequence[int]) -> None:
         """ValueError unless these slots are in the pool."""
         check_slots(slots, self.rest["kv_tokens"], self.page_size, type(event).__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from minirad.observe.bus import EventBus as EventBus
-from minirad.observe.event import CPU, GPU, BlockStream, ReplayState, check_host_slots, request_order, require
+from minirad.observe.event import CPU, GPU, BlockStream, ReplayState, check_host_slots, request_order, expect
 from minirad.observe.event import EVENT_TYPES as EVENT_TYPES
 from minirad.observe.event import Event as Event
 from minirad.observe.event import Headline as Headline
@@ -59,8 +59,8 @@ def _forget_request(state: ReplayState, request: str) -> None:
 def _check_units(event: NodeInserted | NodeGrown, state: ReplayState) -> None:
     """Its tokens are one id or two (bigram keys) for each slot."""
     size = len(event.slots)
-    state.require_slots(event, event.slots)
-    require(
+    state.expect_slots(event, event.slots)
+    expect(
         size > 0 and len(event.tokens) in (size, 2 * size),
         f"node {event.node} gets {len(event.tokens)} tokens and {size} slots",
     )
@@ -68,14 +68,14 @@ def _check_units(event: NodeInserted | NodeGrown, state: ReplayState) -> None:
 
 def _check_tier(event: Event, state: ReplayState, nodes: Ints) -> None:
     """There is a second tier, and the nodes are there."""
-    require(state.tiers, f"{type(event).__name__}: this tree has no host tier")
+    expect(state.tiers, f"{type(event).__name__}: this tree has no host tier")
     for number in nodes:
-        require(number in state.nodes, f"there is no node {number}")
-    state.require_slots(event, getattr(event, "slots", ()))
+        expect(number in state.nodes, f"there is no node {number}")
+    state.expect_slots(event, getattr(event, "slots", ()))
 
 
 def _check_count(event: Event, wanted: int, found: int) -> None:
-    require(wanted == found, f"{type(event).__name__} brings {found} slots for {wanted} tokens")
+    expect(wanted == found, f"{type(event).__name__} brings {found} slots for {wanted} tokens")
 
 
 # ------------------------------------------------------------------ requests
@@ -122,8 +122,8 @@ class RequestAdded(Event):
         state.waiting.append(self.request)
 
     def check(self, state: ReplayState) -> None:
-        require(self.request not in state.requests, f"request {self.request} is added twice")
-        require(bool(self.token_ids), f"request {self.request} has an empty prompt")
+        expect(self.request not in state.requests, f"request {self.request} is added twice")
+        expect(bool(self.token_ids), f"request {self.request} has an empty prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class RequestAdmitted(Event):
 
     def check(self, state: ReplayState) -> None:
         Event.check(self, state)
-        require(
+        expect(
             0 <= self.cached <= self.length and self.length > 0,
             f"{self.request} is admitted with {self.cached} of {self.length} tokens cached",
         )
@@ -230,8 +230,8 @@ class RequestForked(Event):
         state.requests[self.request] = sample
 
     def check(self, state: ReplayState) -> None:
-        require(self.leader in state.requests, f"there is no request {self.leader}")
-        require(self.request not in state.requests, f"request {self.request} is added twice")
+        expect(self.leader in state.requests, f"there is no request {self.leader}")
+        expect(self.request not in state.requests, f"request {self.request} is added twice")
 
     def about(self) -> tuple[str, ...]:
         return self.request, self.leader
@@ -437,8 +437,8 @@ class NodeInserted(Event):
         }  # fmt: skip
 
     def check(self, state: ReplayState) -> None:
-        require(self.node > 0 and self.node not in state.nodes, f"node {self.node} is inserted twice")
-        state.require_node(self.parent)
+        expect(self.node > 0 and self.node not in state.nodes, f"node {self.node} is inserted twice")
+        state.expect_node(self.parent)
         _check_units(self, state)
 
     def to_blocks(self, stream: BlockStream) -> None:
@@ -466,7 +466,7 @@ class NodeGrown(Event):
         node["slots"] += self.slots
 
     def check(self, state: ReplayState) -> None:
-        require(self.node in state.nodes, f"there is no node {self.node}")
+        expect(self.node in state.nodes, f"there is no node {self.node}")
         _check_units(self, state)
 
     def to_blocks(self, stream: BlockStream) -> None:
@@ -502,10 +502,10 @@ class NodeSplit(Event):
         state.nodes[self.upper] = upper
 
     def check(self, state: ReplayState) -> None:
-        require(self.lower in state.nodes, f"there is no node {self.lower}")
-        require(self.upper not in state.nodes, f"node {self.upper} is made twice")
+        expect(self.lower in state.nodes, f"there is no node {self.lower}")
+        expect(self.upper not in state.nodes, f"node {self.upper} is made twice")
         size = units(state.nodes[self.lower])
-        require(0 < self.at < size, f"node {self.lower} of {size} tokens is split at {self.at}")
+        expect(0 < self.at < size, f"node {self.lower} of {size} tokens is split at {self.at}")
 
     def to_blocks(self, stream: BlockStream) -> None:
         stream.split(self.upper, self.lower, self.at)
@@ -839,7 +839,7 @@ class VersionBumped(Event):
             node["namespace"] = renamed.get(node["namespace"], node["namespace"])
 
     def check(self, state: ReplayState) -> None:
-        require(len(self.old) == len(self.new), "VersionBumped names other namespaces than it renames")
+        expect(len(self.old) == len(self.new), "VersionBumped names other namespaces than it renames")
 
     def to_blocks(self, stream: BlockStream) -> None:
         stream.clear(forget=False)
@@ -945,7 +945,7 @@ class BatchScheduled(Event):
         return f"{self.kind} batch of {_n(sum(self.tokens), 'token')}: {who}"
 
     def check(self, state: ReplayState) -> None:
-        require(len(self.requests) == len(self.tokens), "BatchScheduled has not one count for each request")
+        expect(len(self.requests) == len(self.tokens), "BatchScheduled has not one count for each request")
 
     def about(self) -> tuple[str, ...]:
         return self.requests

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minirad.config import EngineConfig
-from minirad.observe.event import Event, check_host_slots, check_slots, event_type, require
+from minirad.observe.event import Event, check_host_slots, check_slots, event_type, expect
 from minirad.observe.snapshot import State
 
 SCHEMA = 1  # of recordings
@@ -112,10 +112,10 @@ _FIELDS: dict[str, tuple[Check, str]] = {
 
 def _check_fields(record: Any, kinds: Mapping[str, tuple[Check, str]], what: str) -> None:
     """All of `kinds` are in the record (a dict) and are what they have to be."""
-    require(type(record) is dict, f"{what} must be an object, got {reprlib.repr(record)}")
+    expect(type(record) is dict, f"{what} must be an object, got {reprlib.repr(record)}")
     for name, (check, meaning) in kinds.items():
-        require(name in record, f"{what} has no {name!r}")
-        require(check(record[name]), f"{what}: {name} must be {meaning}, got {reprlib.repr(record[name])}")
+        expect(name in record, f"{what} has no {name!r}")
+        expect(check(record[name]), f"{what}: {name} must be {meaning}, got {reprlib.repr(record[name])}")
 
 
 _CHECKS: dict[type[Event], dict[str, tuple[Check, str]]] = {}
@@ -159,9 +159,9 @@ def parse_event(flat: Any) -> Event:
         raise ValueError(f"there is no event {reprlib.repr(flat)}")
     checks, values = _checks_of(kind), flat[1:]
     fits = _least_fields(kind) <= len(values) <= len(checks)
-    require(fits, f"{flat[0]} has {len(checks)} fields, here there are {len(values)}")
+    expect(fits, f"{flat[0]} has {len(checks)} fields, here there are {len(values)}")
     for value, (name, (check, meaning)) in zip(values, checks.items(), strict=False):
-        require(check(value), f"{flat[0]}: {name} must be {meaning}, got {reprlib.repr(value)}")
+        expect(check(value), f"{flat[0]}: {name} must be {meaning}, got {reprlib.repr(value)}")
     return kind(*(tuple(value) if type(value) is list else value for value in values))
 
 
@@ -199,25 +199,25 @@ def check_state(state: Any) -> None:
     _check_fields(tree, {**_TREE, **(_HOST_TREE if tiers else {})}, "the tree")
     page = tree["page_size"]
     for what, size in (("kv_tokens", state["kv_tokens"]), ("host_tokens", tree.get("host_tokens", 0))):
-        require(size // page <= MOST_PAGES, f"{what} {size} are more than {MOST_PAGES} pages of {page}")
+        expect(size // page <= MOST_PAGES, f"{what} {size} are more than {MOST_PAGES} pages of {page}")
     seen: dict[int, State] = {}
     for node in tree["nodes"]:
         _check_fields(node, {**_TREE_NODE, **(_HOST_NODE if tiers else {})}, "a node")
-        require(node["id"] not in seen, f"node {node['id']} is there twice")
+        expect(node["id"] not in seen, f"node {node['id']} is there twice")
         seen[node["id"]] = node
         _check_node(node, state["kv_tokens"], tree)
     _check_parents({number: node["parent"] for number, node in seen.items()})
-    require(type(state.get("requests")) is dict, "the state has no object of requests")
+    expect(type(state.get("requests")) is dict, "the state has no object of requests")
     for name, request in state["requests"].items():
-        require(_name(name), f"a request has a name such as R3 or R3.1, not {reprlib.repr(name)}")
+        expect(_name(name), f"a request has a name such as R3 or R3.1, not {reprlib.repr(name)}")
         _check_fields(request, _STATE_REQUEST, f"request {name}")
         check_slots(request["slots"], state["kv_tokens"], page, f"request {name}")
-        require(
+        expect(
             request["node"] is None or request["node"] == 0 or request["node"] in seen,
             f"request {name} is at node {request['node']}, which is not there",
         )
     unknown = [name for name in state["waiting"] if name not in state["requests"]]
-    require(not unknown, f"{unknown[:1]} waits, but there is no such request")
+    expect(not unknown, f"{unknown[:1]} waits, but there is no such request")
 
 
 def _check_node(node: State, tokens: int, tree: State) -> None:
@@ -227,7 +227,7 @@ def _check_node(node: State, tokens: int, tree: State) -> None:
     if host:
         check_host_slots(host, tree, what)
     fits = len(node["slots"]) in (0, size) and len(host) in (0, size)
-    require(
+    expect(
         fits and size > 0 and len(node["tokens"]) in (size, 2 * size),
         f"{what} has {len(node['tokens'])} tokens, {len(node['slots'])} slots and {len(host)} in host memory",
     )
@@ -240,7 +240,7 @@ def _check_parents(parents: Mapping[int, int]) -> None:
         path: set[int] = set()
         node = start
         while node in parents and node not in fine:
-            require(node not in path, f"node {node} is its own ancestor")
+            expect(node not in path, f"node {node} is its own ancestor")
             path.add(node)
             node = parents[node]
         fine |= path
@@ -252,7 +252,7 @@ def _check_parents(parents: Mapping[int, int]) -> None:
 def _parsed(line: bytes) -> Any:
     """The JSON of a line; ValueError."""
     parts = line.count(b"[") + line.count(b"{")
-    require(parts <= MOST_PARTS, f"{parts} lists and objects in one line; at most {MOST_PARTS} are read")
+    expect(parts <= MOST_PARTS, f"{parts} lists and objects in one line; at most {MOST_PARTS} are read")
     try:
         return json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
@@ -270,14 +270,14 @@ def _no_number(name: str) -> Any:
 def parse_frame(line: bytes | str) -> tuple[int, int, tuple[Event, ...], State | None, str | None]:
     """The fields of a `replay.Frame` from its line, their types checked. ValueError says what is wrong."""
     read = _parsed(line.encode() if isinstance(line, str) else line)
-    require(type(read) is dict, f"not a frame: an object was expected, not {type(read).__name__}")
+    expect(type(read) is dict, f"not a frame: an object was expected, not {type(read).__name__}")
     kinds = {
         "frame": _SIZE, "step": _SIZE, "events": (lambda v: type(v) is list, "a list")
     }  # fmt: skip
     _check_fields(read, kinds, "not a frame: it")
     scene, keyframe = read.get("scene"), read.get("keyframe")
-    require(scene is None or _text(scene), f"scene must be a text, got {reprlib.repr(scene)}")
-    require(keyframe is None or type(keyframe) is dict, "keyframe must be an object")
+    expect(scene is None or _text(scene), f"scene must be a text, got {reprlib.repr(scene)}")
+    expect(keyframe is None or type(keyframe) is dict, "keyframe must be an object")
     return read["frame"], read["step"], tuple(map(parse_event, read["events"])), keyframe, scene
 
 
@@ -305,7 +305,7 @@ def parse_header(line: bytes, path: Path | str) -> State:
 def _check_about(header: State) -> None:
     """What the header says of engine, model and workload."""
     for name in ("config", "model", "notes"):
-        require(
+        expect(
             name not in header or type(header[name]) is dict,
             f"{name} must be an object, got {reprlib.repr(header.get(name))}",
         )
@@ -329,5 +329,5 @@ _NOTES = {
 def read_line(file: IO[bytes]) -> bytes:
     """The next line; b"" at the end. ValueError if it is longer than any frame."""
     line = file.readline(LONGEST_LINE + 1)
-    require(len(line) <= LONGEST_LINE, f"longer than {LONGEST_LINE >> 20} MiB, which no frame is")
+    expect(len(line) <= LONGEST_LINE, f"longer than {LONGEST_LINE >> 20} MiB, which no frame is")
     return line

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minirad.observe.event import Event, ReplayState, require
+from minirad.observe.event import Event, ReplayState, expect
 from minirad.observe.reading import MOST_ROWS, check_state, event_fields, parse_frame
 from minirad.observe.snapshot import State
 
@@ -98,7 +98,7 @@ class CheckedReplay(ReplayState):
             size = len(self.requests[name]["slots"]) if name in self.requests else 0
             self._held += size - self._rows.get(name, 0)
             self._rows[name] = size
-        require(
+        expect(
             self._held <= MOST_ROWS,
             f"{self._held} slots in the rows of requests; at most {MOST_ROWS} are read",
         )
