@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from minirad.observe.bus import EventBus as EventBus
-from minirad.observe.event import CPU, GPU, BlockStream, ReplayState, check_host_slots, request_order, expect
+from minirad.observe.event import CPU, GPU, BlockStream, ReplayState, check_host_slots, expect, request_order
 from minirad.observe.event import EVENT_TYPES as EVENT_TYPES
 from minirad.observe.event import Event as Event
 from minirad.observe.event import Headline as Headline
