@@ -412,7 +412,7 @@ class Engine:
         if not self.transaction.running:  # a recorder asks in the middle of a step
             with self.transaction:
                 self._settle()
-        state: dict[str, Any] = room("snapshot").engine_snapshot(self)
+        state: dict[str, Any] = room("observe.snapshot").engine_snapshot(self)
         return state
 
     # ------------------------------------------------------------ text

@@ -439,7 +439,7 @@ def test_a_tree_of_its_own_is_rebuilt_as_well(write: str | None, page: int) -> N
 def test_a_stream_that_overhears_an_event_is_found(
     monkeypatch: pytest.MonkeyPatch, kind: Any, write: str
 ) -> None:
-    monkeypatch.setattr(KVEventStream, f"_on_{kind.__name__}", lambda self, event: None)
+    monkeypatch.setattr(kind, "to_blocks", lambda event, stream: None)
     with pytest.raises((AssertionError, LookupError)):
         for page, seed in itertools.product((1, 2), range(4)):
             random_tree(write, page, seed)

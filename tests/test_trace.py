@@ -99,6 +99,23 @@ def test_the_scene_at_the_growing_end_is_never_stale(make_engine):
         assert trace.view("scene", index) == afresh.view("scene", index)
 
 
+def test_the_views_that_are_kept_are_bounded_by_what_they_hold(make_engine):
+    recorder, snapshots = busy_run(make_engine, 4)
+    wide, narrow, none = (Trace(recorder, ids_as_text, kept) for kept in (1_000_000, 3000, 0))
+    for index, snapshot in enumerate(snapshots):
+        for trace in (wide, narrow, none):
+            assert trace.view("step", index).state == snapshot
+        assert narrow.numbers_kept <= 3000
+    assert wide.view("step", 0) is wide.view("step", 0), "all of them fit"
+    assert none.view("step", 5) is none.view("step", 5), "the latest is kept, however large"
+    assert 3000 < wide.numbers_kept <= 1_000_000 and 0 < none.numbers_kept < 3000
+    one = Trace(recorder, ids_as_text)
+    held = one.view("step", len(snapshots) - 1).state
+    lists = [*held["tree"]["nodes"], *held["requests"].values()]
+    numbers = sum(len(each.get("tokens", ())) + len(each["slots"]) for each in lists)
+    assert one.numbers_kept > numbers, "tokens and slots are counted"
+
+
 def test_positions_convert(make_engine):
     recorder, _ = busy_run(make_engine, 1)
     trace = Trace(recorder, ids_as_text)
@@ -214,8 +231,14 @@ def test_a_silent_tree_is_exact_by_step(make_engine):
         assert view.state["requests"] == snapshot["requests"]
         seen |= set(view.status.values())
     assert {"new", "hit", "evicted", "locked"} <= seen
+    hits = 0
     for index in range(trace.count("event")):
-        trace.view("event", index)  # not exact, but never an error
+        view = trace.view("event", index)  # not exact, but never an error
+        if isinstance(event := (view.events or (None,))[-1], ev.RequestAdmitted) and event.matched:
+            path = path_of(view.nodes, event.node)
+            assert all("hit" in {view.status[n], *view.also.get(n, ())} for n in path)
+            hits += bool(path)
+    assert hits, "a hit is told at the admission, as with a tree that tells events"
 
 
 def test_sentences(make_engine):

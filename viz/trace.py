@@ -1,4 +1,8 @@
-"""A recording with random access to any position, by event, by step or by scene.
+"""Going backwards: a recording with random access to any position, by event, by step or by scene.
+
+What an event does to the state and to the look of nodes is told by the event itself (minirad/observe). Here
+are the positions, the nearest keyframe to start from, and the views that are kept. A `Trace` is always a
+recording that can be gone through to and fro, a `View` what it shows of one position.
 
 A position is a moment (the whole state then) and the stretch of events that led to it: one event, one
 step, or one scene (a run of steps shown as one). Position 0 is the start, position k the moment after
@@ -28,41 +32,62 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from minirad import events as ev
-from minirad.record import Frame, Recording, ReplayState
-from minirad.snapshot import State
+from minirad.observe.event import EVENT_TYPES, MARKS_OF_TIME, STATUSES, Event, ReplayState
+from minirad.observe.events import VICTIMS, listed
+from minirad.observe.recording import Recording
+from minirad.observe.replay import Frame
+from minirad.observe.snapshot import (
+    TIERS,
+    State,
+    evictable_leaves,
+    has_tiers,
+    host_used,
+    is_bigram,
+    key_tokens,
+    path_of,
+    text_tokens,
+    tier_of,
+    units,
+)
+from viz.words import (
+    Decode,
+    decoder_for,
+    decoder_from,
+    decoder_of,
+    ids_as_text,
+    local_folder,
+    summary,
+    tier_sums,
+)
+
+# With its own names, those that pictures ask for together with them.
+__all__ = [
+    "GRANULARITIES", "MARKS", "STATUSES", "TIERS", "VICTIMS", "Decode", "Trace", "View",
+    "decoder_for", "decoder_from", "decoder_of", "evictable_leaves", "has_tiers", "host_used", "ids_as_text",
+    "is_bigram", "key_tokens", "local_folder", "nodes_of", "path_of", "requests_of", "summary", "text_tokens",
+    "tier_of", "tier_sums", "units",
+]  # fmt: skip
 
 GRANULARITIES = ("event", "step", "scene")
-STATUSES = (
-    "new", "hit", "split", "grown", "locked", "cached", "evicted", "host", "demoted", "loaded", "again",
-    "stale",
-)  # fmt: skip
 # What a node is called when several things happened to it in one scene.
 _RANK = {name: rank for rank, name in enumerate(
     ("cached", "host", "stale", "locked", "grown", "split", "hit", "again", "loaded", "new", "demoted",
      "evicted"))}  # fmt: skip
-# Where a node's KV is: on the device alone, on its way to the host, in both, on its way back, on the host.
-TIERS = ("device", "copying", "both", "loading", "host")
+# A node that leaves the device and comes back in one scene is drawn as what it did last.
+_TIER_MOVES = frozenset(("demoted", "loaded", "again"))
+# What a node that is divided hands on to its new upper half: new tokens stay new, hit ones hit.
+_INHERITED = _TIER_MOVES | {"new", "hit"}
 # Events that deserve a mark on the time line, and a button to jump to the next of them.
-MARKS: dict[type[ev.Event], str] = {
-    ev.NodeSplit: "split",
-    ev.NodeEvicted: "evict",
-    ev.NodeDemoted: "evict",
-    ev.HostEvicted: "evict",
-    ev.RequestRetracted: "retract",
-}
-# Evictions: each has a node, a policy, a reason and a runner-up.
-VICTIMS = (ev.NodeEvicted, ev.NodeDemoted, ev.HostEvicted)
+MARKS: dict[type[Event], str] = {kind: kind.mark for kind in EVENT_TYPES if kind.mark}
 
-_CACHED_VIEWS = 64
-
-Decode = Callable[[Sequence[int]], str]
+# How much the views that are kept may hold together, in numbers (tokens, slots, fields of nodes). A number
+# takes some 8 bytes, so these are tens of megabytes, however large the tree.
+KEPT_NUMBERS = 4_000_000
+_NUMBERS_OF_A_NODE = 64  # what a node takes beside its tokens and slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +107,8 @@ class View:
     frame: int
     step: int
     title: str
-    events: tuple[ev.Event, ...]
-    so_far: tuple[ev.Event, ...]
+    events: tuple[Event, ...]
+    so_far: tuple[Event, ...]
     state: State
     status: dict[int, str]
     also: dict[int, frozenset[str]]
@@ -97,19 +122,28 @@ class View:
 
 
 class Trace:
-    """Random access to a recording. decode: token ids -> text; None finds the recording's own."""
+    """Random access to a recording (minirad.traces.Trace is another thing: a log of requests).
 
-    def __init__(self, recording: Recording, decode: Decode | None = None) -> None:
+    decode: token ids -> text; None finds the recording's own.
+    kept: how many numbers the views that are kept for the next asking may hold; the latest is always kept.
+    """
+
+    def __init__(self, recording: Recording, decode: Decode | None = None, kept: int = KEPT_NUMBERS) -> None:
         self.recording = recording
         self.decode: Decode = decode if decode is not None else decoder_for(recording.header)
         self._lock = threading.RLock()
         self._offsets = [0]  # events before frame i; one more entry than frames
         self._scenes: list[int] = []  # first frame of each scene
         self._titled = False
-        self._marks: dict[str, list[int]] = {kind: [] for kind in MARKS.values()}
+        self._marks: dict[str, list[int]] = {kind: [] for kind in MARKS_OF_TIME}
         self._bumps: list[tuple[int, tuple[int, ...]]] = []  # events before it, dead namespaces from then on
         self._walk: _Walk | None = None
-        self._views: OrderedDict[tuple[str, int], View] = OrderedDict()
+        self._views = _KeptViews(kept)
+
+    @property
+    def numbers_kept(self) -> int:
+        """How many numbers the kept views hold."""
+        return self._views.held
 
     # ------------------------------------------------------------ positions
 
@@ -187,22 +221,18 @@ class Trace:
             key = (granularity, index)
             # A scene at the growing end is not over yet: its view may change.
             growing = granularity == "scene" and index == len(self._scenes)
-            if key in self._views and not growing:
-                self._views.move_to_end(key)
-                return self._views[key]
-            view = self._make_view(granularity, index)
-            if growing:
-                return view
-            self._views[key] = view
-            while len(self._views) > _CACHED_VIEWS:
-                self._views.popitem(last=False)
+            view = None if growing else self._views.get(key)
+            if view is None:
+                view = self._make_view(granularity, index)
+                if not growing:
+                    self._views.put(key, view)
             return view
 
     def state(self, granularity: str = "step", index: int | None = None) -> State:
         """The engine's whole state at a position, in the shape of `Engine.snapshot()`."""
         return self.view(granularity, index).state
 
-    def frame_events(self, frame: int) -> tuple[ev.Event, ...]:
+    def frame_events(self, frame: int) -> tuple[Event, ...]:
         """All events of a frame; none for the start (-1)."""
         return self.recording.frames[frame].events if frame >= 0 else ()
 
@@ -213,8 +243,8 @@ class Trace:
             frame = self.recording.frames[self._scenes[scene]]
             if frame.scene is not None:
                 return frame.scene
-            who = [e.request for e in frame.events if isinstance(e, ev.RequestAdmitted)]
-            return f"{_listed(who)} served" if who else f"from step {frame.step}"
+            who = [name for event in frame.events if event.begins_scene for name in event.about()]
+            return f"{listed(who)} served" if who else f"from step {frame.step}"
 
     def node_text(self, node: Mapping[str, Any]) -> str:
         """The text that a node of `view.state` holds (of bigram keys: that of all its pairs together)."""
@@ -227,11 +257,11 @@ class Trace:
         for index in range(len(self._offsets) - 1, len(frames)):
             frame = frames[index]
             for at, event in enumerate(frame.events, start=self._offsets[-1]):
-                if isinstance(event, ev.VersionBumped):
-                    self._bumps.append((at, event.new))
+                if stale := event.stale():
+                    self._bumps.append((at, stale))
             self._offsets.append(self._offsets[-1] + len(frame.events))
             self._note_scene(index, frame)
-            for kind in {MARKS[type(event)] for event in frame.events if type(event) in MARKS}:
+            for kind in {event.mark for event in frame.events if event.mark}:
                 self._marks[kind].append(index)
 
     def _note_scene(self, index: int, frame: Frame) -> None:
@@ -240,7 +270,7 @@ class Trace:
             self._titled = True
             self._scenes = [0] if index else []
             self._views.clear()
-        admits = any(isinstance(event, ev.RequestAdmitted) for event in frame.events)
+        admits = any(event.begins_scene for event in frame.events)
         begins = frame.scene is not None if self._titled else admits
         if begins or not self._scenes:
             self._scenes.append(index)
@@ -273,7 +303,7 @@ class Trace:
         return View(
             granularity, index, frame, int(walk.state.rest.get("step", 0)),
             self._title(granularity, index, frame), events, so_far, walk.state.snapshot(), status,
-            also, dict(walk.ghosts), frozenset(n for e in events for n in nodes_of(e)),
+            also, dict(walk.ghosts), frozenset(n for e in events for n in e.touches()),
         )  # fmt: skip
 
     def _title(self, granularity: str, index: int, frame: int) -> str:
@@ -283,7 +313,8 @@ class Trace:
             return self.scene_title(index - 1)
         step = self.recording.frames[frame].step
         ended = self.recording.frames[frame].events[-1:]
-        kind = f" ({ended[0].kind})" if ended and isinstance(ended[0], ev.StepEnded) else ""
+        is_step = bool(ended) and ended[0].ends_frame
+        kind = f" ({getattr(ended[0], 'kind', '')})" if is_step else ""
         if granularity == "step":
             return f"step {step}{kind}" if kind else f"after step {step}"
         within = index - self._offsets[frame]
@@ -306,6 +337,39 @@ class Trace:
             frame += 1
         self._walk = walk
         return walk
+
+
+class _KeptViews:
+    """The views that were asked for last, as long as they hold at most `most` numbers together."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self.held = most, 0
+        self._views: OrderedDict[tuple[str, int], tuple[View, int]] = OrderedDict()
+
+    def get(self, key: tuple[str, int]) -> View | None:
+        if key not in self._views:
+            return None
+        self._views.move_to_end(key)
+        return self._views[key][0]
+
+    def put(self, key: tuple[str, int], view: View) -> None:
+        numbers = _numbers(view)
+        self._views[key] = view, numbers
+        self.held += numbers
+        while self.held > self._most and len(self._views) > 1:
+            _, (_, gone) = self._views.popitem(last=False)
+            self.held -= gone
+
+    def clear(self) -> None:
+        self._views.clear()
+        self.held = 0
+
+
+def _numbers(view: View) -> int:
+    """About how many numbers a view holds that no other view shares."""
+    nodes = [*view.state["tree"]["nodes"], *view.ghosts.values(), *view.state["requests"].values()]
+    lists = sum(len(node.get(name, ())) for node in nodes for name in ("tokens", "slots", "host"))
+    return lists + _NUMBERS_OF_A_NODE * (len(nodes) + 1) + len(view.events) + len(view.so_far)
 
 
 @dataclass(slots=True)
@@ -342,7 +406,7 @@ class _Walk:
         known = dict(self.state.nodes) if self.keyframed else {}
         try:
             for event in frame.events[start:stop]:
-                self._note(event)
+                self._note(event, self.state.nodes)
                 self.state.apply(event)
         except (LookupError, TypeError, ValueError, ArithmeticError):
             if frame.keyframe is None:
@@ -357,53 +421,25 @@ class _Walk:
     def _take_keyframe(self, frame: Frame, before: dict[int, State]) -> None:
         assert frame.keyframe is not None
         self.state = ReplayState(frame.keyframe)
-        for event in frame.events:
-            if isinstance(event, ev.NodeEvicted) and event.node in before:
-                self.ghosts.setdefault(event.node, _copy(before[event.node]))
-                self._mark(event.node, "evicted")
-            elif isinstance(event, ev.NodeInserted):
-                self._mark(event.node, "new")
-            elif isinstance(event, ev.NodeGrown):
-                self._mark(event.node, "grown")
-            elif isinstance(event, ev.NodeSplit):
-                self._mark(event.upper, "split")
-            elif isinstance(event, ev.RequestAdmitted) and event.matched:
-                for number in path_of(self.state.nodes, event.node):
-                    self._mark(number, "hit")
+        for event in frame.events:  # some nodes are only there now, and those that left only were
+            self._note(event, before if event.status == "evicted" else self.state.nodes)
 
-    def _mark(self, node: int, word: str) -> None:
-        self.happened.setdefault(node, set()).add(word)
-
-    def _note(self, event: ev.Event) -> None:
-        """Remembers what an event means for the drawing, before the state moves on."""
-        if isinstance(event, ev.NodeInserted):
-            self.ghosts.pop(event.node, None)
-            self._mark(event.node, "new")
-        elif isinstance(event, ev.NodeGrown):
-            self._mark(event.node, "grown")
-        elif isinstance(event, ev.NodeSplit):
-            # The upper half is what the node was: new tokens stay new, hit ones hit.
-            inherited = self.happened.get(event.lower, set()) & {"new", "hit", "demoted", "loaded", "again"}
-            self.happened.setdefault(event.upper, set()).update(inherited | {"split"})
-        elif isinstance(event, ev.PrefixTouched) and event.hit:
-            for number in event.path:
-                self._mark(number, "hit")
-        elif isinstance(event, ev.NodeEvicted | ev.HostEvicted):
-            self.ghosts[event.node] = _copy(self.state.nodes[event.node])
-            self._mark(event.node, "evicted")
-        elif isinstance(event, ev.NodeDemoted | ev.LoadStarted | ev.NodeAdopted):
-            self._note_tier(event)
-        elif isinstance(event, ev.CacheFlushed):
-            for number, node in self.state.nodes.items():
-                self.ghosts[number] = _copy(node)
-                self._mark(number, "evicted")
-
-    def _note_tier(self, event: ev.NodeDemoted | ev.LoadStarted | ev.NodeAdopted) -> None:
-        """A node that leaves the device and comes back in one scene is drawn as what it did last."""
-        words = {ev.NodeDemoted: "demoted", ev.LoadStarted: "loaded", ev.NodeAdopted: "again"}
-        for number in nodes_of(event):
-            self.happened.setdefault(number, set()).difference_update(words.values())
-            self._mark(number, words[type(event)])
+    def _note(self, event: Event, nodes: Mapping[int, State]) -> None:
+        """Remembers what an event means for the drawing. nodes: those of the tree, before it happened."""
+        if not event.status:
+            return
+        for number in event.with_status(nodes):
+            words = self.happened.setdefault(number, set())
+            if event.status in _TIER_MOVES:
+                words -= _TIER_MOVES
+            elif event.status == "new":
+                self.ghosts.pop(number, None)
+            elif event.status == "evicted" and number in nodes and number not in self.ghosts:
+                self.ghosts[number] = _copy(nodes[number])
+            words.add(event.status)
+        if parts := event.split_off():
+            upper, lower = parts
+            self.happened.setdefault(upper, set()).update(self.happened.get(lower, set()) & _INHERITED)
 
     def statuses(
         self, stale: frozenset[int] = frozenset()
@@ -425,89 +461,14 @@ class _Walk:
         return status, also
 
 
-def nodes_of(event: ev.Event) -> tuple[int, ...]:
+def nodes_of(event: Event) -> tuple[int, ...]:
     """The nodes that an event names, the root left out."""
-    if isinstance(event, ev.PrefixTouched | ev.NodeLocked | ev.NodeUnlocked):
-        return event.path
-    if isinstance(event, ev.NodeSplit):
-        return event.upper, event.lower
-    if isinstance(event, ev.BackupEnded | ev.LoadStarted | ev.LoadEnded):
-        return event.nodes
-    node = getattr(event, "node", 0)
-    return (node,) if node else ()
+    return event.touches()
 
 
-def requests_of(event: ev.Event) -> tuple[str, ...]:
+def requests_of(event: Event) -> tuple[str, ...]:
     """The requests that an event names."""
-    if isinstance(event, ev.BatchScheduled):
-        return event.requests
-    if isinstance(event, ev.RequestForked):
-        return event.request, event.leader
-    request = getattr(event, "request", None)
-    return (request,) if request else ()
-
-
-def path_of(nodes: Mapping[int, State], node: int | None) -> list[int]:
-    """Ids from below the root down to a node; none for the root and for a node that is not there."""
-    path: list[int] = []
-    while node and node in nodes and len(path) <= len(nodes):  # in a file it may be its own ancestor
-        path.append(node)
-        node = nodes[node]["parent"]
-    return path[::-1]
-
-
-def units(node: Mapping[str, Any]) -> int:
-    """How many slots a node's KV takes, in whichever tier it lies."""
-    return max(len(node["slots"]), len(node.get("host", ())))
-
-
-def is_bigram(node: Mapping[str, Any]) -> bool:
-    """Its tokens are pairs, flattened: two ids a unit."""
-    return len(node["tokens"]) == 2 * units(node) > 0
-
-
-def key_tokens(node: Mapping[str, Any]) -> list[int]:
-    """One token id per unit of a node: of bigram keys the first of each pair."""
-    return list(node["tokens"][::2] if is_bigram(node) else node["tokens"])
-
-
-def text_tokens(node: Mapping[str, Any]) -> list[int]:
-    """The tokens that a node's key is about: of bigram keys also the second one of the last pair."""
-    return [*key_tokens(node), node["tokens"][-1]] if is_bigram(node) else list(node["tokens"])
-
-
-def tier_of(node: Mapping[str, Any]) -> str:
-    """Where a node's KV lies, one of TIERS; "" in a tree without a host tier."""
-    if "host" not in node:
-        return ""
-    if node["copying"]:
-        return "copying"
-    if node["loading"]:
-        return "loading"
-    if not node["slots"]:
-        return "host"
-    return "both" if node["host"] else "device"
-
-
-def has_tiers(state: State) -> bool:
-    """There is a second tier in host memory."""
-    return "host_tokens" in state["tree"]
-
-
-def host_used(tree: State) -> int:
-    """Slots of host memory in use, those of copies under way among them; 0 without a host tier."""
-    return int(tree["host_tokens"]) - int(tree["host_free"]) if "host_tokens" in tree else 0
-
-
-def evictable_leaves(nodes: Mapping[int, State], host: bool = False) -> list[State]:
-    """Whom a policy chooses from: unlocked nodes on the device that have no child there.
-
-    host: those of the host tier instead, which are leaves that lie there alone.
-    """
-    parents = {node["parent"] for node in nodes.values() if host or node["slots"]}
-    if host:
-        return [n for n in nodes.values() if n["id"] not in parents and tier_of(n) == "host"]
-    return [n for n in nodes.values() if n["id"] not in parents and n["slots"] and not n["lock_ref"]]
+    return event.about()
 
 
 def _copy(node: State) -> State:
@@ -517,215 +478,3 @@ def _copy(node: State) -> State:
 def _check_granularity(granularity: str) -> None:
     if granularity not in GRANULARITIES:
         raise ValueError(f"unknown granularity {granularity!r}; known: {', '.join(GRANULARITIES)}")
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-# ---------------------------------------------------------------------- in words
-
-
-def summary(events: Iterable[ev.Event]) -> tuple[str, str]:
-    """What a stretch of events comes to: (kind, one plain sentence).
-
-    kind: "evict", "retract", "split", "hit", "new", "finish", "decode" or "", for its colour.
-    """
-    events = tuple(events)
-    if len(events) == 1:
-        return _kind(events[0]), events[0].describe()
-    by = _by_type(events)
-    parts: list[tuple[str, str]] = []
-    if flushed := by.get(ev.CacheFlushed):
-        parts.append(("evict", flushed[-1].describe()))
-    if bumped := by.get(ev.VersionBumped):
-        parts.append(("evict", bumped[-1].describe()))
-    if evicted := by.get(ev.NodeEvicted):
-        parts.append(("evict", _evictions(evicted)))
-    if demoted := by.get(ev.NodeDemoted):
-        parts.append(("evict", _demotions(demoted)))
-    if loaded := by.get(ev.LoadStarted):
-        parts.append(("hit", _loads(loaded)))
-    if retracted := by.get(ev.RequestRetracted):
-        parts.append(("retract", "; ".join(e.describe() for e in retracted[:2])))
-    if admitted := by.get(ev.RequestAdmitted):
-        parts.append(_admissions(admitted))
-    if split := by.get(ev.NodeSplit):
-        parts.append(("split", "; ".join(e.describe() for e in split[:2])))
-    if finished := by.get(ev.RequestFinished):
-        reasons = sorted({e.reason for e in finished})
-        parts.append(("finish", f"{_listed([e.request for e in finished])} finished ({', '.join(reasons)})"))
-    parts += _minor(by)
-    if not parts:
-        return "", events[-1].describe() if events else "Nothing has happened yet: the tree is empty"
-    return parts[0][0], "; ".join(text for _, text in parts[:2])
-
-
-def _kind(event: ev.Event) -> str:
-    kinds = {
-        ev.NodeInserted: "new", ev.NodeGrown: "new", ev.RequestFinished: "finish", ev.CacheFlushed: "evict",
-        ev.TokenSampled: "decode", ev.LoadStarted: "hit", ev.NodeAdopted: "new", ev.VersionBumped: "evict",
-        **MARKS,
-    }  # fmt: skip
-    if isinstance(event, ev.PrefixTouched) and event.hit:
-        return "hit"
-    if isinstance(event, ev.RequestAdmitted):
-        return "hit" if event.cached else "new"
-    return kinds.get(type(event), "")
-
-
-def _by_type(events: Iterable[ev.Event]) -> dict[type[ev.Event], list[Any]]:
-    by: dict[type[ev.Event], list[Any]] = {}
-    for event in events:
-        by.setdefault(type(event), []).append(event)
-    return by
-
-
-def _evictions(evicted: list[ev.NodeEvicted]) -> str:
-    if len(evicted) == 1:
-        return evicted[0].describe()
-    slots = sum(len(e.slots) for e in evicted)
-    names = _listed([ev.node_name(e.node) for e in evicted])
-    return f"{names} evicted, {slots} slots free: each the {evicted[-1].policy} policy's next unlocked leaf"
-
-
-def _demotions(demoted: list[ev.NodeDemoted]) -> str:
-    if len(demoted) == 1:
-        return demoted[0].describe()
-    slots = sum(len(e.slots) for e in demoted)
-    names = _listed([ev.node_name(e.node) for e in demoted])
-    return f"{names} live on the host only, {slots} slots free: each the {demoted[-1].policy} policy's next"
-
-
-def _loads(loaded: list[ev.LoadStarted]) -> str:
-    if len(loaded) == 1:
-        return loaded[0].describe()
-    tokens = sum(len(e.slots) for e in loaded)
-    names = _listed([ev.node_name(node) for e in loaded for node in e.nodes])
-    return f"{names} loaded back from the host: {tokens} tokens not computed again"
-
-
-def tier_sums(events: Iterable[ev.Event]) -> dict[str, int]:
-    """Tokens that a stretch of events copied to the host, demoted, loaded back, computed again although the
-    host had them, and evicted from the host."""
-    sums = {"copied": 0, "demoted": 0, "loaded": 0, "again": 0, "host_evicted": 0}
-    counted: dict[type[ev.Event], tuple[str, str]] = {
-        ev.BackupStarted: ("copied", "host_slots"), ev.NodeDemoted: ("demoted", "slots"),
-        ev.LoadStarted: ("loaded", "slots"), ev.NodeAdopted: ("again", "slots"),
-        ev.HostEvicted: ("host_evicted", "host_slots"),
-    }  # fmt: skip
-    for event in events:
-        if type(event) in counted:
-            name, field = counted[type(event)]
-            sums[name] += len(getattr(event, field))
-    return sums
-
-
-def _admissions(admitted: list[ev.RequestAdmitted]) -> tuple[str, str]:
-    if len(admitted) == 1:
-        return ("hit" if admitted[0].cached else "new"), admitted[0].describe()
-    cached, length = sum(e.cached for e in admitted), sum(e.length for e in admitted)
-    names = _listed([e.request for e in admitted])
-    text = f"{names} admitted: {cached} of {length} tokens from the cache, {length - cached} to compute"
-    return ("hit" if cached else "new"), text
-
-
-def _minor(by: dict[type[ev.Event], list[Any]]) -> list[tuple[str, str]]:
-    """What is worth a sentence only where nothing greater happened."""
-    parts: list[tuple[str, str]] = []
-    if batch := by.get(ev.BatchScheduled):
-        who = _listed(sorted({name for e in batch for name in e.requests}, key=_by_number))
-        tokens = sum(sum(e.tokens) for e in batch)
-        what = {"decode": "decoded", "mixed": "prefilled and decoded"}.get(batch[-1].kind, "prefilled")
-        parts.append(("decode", f"{tokens} token{'s' * (tokens != 1)} {what} for {who}"))
-    for kind in (ev.PolicyChanged, ev.NodeAdopted, ev.HostEvicted, ev.BackupStarted, ev.BackupEnded,
-                 ev.RequestDeferred, ev.RequestAdded, ev.RequestAborted):  # fmt: skip
-        if found := by.get(kind):
-            parts.append(("", found[-1].describe()))
-    return parts
-
-
-def _by_number(name: str) -> tuple[int, int]:
-    number, _, index = name[1:].partition(".")
-    return (int(number) if number.isdigit() else 0), (int(index) if index.isdigit() else 0)
-
-
-# ---------------------------------------------------------------------- token ids to text
-
-
-def ids_as_text(tokens: Sequence[int]) -> str:
-    """Where there is no tokenizer: the ids themselves."""
-    return " ".join(str(token) for token in tokens)
-
-
-def decoder_for(header: State) -> Decode:
-    """The decoder that a recording's header names; ids as text where there is none to be had."""
-    model = header.get("model") or {}
-    if not model:
-        return ids_as_text  # a cache on its own knows no text
-    return decoder_from(model.get("tokenizer"))
-
-
-@lru_cache(maxsize=8)
-def decoder_from(source: str | None) -> Decode:
-    """Token ids -> text, special tokens visible.
-
-    source: a model directory; None: the classroom's; "": there is none, ids are shown as numbers.
-    """
-    folder = local_folder(source)
-    if folder is None:
-        return ids_as_text
-    if (folder / "tokenizer.json").is_file():
-        from tokenizers import Tokenizer
-
-        try:
-            fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception:  # the library raises plain Exception for what is no tokenizer
-            return ids_as_text
-        return _careful(lambda ids: str(fast.decode(ids, skip_special_tokens=False)), fast.get_vocab_size())
-    try:
-        from transformers import AutoTokenizer
-
-        slow: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, ImportError):
-        return ids_as_text
-    return decoder_of(slow)
-
-
-def local_folder(source: str | None) -> Path | None:
-    """The folder of the tokenizer that a recording names, if it is one here: no name of a file is fetched.
-
-    source: None: the classroom's, which comes with the package.
-    """
-    if source is None:
-        import minirad.model
-
-        return Path(minirad.model.__file__).parent / "classroom" / "weights"
-    if not source or source.startswith(("//", "\\\\")):  # on Windows that is another machine's disk
-        return None
-    try:
-        return Path(source) if Path(source).is_dir() else None
-    except (OSError, ValueError):  # longer than a path may be, or with a zero in it
-        return None
-
-
-def decoder_of(tokenizer: Any) -> Decode:
-    """The decoder of a transformers tokenizer, special tokens visible."""
-    return _careful(
-        lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)),
-        len(tokenizer),
-    )
-
-
-def _careful(decode: Callable[[list[int]], str], size: int) -> Decode:
-    """Remembers what was decoded, and shows ids outside the vocabulary as numbers."""
-
-    @lru_cache(maxsize=4096)
-    def remembered(tokens: tuple[int, ...]) -> str:
-        if all(0 <= token < size for token in tokens):
-            return decode(list(tokens))
-        return "".join(decode([t]) if 0 <= t < size else f"⟨{t}⟩" for t in tokens)
-
-    return lambda tokens: remembered(tuple(tokens))
