@@ -239,7 +239,7 @@ class ModelFreeEngine:
             else:
                 self.scheduler.prefilled(each)
             samples.append(each)
-        leader.branched = True
+        leader.unbranched = 0
         return samples
 
     def _reply(self, request: Request) -> list[int]:

@@ -648,7 +648,7 @@ def test_kv_of_old_weights_is_not_used_after_an_update(
         (Engine, "update_weights", "bump()", "pass"),
         (Engine, "update_weights", "self.scheduler.put_back(self.scheduler.live)", "pass"),
         (RadixCache, "bump_version", "self.root.children = children", "pass"),
-        (Scheduler, "_put_back", 'self.ownership.release(request, "released")', "0"),
+        (Scheduler, "put_back", 'self.ownership.release(request, "released")', "0"),
     ],
 )
 def test_kv_of_old_weights_in_use_is_found(

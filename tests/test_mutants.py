@@ -127,8 +127,10 @@ MUTANTS = [
     ),
     Mutant("an abort inserts", ResultProcessor, "finish", 'reason not in ("abort", "error")', "True"),
     # admission, samples, retraction
-    Mutant("all cached slots are used", Request, "usable_prefix", "self.length - 1", "self.length"),
-    Mutant("the match is not locked", Scheduler, "_admit_by", "cache.inc_lock_ref(match.last_node)", "pass"),
+    Mutant("all cached slots are used", Request, "usable_prefix", "computed_next - 1", "computed_next"),
+    Mutant(
+        "the match is not locked", SlotOwnership, "lock", "self.cache.inc_lock_ref(match.last_node)", "pass"
+    ),
     Mutant("a retracted request is forgotten", Scheduler, "requeue", "self.waiting.append(request)", "pass"),
     Mutant(
         "a further sample takes no lock",

@@ -26,6 +26,7 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine, Pin
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.outputs import GenerationOutput, StepReport
+from minirad.schedule.admission import PrefillBudget
 from minirad.schedule.ownership import SlotOwnership
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.request import Request
@@ -468,20 +469,21 @@ def test_pins_on_part_of_a_match_that_fills_the_pool(parrot: Parrot) -> None:
 
 # ---------------------------------------------------------------------- the search can fail
 
-ALL_OF_IT = "ownership.allocator.pages_needed(matched, request.length)"
-ALONE = "self.retract(min(self.live, key=_loss))"
+ALL_OF_IT = "allocator.pages_needed(matched, request.length)"
+COPIES = " or self.ownership.settle()"
+ALONE = "self.retract(min(self.live, key=preemption.loss))"
 MUTANTS = [
-    (6, "who was retracted made no room", Scheduler, "next_batch", "len(self.retracted) > before or ", ""),
-    (10, "copies are not waited for", Scheduler, "_let_go", "self.ownership.settle()", "False"),
-    (155, "who is between chunks has to go on", Scheduler, "_let_go", "self.chunking:", "False:"),
+    (6, "what was retracted made no room", Scheduler, "next_batch", " or len(self.retracted) > before", ""),
+    (10, "copies are not waited for", Scheduler, "next_batch", COPIES, ""),
+    (155, "what is between chunks has to go on", Scheduler, "next_batch", "if self.chunking:", "if False:"),
     (6, "the only one stays", Scheduler, "_decode", ALONE, f"if not self.live[1:]: return\n        {ALONE}"),
-    (6, "one without room holds up all", Scheduler, "_prefill", "continue  # not even", "break  #"),
+    (6, "one without room holds up all", Scheduler, "_prefill", " and (not budget.alone or", " and (True or"),
     (34, "others pass while copies end", Scheduler, "_prefill", " or self.ownership.copying", ""),
-    (0, "others pass while some run", Scheduler, "_prefill", "if self.live or batch.requests or", "if"),
-    (0, "alone, a reserve is kept", Scheduler, "_need", "if alone:", "if False:"),
-    (7, "all duplicates at once", Scheduler, "_need", "pages_needed(matched,", "pages_needed(0,"),
-    (49, "no page for duplicates", Scheduler, "_need", f"max({ALL_OF_IT}, 1)", ALL_OF_IT),
-    (49, "the whole match is locked", Scheduler, "_admit", "if reason and alone:", "if False:"),
+    (0, "others pass while some run", Scheduler, "_prefill", "not budget.alone or", ""),
+    (0, "alone, a reserve is kept", PrefillBudget, "need", "if self.alone:", "if False:"),
+    (7, "all duplicates at once", PrefillBudget, "need", "pages_needed(matched,", "pages_needed(0,"),
+    (49, "no page for duplicates", PrefillBudget, "need", f"max({ALL_OF_IT}, 1)", ALL_OF_IT),
+    (49, "the whole match is locked", PrefillBudget, "try_admit", "if self.alone and", "if False and"),
     (7, "all of a match costs room", SlotOwnership, "locked", "cache.peek(key) - int(ask(key))", "0"),
     (155, "what cannot say is not tried", SlotOwnership, "locked", "int(match.length) - cost", "0"),
     (7, "shared pins are not told of", Scheduler, "shortage", "self.ownership.locked(request.key())", "0"),
@@ -504,6 +506,6 @@ def test_what_pins_lock_is_never_reckoned_as_to_be_computed_again(
     parrot: Parrot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = "max(request.usable_prefix, self.ownership.locked(request.key()))"
-    Mutant("", Scheduler, "_admit", kept, "request.usable_prefix").apply(monkeypatch)
+    Mutant("", PrefillBudget, "try_admit", kept, "request.usable_prefix").apply(monkeypatch)
     with pytest.raises(AssertionError, match="error"):
         test_pins_on_part_of_a_match_that_fills_the_pool(parrot)
