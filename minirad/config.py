@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minirad.errors import plain, said, truth, whole
+from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.text import valid_text
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -178,10 +179,9 @@ class EngineConfig:
     new_token_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        # Imported here: the tables of names belong to the packages below, which import nothing of us.
+        # Imported here: these packages are large, and the tables of names belong to them.
         from minirad.cache.eviction import POLICIES as EVICTION
         from minirad.cache.hiradix_cache import HOST_WRITE
-        from minirad.schedule.policies import POLICIES as SCHEDULE
 
         _simple(self)
         if not (isinstance(self.device, str) and re.fullmatch(r"cuda:\d{1,3}", self.device)):

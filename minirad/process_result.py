@@ -62,7 +62,7 @@ class ResultProcessor:
         except Exception as error:
             return [(request, Result(error=failed("it could not be committed", error)))]
         branches = [self._branch(request, i, each) for i, each in enumerate(result.branches, start=1)]
-        request.branched = True
+        request.unbranched = 0
         return [(request, result), *branches]
 
     def _branch(self, leader: Request, index: int, result: Result) -> tuple[Request, Result]:

@@ -14,8 +14,9 @@ from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
-from minirad.schedule.admission import RETRACT_MARGIN, FutureTokens, InBatchPrefixes, Tally
+from minirad.schedule.admission import RETRACT_MARGIN, FutureTokens, in_batch_prefix
 from minirad.schedule.request import Request
+from minirad.schedule.stats import Stats
 
 MakeEngine = Callable[..., CheckedEngine]
 SYSTEM = list(range(5, 13))
@@ -168,16 +169,28 @@ def test_a_due_request_waits_for_nobody(make_engine: MakeEngine) -> None:
     assert engine.step().admitted == ["R1", "R2"]
 
 
-def test_who_computes_what_is_remembered_by_the_last_shared_token() -> None:
-    tree = InBatchPrefixes(1)
-    for number, prompt in enumerate(([1, 2, 3, 4], [1, 2, 7, 8, 9]), start=1):
-        request = Request(f"R{number}", np.array(prompt), SamplingParams(), 0, number)
-        request.kv_len = len(prompt)
-        tree.computing(request)
-    for prompt, expected in (
-        ([1, 2, 3], (3, "R1")), ([1, 2, 7, 8], (4, "R2")), ([1, 2, 5], (2, "R1")), ([9], (0, "")),
-    ):  # fmt: skip
-        assert tree.shared(Request("R9", np.array(prompt), SamplingParams(), 0, 9).key()) == expected
+@pytest.mark.parametrize(
+    ("page", "prompt", "expected"),
+    [
+        (1, [1, 2, 3], (3, "R1")), (1, [1, 2, 7, 8], (4, "R2")), (1, [1, 2, 5], (2, "R1")),
+        (1, [1, 2, 7, 8, 9, 9], (4, "R2")), (2, [1, 2, 7, 5], (2, "R1")), (2, [1, 2, 7, 8], (4, "R2")),
+    ],
+)  # fmt: skip
+def test_the_request_that_computes_the_last_shared_token(
+    page: int, prompt: list[int], expected: tuple[int, str]
+) -> None:
+    """Of equals the one that came first; R2's last token is not computed in this step."""
+    batch = []
+    for number, computed in enumerate(([1, 2, 3, 4], [1, 2, 7, 8, 9]), start=1):
+        batch.append(Request(f"R{number}", np.array(computed), SamplingParams(), 0, number))
+        batch[-1].kv_len = 4
+    assert in_batch_prefix(Request("R9", np.array(prompt), SamplingParams(), 0, 9), batch, page) == expected
+
+
+def test_without_a_common_beginning_nothing_is_shared_in_a_batch() -> None:
+    asked = Request("R9", np.array([9]), SamplingParams(), 0, 9)
+    assert in_batch_prefix(asked, [], 1) == (0, "")
+    assert in_batch_prefix(asked, [Request("R1", np.array([1]), SamplingParams(), 0, 1)], 1)[0] == 0
 
 
 def test_deferring_changes_no_output(make_engine: MakeEngine, tiny_model: LlamaModel) -> None:
@@ -234,7 +247,7 @@ def test_a_match_of_a_failed_admission_is_not_used(make_engine: MakeEngine) -> N
     told, admitted = deferred(engine), listen(engine, ev.RequestAdmitted)
     engine.step()
     assert [event.request for event in told] == ["R3"]
-    assert engine.scheduler.waiting[0].peeked == 8
+    assert engine.scheduler.waiting[0].found.length == 8
     drive(engine)
     assert [(event.request, event.matched, event.cached) for event in admitted] == [("R3", 0, 0)]
 
@@ -349,7 +362,7 @@ def test_samples_count_their_prompt_once(make_engine: MakeEngine) -> None:
 
 
 def test_no_tokens_no_rate(make_engine: MakeEngine) -> None:
-    assert Tally().hit_rate is None
+    assert Stats().hit_rate is None
     assert make_engine().books.hit_rate is None
 
 

@@ -189,8 +189,8 @@ def test_nothing_is_looked_up_again_while_the_tree_stays_the_same(
         engine.add_request([*SYSTEM, 20 + number], reply(6))
     engine.step()
     asked: list[RadixKey] = []
-    peek = engine.cache.peek
-    monkeypatch.setattr(engine.cache, "peek", lambda key: asked.append(key) or peek(key))
+    find = engine.ownership.find
+    monkeypatch.setattr(engine.ownership, "find", lambda key, *last: asked.append(key) or find(key, *last))
     engine.scheduler.ordered()
     assert len(asked) == 4
     engine.add_request([*SYSTEM, 30], reply(6))

@@ -15,7 +15,7 @@ from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
-from minirad.schedule.admission import slots_given_up
+from minirad.schedule.preemption import slots_given_up
 
 MakeEngine = Callable[..., CheckedEngine]
 SYSTEM = list(range(5, 13))
@@ -223,8 +223,8 @@ def foresees(
     engine.add_request(newcomer, reply(2))
     request, scheduler, own = engine.scheduler.waiting[-1], engine.scheduler, engine.ownership
     victims = list(scheduler.running)[:count]
-    foreseen = own.room - own.lock_cost(request.key()) + slots_given_up(victims, request, page)
-    for victim in victims:
+    before = own.room - own.find(request.key()).cost
+    for victim, given_up in zip(victims, list(slots_given_up(victims, request, page)), strict=True):
         scheduler.retract(victim)
-    assert own.room - own.lock_cost(request.key()) == foreseen
+        assert own.room - own.find(request.key()).cost == before + given_up
     engine.check()

@@ -1,51 +1,55 @@
-"""How much a step may take on: the budget, what running requests will still need, what a victim gives.
+"""Which waiting request may begin: room and rows, for it and for what runs already.
 
 Admission follows Algorithm 1 of the SGLang paper (appendix): match all waiting requests, sort them,
 admit one after another while it fits, count what locking a match takes from the evictable, then evict
 and allocate. Two slips of the algorithm as printed are repaired:
 
-* it never adds an admitted request to `current_size`, so that every request is held against the same
+* it never adds an admitted request to `current_size`, so that every request is compared with the same
   room: here each admission takes its slots at once and what it will need next is added to `reserve`;
 * it evicts the need where only the shortfall is missing: `SlotOwnership.make_room` evicts what the free
   list lacks, and cached prefixes that are not in the way stay.
 
-Does not decide who comes first (policies.py) and changes nothing but its own numbers.
+Does not decide which request is tried first (policies.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from minirad.cache.radix_cache import RadixCache, RadixKey
+from minirad.cache.radix_cache import RadixKey
 from minirad.config import ScheduleOptions
+from minirad.schedule.ownership import Prefix, SlotOwnership
 from minirad.schedule.request import Request
+from minirad.schedule.stats import Stats
 
-RETRACT_MARGIN = 20  # tokens that each who stays is to be able to generate after a retraction (SGLang)
+Books = Stats  # the old name and place
+
+RETRACT_MARGIN = 20  # tokens that each request that stays can generate after a retraction (SGLang)
 
 
-@dataclass(slots=True)
-class PrefillBudget:
-    """What this step may still take on. Made afresh each step.
+class Admission(NamedTuple):
+    """A request may begin. match: what the tree holds of it, locked."""
 
-    tokens: prompt tokens left to compute. reserve: slots that those who run now will need next, to
-    be left over so that admitting somebody does not at once retract somebody else. rows: free rows,
-    less those that samples of this batch's requests are about to take. above: a priority; nobody of
-    it or less is admitted any more, because such a one was pushed out in this step.
+    match: Any
+
+
+class Refusal(NamedTuple):
+    """A request has to wait, and the tree is as it was.
+
+    for_room: until there is more room, or a row; else for what another request computes.
     """
 
-    tokens: int
-    reserve: int
-    rows: int
-    above: int | None = None
+    reason: str
+    for_room: bool = True
 
 
 class FutureTokens:
-    """Estimates how much of what running requests may still generate they will (`ratio`, 0 to 1).
+    """Estimates the share of `max_new_tokens` that running requests will still generate (`ratio`, 0 to 1).
 
     Too low and running requests are retracted later, too high and rows stay empty: most replies end
     before `max_new_tokens`. So it starts low, a retraction raises it to what would have been right, and
@@ -63,124 +67,114 @@ class FutureTokens:
         return pages * self._page * (1 + request.unbranched)
 
     def step(self, idle: bool) -> None:
-        """Called before each step. An engine with nobody in a row begins anew."""
-        if idle:
-            self.ratio = self._options.new_token_ratio
-        else:
-            self.ratio = max(self.ratio - self._options.new_token_decay, self._options.new_token_ratio_min)
+        """Called before each step. idle: no request has a row, so the estimate begins anew."""
+        decayed = max(self.ratio - self._options.new_token_decay, self._options.new_token_ratio_min)
+        self.ratio = self._options.new_token_ratio if idle else decayed
 
     def retracted(self, running: Sequence[Request]) -> None:
-        """There was too little room: raised to what those who stay have needed so far, and a margin."""
+        """There was too little room: raised to what the requests that stay needed so far, and a margin."""
         asked = sum(request.params.max_new_tokens for request in running)
         made = sum(len(request.output) + RETRACT_MARGIN for request in running)
         if asked:
             self.ratio = max(self.ratio, min(made / asked, 1.0))
 
 
-class InBatchPrefixes:
-    """What is being computed in this step, as a tree of its own: the simulated tree of the queue.
+@dataclass(slots=True)
+class PrefillBudget:
+    """What this step may still take on. Made afresh each step.
 
-    Of several cold requests with one beginning the first is admitted and put in here; the others find
-    it here and wait a step for it. What is not computed in this step (the rest of a long prompt, a
-    request without room) is not put in, so nobody waits for what does not come.
+    tokens: prompt tokens left to compute. rows: free rows, less those that samples of this batch's
+    requests are about to take. reserve: slots that running requests will need next, left over so that
+    an admission does not at once lead to a retraction. above: only larger priorities are admitted,
+    because a request of this one was preempted in this step.
     """
 
-    def __init__(self, page_size: int) -> None:
-        self._tree = RadixCache(page_size)
-        self._by: list[str] = []
-
-    def computing(self, request: Request) -> None:
-        """Takes on the tokens of a request that have KV after this step."""
-        key = request.key(request.kv_len)
-        # The "slots" are no slots here: they say who computes the token.
-        self._tree.insert(key, np.full(len(key), len(self._by), dtype=np.int64))
-        self._by.append(request.id)
-
-    def shared(self, key: RadixKey) -> tuple[int, str]:
-        """How many of a key's tokens are being computed, and by whom (the last of them)."""
-        match = self._tree.match_prefix(key, count_hit=False)
-        return match.length, self._by[int(match.slots[-1])] if match.length else ""
-
-
-@dataclass(slots=True)
-class Tally:
-    """Tokens of admitted requests, and how many of them came from the cache."""
-
-    requests: int = 0
-    tokens: int = 0
-    cached: int = 0
+    ownership: SlotOwnership
+    future: FutureTokens
+    tokens: int
+    rows: int
+    reserve: int
+    above: float = -math.inf
 
     @property
-    def hit_rate(self) -> float | None:
-        """cached / tokens; None before there are any."""
-        return self.cached / self.tokens if self.tokens else None
+    def alone(self) -> bool:
+        """No request has a row."""
+        return self.rows == len(self.ownership.rows.rows)
 
-    def add(self, tokens: int, cached: int) -> None:
-        self.requests += 1
-        self.tokens += tokens
-        self.cached += cached
+    def take(self, request: Request, tokens: int) -> None:
+        """So many of a request's prompt tokens are in the batch."""
+        self.tokens -= tokens
+        if request.computed:
+            self.reserve += self.future.slots(request)
+            self.rows -= request.unbranched
+
+    def preempted(self, victims: Sequence[Request]) -> None:
+        """Running requests, smallest priority first, give up their rows and what was left over for them."""
+        self.rows += len(victims)
+        self.reserve -= sum(map(self.future.slots, victims))
+        self.above = max(self.above, victims[-1].priority)
+
+    def need(self, request: Request, matched: int) -> int:
+        """Slots to have before admitting, beside a match that is locked: for all of the prompt.
+
+        Alone, nothing need be left for others or for later, and what is computed although the tree has it
+        can come a page at a time: each chunk's duplicates are freed when it is committed.
+        """
+        allocator = self.ownership.allocator
+        if self.alone:
+            return max(allocator.pages_needed(matched, request.length), 1) * allocator.page_size
+        cached = self.ownership.cached(request, matched)
+        need = allocator.pages_needed(cached, request.length) * allocator.page_size
+        return need + self.reserve + self.future.slots(request)
+
+    def try_admit(self, request: Request, found: Prefix) -> Admission | Refusal:
+        """Locks what the tree holds of a request, if there is room and a row for it.
+
+        found: what the tree would match.
+        """
+        if self.rows < 1 + request.unbranched:
+            return Refusal(f"{max(self.rows, 0)} of {1 + request.unbranched} rows free")
+        outcome = self._lock(request, request.key(), found)
+        if self.alone and isinstance(outcome, Refusal):
+            # Locking the part of the match that is computed again anyway could make the difference: then
+            # leave it out, but for what pins lock.
+            kept = max(request.usable_prefix, self.ownership.locked(request.key()))
+            key = request.key(kept + request.is_bigram)  # n tokens: n - 1 pairs
+            outcome = self._lock(request, key, self.ownership.find(key))
+        return outcome
+
+    def _lock(self, request: Request, key: RadixKey, found: Prefix) -> Admission | Refusal:
+        """Locks what `key` matches, if there is room for the rest of the request beside it."""
+        need, room = self.need(request, found.length), self.ownership.room - found.cost
+        if room < need:
+            return Refusal(f"{need} slots needed, {room} free or evictable beside its match")
+        match = self.ownership.lock(key, found)
+        # A tree that cannot say what a lock costs (a student's) said 0: only now the room is known.
+        need, room = self.need(request, match.length), self.ownership.room
+        if room < need:
+            self.ownership.unlock(match)
+            return Refusal(f"{need} slots needed, {room} left after locking the match")
+        try:
+            return Admission(self.ownership.load_back(request, match, spare=room - need))
+        except BaseException:  # whatever the copying raises
+            self.ownership.unlock(match)
+            raise
 
 
-@dataclass(slots=True)
-class Books:
-    """Running totals since the engine started.
-
-    first: prompt tokens at each request's first admission. again: at its later ones, after a retraction
-    (or, a sample of an n > 1 request, when there was no room to branch off): prompt and generated
-    tokens, both of which have to be in the pool once more. Kept apart, because a request that is
-    retracted hits its own prompt, and thrashing would look like a good cache. Samples that branch off
-    at once count for nothing.
-    retractions: of running requests for lack of room; preemptions: for somebody of larger priority.
-    """
-
-    first: Tally = field(default_factory=Tally)
-    again: Tally = field(default_factory=Tally)
-    retractions: int = 0
-    preemptions: int = 0
-    deferrals: int = 0  # for a prefix that another request was computing
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Cached prompt tokens / prompt tokens, first attempts only."""
-        return self.first.hit_rate
-
-
-def slots_given_up(victims: Sequence[Request], request: Request, page: int) -> int:
-    """Slots that would become free or evictable if `victims` gave up theirs, and `request` not lock them.
-
-    Their private pages, and the nodes that only they lock, less what of these is on the path that
-    `request` matches (it would be locked again at once).
-    """
-    total = 0
-    holds: dict[int, int] = {}
-    nodes: dict[int, tuple[Any, int]] = {}  # a node, and how much of it `request` would lock again
-    for victim in victims:
-        total += -(-(victim.kv_len - victim.protected_len) // page) * page
-        common = _common(victim, request) // page * page
-        path, start = _path(victim.node), 0
-        for node in path:
-            size = len(node.slots)
-            holds[node.id] = holds.get(node.id, 0) + 1
-            nodes[node.id] = node, min(max(common - start, 0), size)
-            start += size
-    unlocked = [(node, again) for node, again in nodes.values() if node.lock_ref == holds[node.id]]
-    return total + sum(len(node.slots) - again for node, again in unlocked)
-
-
-def _path(node: Any) -> list[Any]:
-    """From below the root down to `node`; works on anybody's nodes."""
-    path = []
-    while node.parent is not None:
-        path.append(node)
-        node = node.parent
-    return path[::-1]
-
-
-def _common(one: Request, other: Request) -> int:
-    """How many units of the tree two requests begin with alike: of pairs one less than of tokens."""
-    if one.extra_key != other.extra_key:
-        return 0
-    size = min(one.length, other.length)
+def shared_units(one: Request, other: Request, tokens: int) -> int:
+    """How many units of the tree (tokens or pairs) two requests have in common in their first `tokens`."""
+    size = min(one.length, other.length, tokens) if one.extra_key == other.extra_key else 0
     differ = np.flatnonzero(one.tokens[:size] != other.tokens[:size])
     alike = int(differ[0]) if len(differ) else size
     return max(alike - one.is_bigram, 0)
+
+
+def in_batch_prefix(request: Request, batch: Iterable[Request], page: int) -> tuple[int, str]:
+    """How many units of a request a batch computes in this step, in whole pages, and the request that does.
+
+    Of several cold requests with one beginning the first is admitted; the others find it here and wait a
+    step for it. What is not computed in this step (the rest of a long prompt, a request without room) is
+    in no batch, so no request waits for what does not come.
+    """
+    shared = [(shared_units(request, each, each.kv_len) // page * page, each.id) for each in batch]
+    return max(shared, key=lambda each: each[0], default=(0, ""))  # of equals, the first computes the end

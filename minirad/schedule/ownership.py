@@ -113,8 +113,8 @@ class SlotOwnership:
         ask = getattr(self.cache, "lock_cost", None)
         return int(ask(key)) if ask is not None else 0
 
-    def find(self, key: RadixKey) -> Prefix:
-        """What the tree would match of a key; for order, room and lock."""
+    def find(self, key: RadixKey, found: Prefix | None = None) -> Prefix:
+        """What the tree would match of a key; for order, room and lock. found: an earlier answer."""
         return Prefix(int(self.cache.peek(key)), self.lock_cost(key))
 
     def lock(self, key: RadixKey, found: Prefix | None = None) -> Any:
@@ -125,6 +125,10 @@ class SlotOwnership:
         match = self.cache.match_prefix(key)
         self.cache.inc_lock_ref(match.last_node)
         return match
+
+    def unlock(self, match: Any) -> None:
+        """Takes the lock on a match back."""
+        self.cache.dec_lock_ref(match.last_node)
 
     def locked(self, key: RadixKey) -> int:
         """How much of this key's match is locked, and so costs no room; a tree that cannot say is tried."""

@@ -10,25 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from minirad.cache.radix_cache import RadixKey, Slots
 from minirad.config import SamplingParams
 from minirad.errors import require
-from minirad.text import ReplyText
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 
 TokenMask = Callable[[list[int]], Any]  # generated ids -> bool row of allowed ids, or None
-
-
-class Listener(Protocol):
-    """Whoever streams a request: told of each token, and of each sample's end."""
-
-    def token(self, request: Request, token: int) -> None: ...
-    def ended(self, output: Any) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +38,7 @@ class Request:
     group: str = ""  # the id that add_request gave out
     token_mask: TokenMask | None = None
     is_bigram: bool = False  # tree keys are pairs of tokens
-    listener: Listener | None = None
+    listener: Any = None  # told of each token and of each sample's end (serve.py)
 
     status: str = WAITING
     row: int = -1
@@ -57,29 +49,28 @@ class Request:
     ahead: int = 0  # slots at the end of kv_len for tokens that were launched and not read yet
     cached_tokens: int = 0  # prompt tokens that came from the cache, at the first admission
     attempts: int = 0
-    branched: bool = False  # its further samples (n > 1) go their own ways
-    passes: int = 0  # steps in which it was left waiting and somebody behind it admitted
+    passes: int = 0  # steps in which it was left waiting and one behind it admitted
     has_waited: bool = False  # for another request's prefix, since it was queued
-    peeked: int = 0  # the match found for ordering, when the tree was in state `peeked_at`
-    peeked_at: int = -1
+    found: Any = None  # the last look at the tree (Prefix)
+    found_at: Any = None  # the tree's state when that was looked up for the order
     finish_reason: str = ""
     error: str = ""
-    reply: ReplyText | None = None  # what it says so far, where that is asked for before its end
+    reply: Any = None  # what it says so far (text.ReplyText), where that is asked for before its end
     added_at: float = 0.0
     first_token_at: float = 0.0
 
+    unbranched: int = field(init=False)  # samples (n > 1) that branch off when its prompt is computed
     length: int = field(init=False)  # prompt and generated tokens
     output: list[int] = field(init=False, default_factory=list)
     output_logprobs: list[float] = field(init=False, default_factory=list)
-    prompt_logprobs: list[float | None] = field(init=False, default_factory=list)
+    prompt_logprobs: list[float | None] = field(default_factory=list)
     _buffer: Slots = field(init=False, repr=False)
     _key: RadixKey | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        room = len(self.prompt) + self.params.max_new_tokens
-        self._buffer = np.empty(max(room, len(self.prompt)), dtype=np.int64)
-        self._buffer[: len(self.prompt)] = self.prompt
+        self._buffer = np.append(self.prompt, np.zeros(self.params.max_new_tokens, dtype=np.int64))
         self.length = len(self.prompt)
+        self.unbranched = 0 if self.index else self.params.n - 1
         self.group = self.group or self.id
 
     @property
@@ -89,23 +80,21 @@ class Request:
 
     def branch(self, index: int) -> Request:
         """A further sample of an n > 1 request, whose prompt has just been computed; holds nothing yet."""
-        sample = Request(
+        return Request(
             f"{self.group}.{index}", self.prompt, self.params, self.seed, self.arrival, self.extra_key,
             self.priority, index, self.group, self.token_mask, self.is_bigram, self.listener,
+            added_at=self.added_at, attempts=self.attempts, cached_tokens=self.cached_tokens,
+            prompt_logprobs=list(self.prompt_logprobs),
         )  # fmt: skip
-        sample.added_at, sample.attempts = self.added_at, self.attempts
-        sample.cached_tokens, sample.prompt_logprobs = self.cached_tokens, list(self.prompt_logprobs)
-        return sample
 
     def key(self, length: int | None = None) -> RadixKey:
         """The first `length` tokens (None: all) as a tree key.
 
-        The key of all is kept while they are the same: a waiting request is looked up at every step.
+        The last one is kept: a waiting request is looked up at every step, and its tokens stay.
         """
-        if length is not None and length != self.length:
-            return RadixKey(self.tokens[:length], self.extra_key, self.is_bigram)
-        if self._key is None or len(self._key) + self.is_bigram != self.length:  # n tokens: n - 1 pairs
-            self._key = RadixKey(self.tokens, self.extra_key, self.is_bigram)
+        length = self.length if length is None else length
+        if self._key is None or len(self._key) + self.is_bigram != length:  # n tokens: n - 1 pairs
+            self._key = RadixKey(self.tokens[:length], self.extra_key, self.is_bigram)
         return self._key
 
     def committed_key(self) -> RadixKey:
@@ -129,21 +118,14 @@ class Request:
         return int(self._buffer[self.length - 1])
 
     @property
-    def unbranched(self) -> int:
-        """Samples that will branch off this request when its prompt is computed."""
-        return 0 if self.index or self.branched else self.params.n - 1
-
-    @property
     def usable_prefix(self) -> int:
         """How many cached slots may be used at most: one token is always computed.
 
         A wanted log-probability of prompt token p needs the logits of token p-1, so that one has to
         be computed too; but only once, also if the request is retracted between.
         """
-        limit = self.length - 1
-        if self.next_logprob < len(self.prompt):
-            limit = min(limit, max(self.next_logprob - 1, 0))
-        return limit
+        computed_next = self.next_logprob if self.next_logprob < len(self.prompt) else self.length
+        return max(computed_next - 1, 0)
 
     @property
     def next_logprob(self) -> int:
