@@ -18,6 +18,7 @@ from minirad.text import valid_text
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+HOST_WRITE = ("write_through", "write_through_selective", "write_back")
 ATTENTION = ("auto", "torch", "flashinfer", "gather")
 DEFAULT_KV_TOKENS = 4096  # on a CPU
 MOST_KV_TOKENS = 1 << 22  # that a GPU's free memory is turned into unasked
@@ -180,7 +181,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         # Imported here: the tables of names belong to the packages below, which import nothing of us.
         from minirad.cache.eviction import POLICIES as EVICTION
-        from minirad.cache.hiradix_cache import HOST_WRITE
         from minirad.schedule.policies import POLICIES as SCHEDULE
 
         _simple(self)

@@ -21,11 +21,10 @@ from minirad import checks, serve
 from minirad import events as ev
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.allocator import PageAllocator
-from minirad.cache.hiradix_cache import HiRadixCache
-from minirad.cache.radix_cache import RadixCache, Slots
+from minirad.cache.node import Slots
+from minirad.cache.prefix_cache import PrefixCache
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.intake import Intake
-from minirad.kv.host_tier import HostTier
 from minirad.kv.kv_pool import KVPool
 from minirad.launch import Result
 from minirad.machine import assemble, choose_cache
@@ -34,7 +33,7 @@ from minirad.model.load import load_tokenizer
 from minirad.outputs import GenerationOutput, Pin, StepReport, StreamToken
 from minirad.process_result import ResultProcessor
 from minirad.schedule.admission import Books
-from minirad.schedule.ownership import PrefixCache, SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
 from minirad.snapshot import engine_snapshot
@@ -69,15 +68,14 @@ class Engine:
         self.config = config = machine.config
         self.runner, self.model_path, self.attention_note = machine.runner, machine.model_path, machine.note
         assert config.kv_tokens is not None
-        self.host_tier = HostTier(self.pool, config) if config.host_kv_tokens else None
-        self.cache: PrefixCache = choose_cache(cache, config, self.host_tier)
+        self.cache: PrefixCache = choose_cache(cache, config, self.pool)
+        self.host_tier = getattr(self.cache, "copier", None)
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
         self.rows = self.runner.rows
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
-        self.ownership = SlotOwnership(
+        self.ownership = CacheManager(
             self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache,
             on_free=self.runner.poison if config.poison_freed else None,
-            load_back_threshold=config.load_back_threshold,
         )  # fmt: skip
         self.scheduler = Scheduler(
             self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
@@ -171,12 +169,9 @@ class Engine:
 
     def _schedule(self) -> Batch | None:
         """The scheduler's next batch, once it is known which copies between the tiers have ended."""
-        if not isinstance(self.cache, HiRadixCache):
-            return self.scheduler.next_batch()
-        self.cache.poll()
+        self.ownership.hooks.before_step()
         batch = self.scheduler.next_batch()
-        if self.host_tier is not None:
-            self.host_tier.fence()
+        self.ownership.hooks.before_launch()
         return batch
 
     def _compute(self, batch: Batch) -> list[Result]:
@@ -327,12 +322,10 @@ class Engine:
     def pin(self, prefix: Prompt, extra_key: Hashable = None) -> Pin:
         """Holds what of a prefix is in the tree, so that it is not evicted, until `unpin`."""
         key = self.intake.key(self.encode(prefix), extra_key)
-        uncounted = {"count_hit": False} if isinstance(self.cache, RadixCache) else {}
         number = self._next_pin
         try:
             with self.transaction:
-                match = self.cache.match_prefix(key, **uncounted)
-                self.cache.inc_lock_ref(match.last_node)
+                match = self.ownership.lock(key, count_hit=False)
                 self._pins[number] = match.last_node
                 self._next_pin += 1
             return Pin(number, int(match.length), self)
@@ -369,12 +362,12 @@ class Engine:
 
         ValueError names the policies that there are, or the tree that decides itself (a student's).
         """
-        if not isinstance(self.cache, RadixCache):
+        if not self.ownership.hooks.eviction_policies:
             raise ValueError(
                 f"{type(self.cache).__name__} decides itself who is evicted: its policy cannot be changed"
             )
         with self.transaction:
-            self.cache.eviction_policy = name
+            self.ownership.hooks.eviction_policy = name
 
     def update_weights(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape: nothing that the old ones computed is used again.

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from minirad import checks
-from minirad.cache.radix_cache import MAX_TOKEN, IntSequence, RadixKey, Slots
+from minirad.cache.node import MAX_TOKEN, IntSequence, RadixKey, Slots
 from minirad.config import EngineConfig, SamplingParams, drawn_seed
 from minirad.schedule.request import Request
 from minirad.tokenizing import Prompt, Tokenizing

@@ -13,15 +13,14 @@ import torch
 
 from minirad.attention.gather import GatherAttention
 from minirad.attention.radix_attention import AttentionBackend
-from minirad.cache.hiradix_cache import HiRadixCache
+from minirad.cache.prefix_cache import PrefixCache
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import DEFAULT_KV_TOKENS, MOST_KV_TOKENS, EngineConfig
-from minirad.kv.host_tier import HostTier
+from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, resolve_model
 from minirad.rooms import room
 from minirad.runner import TorchRunner
-from minirad.schedule.ownership import PrefixCache
 from minirad.schedule.req_to_token import ReqToTokenPool
 
 
@@ -167,16 +166,19 @@ def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, att
     return config
 
 
-def choose_cache(cache: PrefixCache | None, config: EngineConfig, tier: HostTier | None) -> PrefixCache:
-    """The tree: a caller's own, which has to fit the configuration, or ours."""
-    if cache is None and tier is not None:
-        return HiRadixCache(
-            config.page_size, config.eviction_policy, host_tokens=config.host_kv_tokens,
-            host_write=config.host_write, copier=tier,
-        )  # fmt: skip
-    if cache is None:
+def choose_cache(cache: PrefixCache | None, config: EngineConfig, pool: KVPool) -> PrefixCache:
+    """The tree: a caller's own, which has to fit the configuration, or ours; with a host tier from tiers/."""
+    if cache is None and not config.host_kv_tokens:
         return RadixCache(config.page_size, config.eviction_policy)
-    if tier is not None:
+    if cache is None:
+        tiers = room("tiers.choose")
+        if tiers is None:
+            raise ValueError(
+                f"host_kv_tokens={config.host_kv_tokens} needs minirad/tiers/, which is not here"
+            )
+        tree: PrefixCache = tiers.choose_cache(config, pool)
+        return tree
+    if config.host_kv_tokens:
         raise ValueError(
             f"host_kv_tokens={config.host_kv_tokens}: a cache of your own cannot use a host tier"
         )

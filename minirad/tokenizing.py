@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minirad import checks
-from minirad.cache.radix_cache import IntSequence, Slots, as_int64
+from minirad.cache.node import IntSequence, Slots, as_int64
 from minirad.schedule.request import Request
 from minirad.text import ReplyText, TokenTexts, encode_prompt
 

@@ -79,7 +79,7 @@ MUTANTS = [
         "the tree's new pages stay booked to the row",
         SlotOwnership,
         "commit",
-        "self._pass_on(line[prefix_len:aligned], row)",
+        "self._own(line[prefix_len:aligned], row, TREE)",
         "pass",
     ),
     Mutant(

@@ -482,8 +482,8 @@ MUTANTS = [
     (7, "all duplicates at once", Scheduler, "_need", "pages_needed(matched,", "pages_needed(0,"),
     (49, "no page for duplicates", Scheduler, "_need", f"max({ALL_OF_IT}, 1)", ALL_OF_IT),
     (49, "the whole match is locked", Scheduler, "_admit", "if reason and alone:", "if False:"),
-    (7, "all of a match costs room", SlotOwnership, "locked", "cache.peek(key) - int(ask(key))", "0"),
-    (155, "what cannot say is not tried", SlotOwnership, "locked", "int(match.length) - cost", "0"),
+    (7, "all of a match costs room", SlotOwnership, "locked", "found.length - found.cost", "0"),
+    (155, "what cannot say is not tried", SlotOwnership, "locked", "before - self.room", "int(match.length)"),
     (7, "shared pins are not told of", Scheduler, "shortage", "self.ownership.locked(request.key())", "0"),
     (30, "chunks as large as the budget", Scheduler, "_extend", ", start + room)", ")"),
 ]  # fmt: skip

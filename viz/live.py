@@ -48,9 +48,7 @@ from typing import Any, NoReturn
 from minirad import events as ev
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
-from minirad.cache.hiradix_cache import HOST_WRITE
-from minirad.cache.radix_cache import RadixCache
-from minirad.config import EngineConfig, SamplingParams
+from minirad.config import HOST_WRITE, EngineConfig, SamplingParams
 from minirad.errors import InvariantError
 from minirad.model.load import resolve_model
 from minirad.record import Frame, Recorder, Recording
@@ -259,8 +257,8 @@ def _refused(run: Run | Pair | Replay | None) -> str:
 
 def _policy_of(run: Run | Pair | Replay | None) -> str:
     """The eviction policy that may be changed in the running engine; "": there is none."""
-    cache = run.engine.cache if isinstance(run, Run) else None
-    return cache.eviction_policy if isinstance(cache, RadixCache) else ""
+    cache: Any = run.engine.cache if isinstance(run, Run) else None
+    return cache.eviction_policy if getattr(cache, "eviction_policies", ()) else ""
 
 
 def _served_nobody(run: Run | Pair | Replay) -> bool:

@@ -31,7 +31,6 @@ import traitlets
 from IPython import get_ipython
 
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.cache.radix_cache import RadixCache
 from minirad.config import SamplingParams
 from minirad.engine import Engine
 from minirad.errors import InvariantError
@@ -410,7 +409,7 @@ class Stepper:
         return True
 
     def _forked(self, engine: Engine, changes: dict[str, Any]) -> tuple[Engine, Recorder]:
-        if not isinstance(engine.cache, RadixCache):
+        if not getattr(engine.cache, "eviction_policies", ()):  # a fork chooses its tree by the config
             raise ValueError(
                 f"this engine runs on a tree of its own ({type(engine.cache).__name__}): a fork would run on "
                 "minirad's, and show another tree than yours. Make a new engine with a new tree instead."
@@ -597,7 +596,7 @@ class Output:
 
     def _engine_controls(self, engine: Engine) -> dict[str, Any]:
         step, config = self.stepper, engine.config
-        own = isinstance(engine.cache, RadixCache)
+        own = bool(getattr(engine.cache, "eviction_policies", ()))
         hits, refused = self._hits()
         present = "The past is on view: a prompt goes to the present, or fork from here."
         return {
