@@ -73,6 +73,9 @@ class Stalled:
         self._inner.load(host_slots, device_slots)
         return self
 
+    def fence(self) -> None:
+        self._inner.fence()
+
     def done(self) -> bool:
         return False
 

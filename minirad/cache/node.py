@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,6 @@ class RadixKey:
         return f"RadixKey({self.tokens.tolist()}{extra}{', is_bigram=True' * self.is_bigram})"
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One edge and what hangs below it. `edge` is the key's bytes; `slots[i]` holds its i-th unit.
 
@@ -102,20 +100,22 @@ class Node:
     (below the root: with their namespace).
     """
 
-    id: int
-    parent: Node | None
-    first: Any
-    edge: bytes
-    packed: bytes
-    namespace: Namespace
-    width: int
-    children: dict[Any, Node] = field(default_factory=dict)
-    lock_ref: int = 0
-    hits: int = 0
-    priority: int = 0
-    created: int = 0
-    last_access: int = 0
-    queued: Any = None  # the key under which the eviction queue knows this node
+    __slots__ = (
+        "children", "created", "edge", "first", "hits", "id", "last_access", "lock_ref",
+        "namespace", "packed", "parent", "priority", "queued", "width",
+    )  # fmt: skip
+
+    def __init__(
+        self, id: int, parent: Node | None, first: Any, edge: bytes, packed: bytes, like: RadixKey | Node
+    ) -> None:
+        self.id, self.parent, self.first = id, parent, first
+        self.edge, self.packed = edge, packed
+        self.namespace: Namespace = like.namespace
+        self.width: int = like.width
+        self.children: dict[Any, Node] = {}
+        self.lock_ref = self.hits = self.priority = 0
+        self.created = self.last_access = 0
+        self.queued: Any = None  # the key under which the eviction queue knows this node
 
     @property
     def key(self) -> RadixKey:

@@ -115,15 +115,15 @@ class RadixCache(TreeHooks):
         self._plant()
 
     def _plant(self) -> None:
-        self.root = self._Node(0, None, None, b"", b"", (None, False), 4)
+        self.root = self._Node(0, None, None, b"", b"", RadixKey(()))
         self.evictable_size = self.protected_size = 0
         self.changes += 1
 
     # -------------------------------------------------------------- looking up
 
-    def _walk_from(self, found: Prefix | None, key: RadixKey) -> Walk:
+    def _walk_from(self, found: Prefix, key: RadixKey) -> Walk:
         """The walk along a key; the one of an earlier look if it would go the same way now."""
-        if found is not None and found.changes == self.changes and found.key == key:
+        if found.changes == self.changes and found.key == key:
             return found.walk
         return self._walk(key)
 
@@ -151,7 +151,8 @@ class RadixCache(TreeHooks):
 
         found: an earlier answer for this key; nothing is walked again if the tree is as it was.
         """
-        walk = path, pos, child, shared = self._walk_from(found, key)
+        walk = self._walk(key) if found is None else self._walk_from(found, key)
+        path, pos, child, shared = walk
         cost = sum(len(node.edge) for node in path if node.lock_ref == 0)
         if child is not None and child.lock_ref == 0:
             cost += shared
@@ -159,7 +160,8 @@ class RadixCache(TreeHooks):
 
     def peek(self, key: RadixKey) -> int:
         """How many units would match, rounded down to whole pages. Changes nothing, says nothing."""
-        return self.find(key).length
+        _, pos, _, shared = self._walk(key)
+        return (pos + shared) // key.width
 
     def match_prefix(
         self, key: RadixKey, *, count_hit: bool = True, found: Prefix | None = None
@@ -170,9 +172,11 @@ class RadixCache(TreeHooks):
         and can be locked. Touches the path; counts a hit on it unless told not to.
         found: what `find` said of this key.
         """
-        path, end = self._touch(self._walk_from(found, key), count_hit, NO_PRIORITY)
-        slots = _unpack([node.packed for node in path])
-        return MatchResult(slots, end // key.width, path[-1] if path else self.root)
+        walk = self._walk(key) if found is None else self._walk_from(found, key)
+        path, end = self._touch(walk, count_hit, NO_PRIORITY)
+        if not path:
+            return MatchResult(np.empty(0, dtype=np.int64), 0, self.root)
+        return MatchResult(_unpack([node.packed for node in path]), end // key.width, path[-1])
 
     def _touch(self, walk: Walk, hit: bool, priority: int) -> tuple[list[Node], int]:
         """Splits where a walk ends inside a node, and marks the path as just used."""
@@ -181,11 +185,15 @@ class RadixCache(TreeHooks):
         if shared and child is not None:
             path.append(self._split(child, shared, tick))
             pos += shared
-        for node in path:
-            node.last_access = tick
-            node.hits += hit
-            if node.priority < priority:
-                node.priority = priority
+        if hit:
+            for node in path:
+                node.last_access = tick
+                node.hits += 1
+        else:
+            for node in path:
+                node.last_access = tick
+                if node.priority < priority:
+                    node.priority = priority
         # Only the end can be a leaf. Policies like mru put it nearer to eviction by this touch.
         if path and not path[-1].children:
             self._queue.offer(path[-1])
@@ -204,9 +212,7 @@ class RadixCache(TreeHooks):
         assert parent is not None
         units = at // lower.width
         cut = units * SLOT_BYTES
-        upper = self._Node(
-            next(self._ids), parent, lower.first, edge[:at], packed[:cut], lower.namespace, lower.width
-        )
+        upper = self._Node(next(self._ids), parent, lower.first, edge[:at], packed[:cut], lower)
         upper.lock_ref, upper.hits, upper.priority = lower.lock_ref, lower.hits, lower.priority
         upper.created = lower.created
         parent.children[lower.first] = upper
@@ -232,7 +238,8 @@ class RadixCache(TreeHooks):
         """
         walk = self._walk(key)
         slots = as_int64(slots, "slots")
-        priority = whole("priority", priority)
+        if type(priority) is not int:
+            priority = whole("priority", priority)
         if len(slots) != len(key):
             raise ValueError(f"{len(slots)} slots for a key of {len(key)} units")
         path, pos = self._touch(walk, False, priority)
@@ -261,7 +268,7 @@ class RadixCache(TreeHooks):
         first: Any = edge[: key.width * self.page_size]
         if parent is self.root:
             first = (key.namespace, first)
-        leaf = self._Node(next(self._ids), parent, first, edge, packed, key.namespace, key.width)
+        leaf = self._Node(next(self._ids), parent, first, edge, packed, key)
         leaf.created = leaf.last_access = self._tick
         leaf.priority = priority
         parent.children[first] = leaf
@@ -313,35 +320,45 @@ class RadixCache(TreeHooks):
 
         Locking the root does nothing. Every call needs its own `dec_lock_ref`.
         """
-        path, moved = self.path_up(node), 0
-        for step in path:
-            if step.lock_ref == 0:
-                moved += len(step.edge)
-            step.lock_ref += 1
-        moved //= node.width
+        moved = self._add_locks(node, 1, 0)
         self.evictable_size -= moved
         self.protected_size += moved
-        if path and self.bus.wants(ev.NodeLocked):
-            self.bus.emit(ev.NodeLocked(node.id, tuple(step.id for step in path), moved))
+        if node is not self.root and self.bus.wants(ev.NodeLocked):
+            path = tuple(step.id for step in self.path_up(node))
+            self.bus.emit(ev.NodeLocked(node.id, path, moved))
         return moved
 
     def dec_lock_ref(self, node: Node) -> int:
         """Takes one lock back; returns how many tokens became evictable by it."""
-        path, moved = self.path_up(node), 0
         # Above it every node is locked at least as often: this one look is enough for all.
-        if path and node.lock_ref == 0:
+        if isinstance(node, Node) and node.lock_ref == 0 and self.path_up(node):
             raise InvariantError(f"n{node.id} is unlocked more often than it was locked")
-        for step in path:
-            step.lock_ref -= 1
-            if step.lock_ref == 0:
-                moved += len(step.edge)
-        moved //= node.width
+        moved = self._add_locks(node, -1, 1)
         self.evictable_size += moved
         self.protected_size -= moved
         self._queue.offer(node)
-        if path and self.bus.wants(ev.NodeUnlocked):
-            self.bus.emit(ev.NodeUnlocked(node.id, tuple(step.id for step in path), moved))
+        if node is not self.root and self.bus.wants(ev.NodeUnlocked):
+            path = tuple(step.id for step in self.path_up(node))
+            self.bus.emit(ev.NodeUnlocked(node.id, path, moved))
         return moved
+
+    def _add_locks(self, node: Node, count: int, turn: int) -> int:
+        """Adds to the locks of a node and all above; returns the tokens of those that had `turn` before."""
+        if not isinstance(node, Node):
+            self.path_up(node)  # raises
+        moved, step = 0, node
+        while (parent := step.parent) is not None:
+            if step.lock_ref == turn:
+                moved += len(step.edge)  # bytes: quicker to ask than units
+            step.lock_ref += count
+            step = parent
+        if step is not self.root:  # a node of another tree, as shows only here: its locks are put back
+            step = node
+            while step.parent is not None:
+                step.lock_ref -= count
+                step = step.parent
+            self.path_up(node)  # raises
+        return moved // node.width
 
     # -------------------------------------------------------------- letting go
 

@@ -228,7 +228,9 @@ class HiRadixCache(RadixCache):
 
         Under write_through_selective, nodes hit for the second time begin to be copied.
         """
-        path, end = self._touch(self._walk_from(found, key), count_hit, NO_PRIORITY)
+        path, end = self._touch(
+            self._walk_from(found, key) if found else self._walk(key), count_hit, NO_PRIORITY
+        )
         nodes = cast("list[HostNode]", path)
         device = [node for node in nodes if node.packed]
         below = nodes[len(device) :]
