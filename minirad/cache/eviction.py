@@ -156,17 +156,17 @@ class EvictionQueue:
         """Makes sure that an evictable leaf is found in time; anything else is ignored."""
         if not node.evictable:
             return
-        key = self.policy.key(node)
-        if node.queued is not None:
-            if key >= node.queued:
-                return  # `peek` corrects the entry that is there when it comes up
-            self._superseded += 1
+        key, known = self.policy.key(node), node.queued
+        if known is not None and key >= known:
+            return  # `peek` corrects the entry that is there when it comes up
         node.queued = key
         heapq.heappush(self._heap, (key, node.id, node))
-        if self._superseded > 64 + len(self._heap) // 2:
-            self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued]
-            heapq.heapify(self._heap)
-            self._superseded = 0
+        if known is not None:
+            self._superseded += 1
+            if self._superseded > 64 + len(self._heap) // 2:
+                self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued]
+                heapq.heapify(self._heap)
+                self._superseded = 0
 
     def pop(self) -> Any:
         """Takes out the next victim, or None if nothing can be evicted."""

@@ -108,8 +108,11 @@ class Node:
     def __init__(
         self, id: int, parent: Node | None, first: Any, edge: bytes, packed: bytes, like: RadixKey | Node
     ) -> None:
-        self.id, self.parent, self.first = id, parent, first
-        self.edge, self.packed = edge, packed
+        self.id = id
+        self.parent = parent
+        self.first = first
+        self.edge = edge
+        self.packed = packed
         self.namespace: Namespace = like.namespace
         self.width: int = like.width
         self.children: dict[Any, Node] = {}

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -300,10 +300,8 @@ class RadixCache(TreeHooks):
 
         ValueError unless the node is in this tree: not evicted, and not another tree's.
         """
-        if not isinstance(node, Node):
-            raise ValueError(f"a node of this tree is needed, got {said(node)}")
         path: list[Node] = []
-        step = node
+        step = _a_node(node)
         while (parent := step.parent) is not None:
             path.append(step)
             step = parent
@@ -320,45 +318,52 @@ class RadixCache(TreeHooks):
 
         Locking the root does nothing. Every call needs its own `dec_lock_ref`.
         """
-        moved = self._add_locks(node, 1, 0)
+        moved, step = 0, _a_node(node)
+        while (parent := step.parent) is not None:
+            if step.lock_ref == 0:
+                moved += len(step.edge)  # bytes: quicker to ask than units
+            step.lock_ref += 1
+            step = parent
+        if step is not self.root:
+            self._undo(node, -1)
+        moved //= node.width
         self.evictable_size -= moved
         self.protected_size += moved
-        if node is not self.root and self.bus.wants(ev.NodeLocked):
+        if step is not node and self.bus.wants(ev.NodeLocked):
             path = tuple(step.id for step in self.path_up(node))
             self.bus.emit(ev.NodeLocked(node.id, path, moved))
         return moved
 
     def dec_lock_ref(self, node: Node) -> int:
         """Takes one lock back; returns how many tokens became evictable by it."""
+        moved, step = 0, _a_node(node)
         # Above it every node is locked at least as often: this one look is enough for all.
-        if isinstance(node, Node) and node.lock_ref == 0 and self.path_up(node):
+        if node.lock_ref == 0 and self.path_up(node):
             raise InvariantError(f"n{node.id} is unlocked more often than it was locked")
-        moved = self._add_locks(node, -1, 1)
+        while (parent := step.parent) is not None:
+            step.lock_ref = left = step.lock_ref - 1
+            if left == 0:
+                moved += len(step.edge)
+            step = parent
+        if step is not self.root:
+            self._undo(node, 1)
+        moved //= node.width
         self.evictable_size += moved
         self.protected_size -= moved
         self._queue.offer(node)
-        if node is not self.root and self.bus.wants(ev.NodeUnlocked):
+        if step is not node and self.bus.wants(ev.NodeUnlocked):
             path = tuple(step.id for step in self.path_up(node))
             self.bus.emit(ev.NodeUnlocked(node.id, path, moved))
         return moved
 
-    def _add_locks(self, node: Node, count: int, turn: int) -> int:
-        """Adds to the locks of a node and all above; returns the tokens of those that had `turn` before."""
-        if not isinstance(node, Node):
-            self.path_up(node)  # raises
-        moved, step = 0, node
-        while (parent := step.parent) is not None:
-            if step.lock_ref == turn:
-                moved += len(step.edge)  # bytes: quicker to ask than units
+    def _undo(self, node: Node, count: int) -> NoReturn:
+        """Only at the top it shows that a node is another tree's: it gets its locks back."""
+        step = node
+        while step.parent is not None:
             step.lock_ref += count
-            step = parent
-        if step is not self.root:  # a node of another tree, as shows only here: its locks are put back
-            step = node
-            while step.parent is not None:
-                step.lock_ref -= count
-                step = step.parent
-            self.path_up(node)  # raises
-        return moved // node.width
+            step = step.parent
+        self.path_up(node)
+        raise AssertionError("unreachable")
 
     # -------------------------------------------------------------- letting go
 
@@ -468,6 +473,12 @@ class RadixCache(TreeHooks):
 
 
 _policy = eviction_policy  # the property of the same name hides the function inside the class
+
+
+def _a_node(value: Any) -> Node:
+    if not isinstance(value, Node):
+        raise ValueError(f"a node of this tree is needed, got {said(value)}")
+    return value
 
 
 def _unpack(packed: list[bytes]) -> Slots:
