@@ -83,6 +83,10 @@ class CacheManager:
         self.cache.inc_lock_ref(match.last_node)
         return match
 
+    def unlock(self, match: Any) -> None:
+        """Takes the lock on a match back."""
+        self.cache.dec_lock_ref(match.last_node)
+
     def locked(self, key: RadixKey) -> int:
         """How much of this key's match is locked, and so costs no room; a tree that cannot say is tried."""
         found = self.find(key)
@@ -90,7 +94,7 @@ class CacheManager:
             before = self.room
             match = self.lock(key)
             found = Prefix(int(match.length), before - self.room)
-            self.cache.dec_lock_ref(match.last_node)
+            self.unlock(match)
         return found.length - found.cost
 
     def lock_cost(self, key: RadixKey) -> int:
