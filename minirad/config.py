@@ -19,6 +19,7 @@ from minirad.text import valid_text
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+HOST_WRITE = ("write_through", "write_through_selective", "write_back")
 ATTENTION = ("auto", "torch", "flashinfer", "gather")
 DEFAULT_KV_TOKENS = 4096  # on a CPU
 MOST_KV_TOKENS = 1 << 22  # that a GPU's free memory is turned into unasked
@@ -181,7 +182,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         # Imported here: these packages are large, and the tables of names belong to them.
         from minirad.cache.eviction import POLICIES as EVICTION
-        from minirad.cache.hiradix_cache import HOST_WRITE
 
         _simple(self)
         if not (isinstance(self.device, str) and re.fullmatch(r"cuda:\d{1,3}", self.device)):

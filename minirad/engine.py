@@ -16,8 +16,8 @@ from typing import Any
 from minirad import errors
 from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
-from minirad.cache.hiradix_cache import HiRadixCache
-from minirad.cache.radix_cache import RadixCache, Slots
+from minirad.cache.node import Slots
+from minirad.cache.prefix_cache import PrefixCache
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.intake import Intake
 from minirad.outputs import GenerationOutput, Outbox, Pin, StepReport, StreamToken
@@ -25,7 +25,7 @@ from minirad.parts import Parts, Prompt, Result
 from minirad.process_result import ResultProcessor
 from minirad.rooms import room
 from minirad.schedule.admission import Books
-from minirad.schedule.ownership import PrefixCache, SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
 
@@ -51,15 +51,15 @@ class Engine:
         parts = parts or room("machine").assemble(config, cache, model, tokenizer)
         self.config = config = parts.config
         self.runner, self.rows, self.tokenizing = parts.runner, parts.rows, parts.texts
-        self.cache, self.host_tier = parts.cache, parts.host_tier
+        self.cache: PrefixCache = parts.cache
+        self.host_tier = getattr(parts.cache, "copier", None)
         self.model_path, self.attention_note = parts.model_path, parts.note
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
         assert config.kv_tokens is not None
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
-        self.ownership = SlotOwnership(
+        self.ownership = CacheManager(
             self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache,
             on_free=self.runner.poison if config.poison_freed else None,
-            load_back_threshold=config.load_back_threshold,
         )  # fmt: skip
         self.scheduler = Scheduler(
             self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
@@ -141,12 +141,9 @@ class Engine:
 
     def _schedule(self) -> Batch | None:
         """The scheduler's next batch, once it is known which copies between the tiers have ended."""
-        if not isinstance(self.cache, HiRadixCache):
-            return self.scheduler.next_batch()
-        self.cache.poll()
+        self.ownership.hooks.before_step()
         batch = self.scheduler.next_batch()
-        if self.host_tier is not None:
-            self.host_tier.fence()
+        self.ownership.hooks.before_launch()
         return batch
 
     def commit(self, batch: Batch, results: Sequence[Result]) -> None:
@@ -298,12 +295,10 @@ class Engine:
     def pin(self, prefix: Prompt, extra_key: Hashable = None) -> Pin:
         """Holds what of a prefix is in the tree, so that it is not evicted, until `unpin`."""
         key = self.intake.key(self.encode(prefix), extra_key)
-        uncounted = {"count_hit": False} if isinstance(self.cache, RadixCache) else {}
         number = self._next_pin
         try:
             with self.transaction:
-                match = self.cache.match_prefix(key, **uncounted)
-                self.cache.inc_lock_ref(match.last_node)
+                match = self.ownership.lock(key, count_hit=False)
                 self._pins[number] = match.last_node
                 self._next_pin += 1
             return Pin(number, int(match.length), self)
@@ -340,12 +335,12 @@ class Engine:
 
         ValueError names the policies that there are, or the tree that decides itself (a student's).
         """
-        if not isinstance(self.cache, RadixCache):
+        if not self.ownership.hooks.eviction_policies:
             raise ValueError(
                 f"{type(self.cache).__name__} decides itself who is evicted: its policy cannot be changed"
             )
         with self.transaction:
-            self.cache.eviction_policy = name
+            self.ownership.hooks.eviction_policy = name
 
     def update_weights(self, model: Any) -> None:
         """Goes on with other weights of the same shape: nothing that the old ones computed is used again.

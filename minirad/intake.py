@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from minirad import errors
-from minirad.cache.radix_cache import IntSequence, RadixKey, Slots
+from minirad.cache.node import IntSequence, RadixKey, Slots
 from minirad.config import EngineConfig, SamplingParams, drawn_seed
 from minirad.parts import Prompt, Texts
 from minirad.schedule.request import Request

@@ -18,17 +18,16 @@ import torch
 
 from minirad.attention.gather import GatherAttention
 from minirad.attention.radix_attention import AttentionBackend
-from minirad.cache.hiradix_cache import HiRadixCache
+from minirad.cache.prefix_cache import PrefixCache
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import DEFAULT_KV_TOKENS, MOST_KV_TOKENS, EngineConfig
 from minirad.errors import said
-from minirad.kv.host_tier import HostTier
+from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
 from minirad.parts import Parts
 from minirad.rooms import room
 from minirad.runner import TorchRunner
-from minirad.schedule.ownership import PrefixCache
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.tokenizing import Tokenizing
 
@@ -56,10 +55,9 @@ def assemble(config: Any, cache: PrefixCache | None, model: Any, tokenizer: Any)
     pool = model.new_pool(config.kv_tokens + config.page_size)
     rows = ReqToTokenPool(config.max_running, config.max_context)
     runner = (TorchRunner if fast is None else fast.Runner)(model, pool, attention, rows, config)
-    tier = HostTier(pool, config) if config.host_kv_tokens else None
     load = None if path is None else partial(load_tokenizer, path)
     texts = Tokenizing(tokenizer, load, model.config.eos_ids)
-    return Parts(config, runner, choose_cache(cache, config, tier), rows, texts, tier, path, note)
+    return Parts(config, runner, choose_cache(cache, config, pool), rows, texts, path, note)
 
 
 def check_arguments(config: Any, cache: Any, model: Any) -> None:
@@ -201,16 +199,19 @@ def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, att
     return config
 
 
-def choose_cache(cache: PrefixCache | None, config: EngineConfig, tier: HostTier | None) -> PrefixCache:
-    """The tree: a caller's own, which has to fit the configuration, or ours."""
-    if cache is None and tier is not None:
-        return HiRadixCache(
-            config.page_size, config.eviction_policy, host_tokens=config.host_kv_tokens,
-            host_write=config.host_write, copier=tier,
-        )  # fmt: skip
-    if cache is None:
+def choose_cache(cache: PrefixCache | None, config: EngineConfig, pool: KVPool) -> PrefixCache:
+    """The tree: a caller's own, which has to fit the configuration, or ours; with a host tier from tiers/."""
+    if cache is None and not config.host_kv_tokens:
         return RadixCache(config.page_size, config.eviction_policy)
-    if tier is not None:
+    if cache is None:
+        tiers = room("tiers.choose")
+        if tiers is None:
+            raise ValueError(
+                f"host_kv_tokens={config.host_kv_tokens} needs minirad/tiers/, which is not here"
+            )
+        tree: PrefixCache = tiers.choose_cache(config, pool)
+        return tree
+    if config.host_kv_tokens:
         raise ValueError(
             f"host_kv_tokens={config.host_kv_tokens}: a cache of your own cannot use a host tier"
         )

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from minirad.cache.radix_cache import IntSequence, Slots
+from minirad.cache.node import IntSequence, Slots
+from minirad.cache.prefix_cache import PrefixCache
 from minirad.config import EngineConfig, SamplingParams
-from minirad.schedule.ownership import PrefixCache
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
@@ -88,7 +88,7 @@ class Parts:
     """What an engine works with.
 
     config: with every "auto" filled in; note: what is missing if that fell back. rows: the runner's table of
-    slots. host_tier: the second tier of `cache`, if it has one.
+    slots.
     """
 
     config: EngineConfig
@@ -96,6 +96,5 @@ class Parts:
     cache: PrefixCache
     rows: ReqToTokenPool
     texts: Any  # Texts
-    host_tier: Any = None
     model_path: Any = None
     note: str = ""

@@ -39,7 +39,8 @@ from tqdm import tqdm
 from minirad import command
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.cache.radix_cache import MAX_TOKEN, RadixCache, RadixKey, Slots, as_int64
+from minirad.cache.node import MAX_TOKEN
+from minirad.cache.radix_cache import RadixCache, RadixKey, Slots, as_int64
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions, at_least, one_of
 from minirad.doctor import EarlyBreak, diagnose, early_breaks
 from minirad.engine import Engine

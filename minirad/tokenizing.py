@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minirad import errors
-from minirad.cache.radix_cache import Slots, as_int64
+from minirad.cache.node import Slots, as_int64
 from minirad.config import SamplingParams
 from minirad.parts import Prompt
 from minirad.schedule.request import Request
@@ -109,5 +109,6 @@ class Tokenizing:
     def _read(self, request: Request, output: Sequence[int]) -> ReplyText:
         if request.reply is None:
             request.reply = ReplyText(self.texts, request.params.stop)
-        request.reply.read(output)
-        return request.reply
+        reply: ReplyText = request.reply
+        reply.read(output)
+        return reply

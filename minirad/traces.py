@@ -31,7 +31,7 @@ from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
-from minirad.cache.radix_cache import MAX_TOKEN, Slots
+from minirad.cache.node import MAX_TOKEN, Slots
 from minirad.errors import read_text, said
 from minirad.model.classroom import corpus
 from minirad.text import InvalidTextError, TextWarning, no_length_warning, valid_text

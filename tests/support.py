@@ -198,6 +198,9 @@ class LateCopier:
         self._may_fail()
         return _LateCopy(self._inner.load(host_slots, device_slots), self._rng.randrange(5), True)
 
+    def fence(self) -> None:
+        self._inner.fence()
+
 
 class _LateCopy:
     def __init__(self, inner: Any, polls: int, arrives: bool) -> None:

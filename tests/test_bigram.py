@@ -20,8 +20,7 @@ from test_preemption import foresees, reply
 
 from minirad import RadixCache, RadixKey
 from minirad import events as ev
-from minirad.cache.hiradix_cache import HOST_WRITE
-from minirad.config import SamplingParams
+from minirad.config import HOST_WRITE, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
 

@@ -150,7 +150,7 @@ class CacheMachine(RuleBasedStateMachine):
     def peek(self, prompt: Prompt) -> None:
         before, told = self.cache.snapshot(), len(self.events)
         assert self.cache.peek(self.key(prompt)) == len(self.model.match(prompt))
-        cost = self.cache.lock_cost(self.key(prompt))
+        cost = self.cache.find(self.key(prompt)).cost
         assert self.cache.snapshot() == before and len(self.events) == told
         found = self.cache.match_prefix(self.key(prompt), count_hit=False)
         self.tick += 1

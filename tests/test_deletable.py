@@ -1,4 +1,4 @@
-"""Without minirad/fast/ all goes on, only slower: the package is copied without it, and used."""
+"""Without minirad/fast/ and minirad/tiers/ all goes on: the package is copied without them, and used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support import ROOT
 from minirad import Engine, EngineConfig
 from minirad.model.llama import LlamaModel
 
-LEFT_OUT = ["fast"]  # folders of minirad that may be deleted
+DELETABLE = ("fast", "tiers")  # folders of minirad
 GENERATE = """
 from minirad import Engine, EngineConfig, SamplingParams
 from minirad.workloads import chat_prompt
@@ -29,20 +29,26 @@ outputs = engine.generate([start, start + " "], [SamplingParams(max_new_tokens=6
 engine.check()
 said = outputs[0].token_ids
 """
+TIERED = """
+try:
+    Engine(EngineConfig(device="cpu", host_kv_tokens=64))
+except ValueError as error:
+    print(error)
+"""
 
 
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[("tiers",), DELETABLE], ids="-".join)
+def copied(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     folder = tmp_path_factory.mktemp("copied")
     for name in ("minirad", "viz", "lessons"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in LEFT_OUT:
+    for name in request.param:
         shutil.rmtree(folder / "minirad" / name)
     return folder
 
 
 PARTS = {
-    "generate": GENERATE + "print(engine.attention.name, said, engine.attention_note)",
+    "generate": GENERATE + "print(engine.attention.name, said, engine.attention_note)" + TIERED,
     "steps": "from minirad.figure3 import main\nassert main([]) == 0",
     "page": """
 from viz.live import main
@@ -79,11 +85,14 @@ def told(copied: Path) -> dict[str, str]:
     return said
 
 
-def test_generate_says_the_same_with_the_attention_to_read(told: dict[str, str]) -> None:
-    here: dict[str, object] = {}
+def test_generate_says_the_same(copied: Path, told: dict[str, str]) -> None:
+    here: dict[str, Any] = {}
     exec(GENERATE, here)
-    assert here["engine"].attention.name != "gather"  # type: ignore[attr-defined]
-    assert told["generate"].startswith(f"gather {here['said']} minirad/fast/ is not here"), told["generate"]
+    assert here["engine"].attention.name != "gather"
+    fast = (copied / "minirad" / "fast").is_dir()
+    name, note = (here["engine"].attention.name, "") if fast else ("gather", "minirad/fast/ is not here")
+    assert told["generate"].startswith(f"{name} {here['said']} {note}"), told["generate"]
+    assert told["generate"].endswith("host_kv_tokens=64 needs minirad/tiers/, which is not here\n")
 
 
 @pytest.mark.parametrize(
@@ -134,11 +143,12 @@ def imports(module: str) -> set[str]:
     return found & set(MODULES)
 
 
-def test_only_the_folder_and_its_benchmarks_import_it() -> None:
-    old_name = "minirad.attention.torch_paged"
-    for module in MODULES:
-        if not module.startswith(("minirad.fast", "minirad.bench")) and module != old_name:
-            assert not any(each.startswith("minirad.fast") for each in imports(module)), module
+def test_only_the_folders_and_their_benchmarks_import_them() -> None:
+    old_names = ("minirad.attention.torch_paged", "minirad.cache.hiradix_cache", "minirad.kv.host_tier")
+    for folder in (f"minirad.{name}" for name in DELETABLE):
+        for module in MODULES:
+            if not module.startswith((folder, "minirad.bench")) and module not in old_names:
+                assert not any(each.startswith(folder) for each in imports(module)), module
 
 
 def test_no_circle_among_what_computes() -> None:

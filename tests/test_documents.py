@@ -239,7 +239,7 @@ minirad.programs
 minirad.record Recorder Recording
 minirad.runner
 minirad.schedule.admission
-minirad.schedule.ownership SlotOwnership path_slots
+minirad.schedule.cache_manager CacheManager path_slots
 minirad.schedule.policies POLICIES
 minirad.schedule.req_to_token ReqToTokenPool
 minirad.schedule.request Request

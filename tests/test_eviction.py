@@ -304,7 +304,7 @@ def test_the_queue_against_brute_force(policy: str) -> None:
             if expected is not None:
                 expected.alive = False
                 del leaves[expected.id]
-    assert len(queue) < 4 * len(leaves) + 200
+    assert len(queue._heap) < 4 * len(leaves) + 200
 
 
 def test_superseded_entries_do_not_pile_up() -> None:
@@ -315,9 +315,9 @@ def test_superseded_entries_do_not_pile_up() -> None:
         leaf = leaves[tick % 10]
         leaf.last_access = tick
         queue.offer(leaf)
-        assert len(queue) <= 10 + 64 + 64 + 10
+        assert len(queue._heap) <= 10 + 64 + 64 + 10
     assert [queue.pop().id for _ in range(10)] == list(range(9, -1, -1))
-    assert queue.pop() is None and len(queue) == 0
+    assert queue.pop() is None and len(queue._heap) == 0
 
 
 def test_hits_cost_the_lru_queue_nothing() -> None:
@@ -327,13 +327,13 @@ def test_hits_cost_the_lru_queue_nothing() -> None:
         leaf = leaves[tick % 10]
         leaf.last_access = tick
         queue.offer(leaf)
-    assert len(queue) == 10
+    assert len(queue._heap) == 10
 
 
 def test_what_is_not_evictable_is_not_queued() -> None:
     queue = EvictionQueue(eviction_policy("lru"))
     queue.offer(FakeLeaf(1, lock_ref=1))
-    assert len(queue) == 0 and queue.peek() is None and queue.pop() is None
+    assert len(queue._heap) == 0 and queue.peek() is None and queue.pop() is None
     later = FakeLeaf(2)
     queue.offer(later)
     later.lock_ref = 1

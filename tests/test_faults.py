@@ -23,13 +23,13 @@ from minirad import RadixCache, RadixKey
 from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.eviction import POLICIES
-from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache, HostNode
 from minirad.cache.radix_cache import Node
-from minirad.config import SamplingParams
+from minirad.config import HOST_WRITE, SamplingParams
 from minirad.errors import HostCopyError, InvariantError
 from minirad.model.llama import LlamaModel, random_weights
-from minirad.schedule.ownership import SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.scheduler import Scheduler
+from minirad.tiers.hiradix_cache import HiRadixCache, HostNode
 
 MakeEngine = Callable[..., CheckedEngine]
 GREEDY = SamplingParams(max_new_tokens=6, ignore_eos=True)
@@ -186,13 +186,13 @@ def test_only_the_shortfall_is_evicted(page: int) -> None:
 
 def test_evicting_the_full_need_is_found() -> None:
     def full_need(make_room: Callable[..., Any]) -> Callable[..., Any]:
-        def evicts(self: SlotOwnership, num_tokens: int) -> bool:
+        def evicts(self: CacheManager, num_tokens: int) -> bool:
             make_room(self, num_tokens + self.allocator.available)
             return self.allocator.available >= num_tokens
 
         return evicts
 
-    with broken(instead("the full need goes", (SlotOwnership, "make_room"), full_need)):
+    with broken(instead("the full need goes", (CacheManager, "make_room"), full_need)):
         only_the_shortfall_goes(1)
 
 
@@ -514,7 +514,7 @@ def tiers_hold_what_they_say(write: str, page: int, seed: int) -> None:
     """Random requests over a tiny device and host: each node's slots hold its own tokens, in both tiers."""
     rng, memory = random.Random(seed), Memory(seed)
     cache = HiRadixCache(page, host_tokens=12 * page, host_write=write, copier=memory)
-    world = World(page, pages=10, cache=cache, load_back_threshold=1)
+    world = World(page, pages=10, cache=cache)
     running: list[Any] = []
 
     def check() -> None:

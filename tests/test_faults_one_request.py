@@ -478,6 +478,9 @@ class FailingCopier:
         self._may_fail("load")
         return self.inner.load(host_slots, device_slots)
 
+    def fence(self) -> None:
+        self.inner.fence()
+
 
 class _FailingCopy:
     def __init__(self, copier: FailingCopier, inner: Any) -> None:

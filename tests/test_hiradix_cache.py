@@ -11,8 +11,8 @@ import pytest
 from minirad import RadixKey
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES
-from minirad.cache.hiradix_cache import HiRadixCache, HostNode
 from minirad.errors import HostCopyError, InvariantError
+from minirad.tiers.hiradix_cache import HiRadixCache, HostNode
 
 
 @dataclasses.dataclass

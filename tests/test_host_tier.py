@@ -13,12 +13,11 @@ from conftest import CheckedEngine
 from support import ColdReference, drive
 
 from minirad import RadixCache
-from minirad.cache.hiradix_cache import HOST_WRITE
-from minirad.config import EngineConfig, SamplingParams
+from minirad.config import HOST_WRITE, EngineConfig, SamplingParams
 from minirad.engine import Engine
-from minirad.kv.host_tier import HostTier, _runs
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
+from minirad.tiers.host_tier import HostTier, _runs
 
 MakeEngine = Callable[..., CheckedEngine]
 DEVICES = [

@@ -210,7 +210,7 @@ def loaded_after(statement: str) -> set[str]:
         "from minirad import RadixCache, RadixKey",
         "from minirad import EngineConfig, SamplingParams, InvariantError",
         "from minirad import Recorder, Recording",
-        "import minirad.schedule.scheduler, minirad.schedule.ownership",
+        "import minirad.schedule.scheduler, minirad.schedule.cache_manager",
     ],
 )
 def test_the_light_half_imports_no_torch(statement: str) -> None:

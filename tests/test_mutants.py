@@ -24,19 +24,19 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
 from minirad.runner import TorchRunner
-from minirad.schedule.ownership import SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Scheduler
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 NO_PAGES = np.empty(0, dtype=np.int64)
 
-COMMIT, RELEASE, FORK = (SlotOwnership, "commit"), (SlotOwnership, "release"), (SlotOwnership, "fork")
+COMMIT, RELEASE, FORK = (CacheManager, "commit"), (CacheManager, "release"), (CacheManager, "fork")
 LOCK, UNLOCK, FREE = (RadixCache, "inc_lock_ref"), (RadixCache, "dec_lock_ref"), (PageAllocator, "free")
 
 
 def _row_not_remapped(commit: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: SlotOwnership, request: Request, finished: bool) -> None:
+    def broken(self: CacheManager, request: Request, finished: bool) -> None:
         row, length = request.row, request.kv_len
         before = self.rows.rows[row, :length].copy()
         commit(self, request, finished)
@@ -47,7 +47,7 @@ def _row_not_remapped(commit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _commits_before(release: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: SlotOwnership, request: Request, cause: str) -> int:
+    def broken(self: CacheManager, request: Request, cause: str) -> int:
         if cause == "released":  # an abort, or a retraction
             self.commit(request, False)
         return int(release(self, request, cause))
@@ -56,7 +56,7 @@ def _commits_before(release: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _frees_twice(release: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: SlotOwnership, request: Request, cause: str) -> int:
+    def broken(self: CacheManager, request: Request, cause: str) -> int:
         private = self.rows.rows[request.row, request.protected_len : request.kv_len].copy()
         freed = release(self, request, cause)
         self.allocator.free(private)
@@ -66,7 +66,7 @@ def _frees_twice(release: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _frees_all(release: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: SlotOwnership, request: Request, cause: str) -> int:
+    def broken(self: CacheManager, request: Request, cause: str) -> int:
         request.protected_len = 0
         return int(release(self, request, cause))
 
@@ -138,7 +138,7 @@ MUTANTS = [
     # commit
     NOT_REMAPPED,
     while_in(COMMIT, FREE, says(NO_PAGES), "duplicates are not freed"),
-    while_in(COMMIT, (SlotOwnership, "_pass_on"), nothing, "the tree's new pages stay booked to the row"),
+    while_in(COMMIT, (CacheManager, "_pass_on"), nothing, "the tree's new pages stay booked to the row"),
     while_in(COMMIT, LOCK, nothing, "the old lock goes without a new one"),
     while_in(COMMIT, UNLOCK, nothing, "the lock stays where it was"),
     instead("what the tree got stays private", COMMIT, unchanged("protected_len")),

@@ -15,10 +15,11 @@ from support import ColdReference, LateCopier, drive, listen
 
 from minirad import RadixCache, RadixKey
 from minirad import events as ev
-from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache
-from minirad.config import SamplingParams
+from minirad.cache.kv_events import namespace_of
+from minirad.config import HOST_WRITE, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
+from minirad.tiers.hiradix_cache import HiRadixCache
 
 MakeEngine = Callable[..., CheckedEngine]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -131,7 +132,7 @@ def test_an_unknown_one_matches_nothing_and_leaves_no_trace(write: str | None, s
         put(cache, PROMPT, 10, "a")
     before = cache.snapshot()
     key = RadixKey(PROMPT, space)
-    assert cache.peek(key) == cache.lock_cost(key) == 0
+    assert cache.find(key)[:2] == (0, 0)
     assert cache.snapshot() == before
     match = cache.match_prefix(key)
     assert (match.length, match.host_length, match.last_node) == (0, 0, cache.root)
@@ -194,10 +195,10 @@ def test_numbers_stand_for_namespaces_in_events() -> None:
         put(cache, [2], 100 + at, space)
     numbers = [event.namespace for event in heard]
     assert numbers[::2] == numbers[1::2] and len(set(numbers)) == len(SPACES) and numbers[0] == 0
-    assert [cache.namespace_of(number)[0] for number in numbers[::2]] == SPACES
+    assert [namespace_of(cache, number)[0] for number in numbers[::2]] == SPACES
     assert {node["namespace"] for node in cache.snapshot()["nodes"]} == set(numbers)
     with pytest.raises(KeyError, match="999"):
-        cache.namespace_of(999)
+        namespace_of(cache, 999)
 
 
 @pytest.mark.parametrize("page", [1, 2])

@@ -13,7 +13,7 @@ from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import Node, RadixCache, RadixKey
 from minirad.config import SamplingParams
 from minirad.errors import InvariantError
-from minirad.schedule.ownership import SlotOwnership, path_slots
+from minirad.schedule.cache_manager import CacheManager, path_slots
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Scheduler
@@ -30,7 +30,7 @@ class World:
         self.cache = RadixCache(page, bus=bus) if cache is None else cache
         self.allocator = PageAllocator(pages * page, page)
         self.rows = ReqToTokenPool(4, 64 * page)
-        self.own = SlotOwnership(self.cache, self.allocator, self.rows, bus, **options)
+        self.own = CacheManager(self.cache, self.allocator, self.rows, bus, **options)
         self.live: list[Request] = []
         self.pins: dict[int, Any] = {}
         self.count = 0
@@ -448,7 +448,10 @@ def test_a_fork_without_a_row_changes_nothing(world: World) -> None:
 class Counting(RadixCache):
     """Counts locks, and cannot say beforehand what a lock costs (as a student's tree)."""
 
-    lock_cost = None  # type: ignore[assignment]
+    find = None  # type: ignore[assignment]
+
+    def peek(self, key: RadixKey) -> int:
+        return RadixCache.find(self, key).length
 
     def __init__(self, page: int) -> None:
         super().__init__(page)
@@ -464,19 +467,12 @@ class Counting(RadixCache):
         return super().dec_lock_ref(node)
 
 
-class Asked(SlotOwnership):
-    """`lock_cost` of a tree that cannot say is 0."""
-
-    def lock_cost(self, key: RadixKey) -> int:
-        return 0 if self.cache.lock_cost is None else super().lock_cost(key)
-
-
 def admission_world(cache: RadixCache | None = None) -> tuple[World, Scheduler, Request]:
     """Room 8 of 16 (5 evictable, 3 free), of which locking the newcomer's match takes 5."""
     world = World(1, pages=16, cache=cache)
     world.run(list(range(100, 108)))  # somebody holds 8 slots
     world.end(world.run([1, 2, 3, 4, 5]))
-    own = Asked(world.cache, world.allocator, world.rows, ev.EventBus())
+    own = CacheManager(world.cache, world.allocator, world.rows, ev.EventBus())
     own._owner = world.own._owner
     scheduler = Scheduler(own, "fcfs", 512, own.bus)
     scheduler.running = list(world.live)
@@ -519,11 +515,11 @@ def test_with_more_room_the_same_request_is_admitted() -> None:
     world.check()
 
 
-def test_lock_cost_is_what_room_loses(world: World) -> None:
+def test_what_is_found_says_what_room_loses(world: World) -> None:
     world.end(world.run(prompt(world, 4)))
     for pages in (0, 1, 2, 4, 5):
         key = RadixKey(prompt(world, pages))
-        room, cost = world.own.room, world.own.lock_cost(key)
+        room, cost = world.own.room, world.own.find(key).cost
         node = world.cache.match_prefix(key).last_node
         world.cache.inc_lock_ref(node)
         assert world.own.room == room - cost == room - min(pages, 4) * world.page

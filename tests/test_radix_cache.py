@@ -328,7 +328,7 @@ def test_a_dead_node_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("page", [1, 2, 4])
-def test_peek_and_lock_cost_leave_no_trace(page: int) -> None:
+def test_a_look_leaves_no_trace(page: int) -> None:
     cache = RadixCache(page)
     put(cache, list(range(8)))
     locked = put(cache, [*range(4), *range(50, 54)], 20).last_node
@@ -339,13 +339,13 @@ def test_peek_and_lock_cost_leave_no_trace(page: int) -> None:
     for query in ([], [0], list(range(6)), list(range(8)), [*range(4), 50, 51, 9], [77], list(range(20))):
         key = RadixKey(query)
         cache.peek(key)
-        cache.lock_cost(key)
+        cache.find(key, cache.find(key))
         cache.peek(RadixKey(query, "elsewhere"))
     assert cache.snapshot() == before and told == []
 
 
 @pytest.mark.parametrize("page", [1, 2, 4])
-def test_lock_cost_is_what_locking_the_match_takes(page: int) -> None:
+def test_what_is_found_says_what_locking_the_match_takes(page: int) -> None:
     def planted() -> RadixCache:
         cache = RadixCache(page)
         put(cache, list(range(16)))
@@ -359,12 +359,11 @@ def test_lock_cost_is_what_locking_the_match_takes(page: int) -> None:
     ]  # fmt: skip
     for query in queries:
         cache = planted()
-        foreseen = cache.lock_cost(RadixKey(query))
-        matched = cache.peek(RadixKey(query))
+        foreseen = cache.find(RadixKey(query))
         found = match(cache, query)
-        assert found.length == matched
+        assert found.length == foreseen.length == cache.peek(RadixKey(query))
         before = cache.evictable_size
-        assert cache.inc_lock_ref(found.last_node) == foreseen == before - cache.evictable_size
+        assert cache.inc_lock_ref(found.last_node) == foreseen.cost == before - cache.evictable_size
         cache.check()
 
 
@@ -653,10 +652,10 @@ def test_check_finds_what_is_broken() -> None:
             cache.check()
 
     cache, node = planted()
-    cache._evictable += 1
+    cache.evictable_size += 1
     refuse(cache, "evictable is 7, counted 6")
     cache, node = planted()
-    cache._protected -= 1
+    cache.protected_size -= 1
     refuse(cache, "protected is -1, counted 0")
     cache, node = planted()
     node.edge = node.edge[:4]

@@ -29,7 +29,7 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine, Pin
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.outputs import GenerationOutput, StepReport
-from minirad.schedule.ownership import SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Scheduler
@@ -75,6 +75,9 @@ class Stalled:
     def load(self, host_slots: Any, device_slots: Any) -> Any:
         self._inner.load(host_slots, device_slots)
         return self
+
+    def fence(self) -> None:
+        self._inner.fence()
 
     def done(self) -> bool:
         return False
@@ -580,7 +583,7 @@ def _none_locked(able: bool) -> Callable[[Broken], Broken]:
     """Nothing of a match counts as locked: in trees that are able to say what a lock costs, or in others."""
 
     def make(locked: Broken) -> Broken:
-        def broken(self: SlotOwnership, key: Any) -> int:
+        def broken(self: CacheManager, key: Any) -> int:
             return 0 if hasattr(self.cache, "lock_cost") is able else int(locked(self, key))
 
         return broken
@@ -590,7 +593,7 @@ def _none_locked(able: bool) -> Callable[[Broken], Broken]:
 
 MUTANTS = [
     (6, instead("who was retracted made no room", NEXT, _stops_at_a_retraction)),
-    (10, while_in(LET_GO, (SlotOwnership, "settle"), says(False), "copies are not waited for")),
+    (10, while_in(LET_GO, (CacheManager, "settle"), says(False), "copies are not waited for")),
     (155, instead("who is between chunks has to go on", LET_GO, _as_if_nobody_were_between_chunks)),
     (6, instead("the only one stays", DECODE, _ends_where_one_stays)),
     (
@@ -601,19 +604,19 @@ MUTANTS = [
             lambda ordered: lambda self: ordered(self)[:1],
         ),
     ),
-    (34, while_in(PREFILL, (SlotOwnership, "copying"), says(False), "others pass while copies end")),
+    (34, while_in(PREFILL, (CacheManager, "copying"), says(False), "others pass while copies end")),
     (4, instead("others pass while some run", PREFILL, _tries_those_behind_too)),
     (0, instead("alone, a reserve is kept", NEED, _keeps_a_reserve)),
     (7, instead("all duplicates at once", NEED, _all_at_once)),
     (49, instead("no page for duplicates", NEED, _no_page)),
     (49, instead("the whole match is locked", ADMIT, _matches_once)),
-    (7, instead("all of a match costs room", (SlotOwnership, "locked"), _none_locked(True))),
-    (155, instead("what cannot say is not tried", (SlotOwnership, "locked"), _none_locked(False))),
-    (7, while_in((Scheduler, "shortage"), (SlotOwnership, "locked"), says(0), "shared pins are not told of")),
+    (7, instead("all of a match costs room", (CacheManager, "locked"), _none_locked(True))),
+    (155, instead("what cannot say is not tried", (CacheManager, "locked"), _none_locked(False))),
+    (7, while_in((Scheduler, "shortage"), (CacheManager, "locked"), says(0), "shared pins are not told of")),
     (
         30,
         while_in(
-            (Scheduler, "_extend"), (SlotOwnership, "room"), says(10**6), "chunks as large as the budget"
+            (Scheduler, "_extend"), (CacheManager, "room"), says(10**6), "chunks as large as the budget"
         ),
     ),
 ]
@@ -632,6 +635,6 @@ def test_a_broken_scheduler_is_caught(
 def test_what_pins_lock_is_never_reckoned_as_to_be_computed_again(
     parrot: Parrot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    while_in(ADMIT, (SlotOwnership, "locked"), says(0)).apply(monkeypatch)
+    while_in(ADMIT, (CacheManager, "locked"), says(0)).apply(monkeypatch)
     with pytest.raises(AssertionError, match="error"):
         test_pins_on_part_of_a_match_that_fills_the_pool(parrot)

@@ -16,12 +16,12 @@ from support import ColdReference, LateCopier, PlainCache, drive, listen
 from minirad import RadixCache, RadixKey
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES
-from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache, HostNode
-from minirad.config import SamplingParams
+from minirad.config import HOST_WRITE, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.outputs import GenerationOutput
 from minirad.record import Recorder, Recording, ReplayState
+from minirad.tiers.hiradix_cache import HiRadixCache, HostNode
 
 MakeEngine = Callable[..., CheckedEngine]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -97,7 +97,7 @@ def test_no_old_node_matches_in_any_tier(tiers: str | None, page: int, seed: int
     cache.check()
     assert (cache.total_size, getattr(cache, "host_size", 0)) == held
     for key in keys:
-        assert cache.peek(key) == cache.lock_cost(key) == 0
+        assert cache.find(key)[:2] == (0, 0)
         match = cache.match_prefix(key)
         assert (match.length, match.host_length, match.last_node) == (0, 0, cache.root)
     for key in keys:  # the new ones' nodes stand beside the old ones

@@ -20,7 +20,6 @@ import torch
 
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES
-from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.model.load import CLASSROOM, SMOLLM2
@@ -82,7 +81,7 @@ def evict_by_hand(engine: Engine, tokens: int) -> int:
 
 def changeable_policy(engine: Engine) -> str:
     """The eviction policy that may be changed in a running engine; "" where the tree decides itself."""
-    return engine.cache.eviction_policy if isinstance(engine.cache, RadixCache) else ""
+    return engine.ownership.hooks.eviction_policy
 
 
 def forked_config(recording: Recording, **changes: Any) -> EngineConfig:

@@ -39,7 +39,7 @@ from typing import NoReturn
 
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
-from minirad.cache.hiradix_cache import HOST_WRITE
+from minirad.config import HOST_WRITE
 from minirad.errors import InvariantError
 from minirad.model.load import resolve_model
 from minirad.record import Recorder

@@ -21,9 +21,8 @@ from tqdm import tqdm
 from minirad import events as ev
 from minirad.bench.engine import processor
 from minirad.bench.tables import table
-from minirad.cache.hiradix_cache import HOST_WRITE
 from minirad.command import above_zero, positive
-from minirad.config import EngineConfig
+from minirad.config import HOST_WRITE, EngineConfig
 from minirad.engine import Engine
 from minirad.frontend.player import send_due
 from minirad.model.llama import LlamaModel

@@ -1,10 +1,10 @@
 """The page allocator: which pages of the KV pool are free.
 
 Slot s lies in page s // page_size. Page 0 is never handed out: padding writes there. A page is handed
-out whole and comes back whole; who owns it meanwhile is not kept here (schedule/ownership.py).
+out whole and comes back whole; its owner meanwhile is noted elsewhere (schedule/cache_manager.py).
 
 Free pages lie on a stack with the lowest on top, so that a small tree stays in one corner of the pool
-and its picture can be read. (Rejected: a sorted free list, which costs time in proportion to the pool.)
+and its picture can be read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from minirad.cache.radix_cache import Slots, as_int64
-from minirad.errors import InvariantError, require
+from minirad.cache.node import Slots, as_int64
+from minirad.errors import require
+from minirad.rooms import room
 
 
 class PageAllocator:
@@ -25,17 +26,12 @@ class PageAllocator:
             raise ValueError(f"{num_tokens} tokens in pages of {page_size}: not one page")
         if num_tokens % page_size:
             raise ValueError(f"page_size {page_size} does not divide {num_tokens} tokens")
-        self.page_size = page_size
+        self.page_size, self.num_tokens = page_size, num_tokens
         self.num_pages = num_tokens // page_size
         self._stack = np.arange(self.num_pages, 0, -1, dtype=np.int64)
         self._top = self.num_pages
         self._is_free = np.ones(self.num_pages + 1, dtype=bool)
         self._is_free[0] = False
-
-    @property
-    def num_tokens(self) -> int:
-        """All slots that can be handed out."""
-        return self.num_pages * self.page_size
 
     @property
     def available(self) -> int:
@@ -47,11 +43,7 @@ class PageAllocator:
         if num_tokens < 0 or num_tokens % self.page_size:
             raise ValueError(f"{num_tokens} tokens are not whole pages of {self.page_size}")
         pages = self._take(num_tokens // self.page_size)
-        if pages is None:
-            return None
-        offsets = np.arange(self.page_size, dtype=np.int64)
-        slots: Slots = (pages[:, None] * self.page_size + offsets).reshape(-1)
-        return slots
+        return None if pages is None else self._slots_of(pages)
 
     def pages_needed(self, start: int, stop: int) -> int:
         """New pages for positions [start, stop) of a row whose positions before `start` have slots."""
@@ -71,8 +63,7 @@ class PageAllocator:
             return None
         first_boundary = min(-(-start // page) * page, stop)
         fill = last_slot + 1 + np.arange(first_boundary - start, dtype=np.int64)
-        whole_and_last = (pages[:, None] * page + np.arange(page, dtype=np.int64)).reshape(-1)
-        return np.concatenate((fill, whole_and_last[: stop - first_boundary]))
+        return np.concatenate((fill, self._slots_of(pages)[: stop - first_boundary]))
 
     def free(self, slots: Any) -> Slots:
         """Takes the pages of these slots back; returns them. One slot of a page stands for all of it.
@@ -86,11 +77,12 @@ class PageAllocator:
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         require(len(twice) == 0, f"slot {twice[:1]} is freed twice in one call")
         low, high = int(ordered[0]), int(ordered[-1])
-        if low < self.page_size or high >= self.num_tokens + self.page_size:
-            raise InvariantError(
-                f"slot {low if low < self.page_size else high} was never handed out "
-                f"(slots are {self.page_size} to {self.num_tokens + self.page_size - 1})"
-            )
+        first, last = self.page_size, self.page_size + self.num_tokens - 1
+        strange = low if low < first else high
+        require(
+            first <= low and high <= last,
+            f"slot {strange} was never handed out (slots are {first} to {last})",
+        )
         pages = ordered // self.page_size
         pages = pages[np.concatenate(([True], pages[1:] != pages[:-1]))]
         already = pages[self._is_free[pages]]
@@ -105,10 +97,11 @@ class PageAllocator:
         return np.flatnonzero(self._is_free).astype(np.int64)
 
     def check(self) -> None:
-        """The stack and the marks tell the same story."""
-        stack = np.sort(self._stack[: self._top])
-        same = len(stack) == self._is_free.sum() and bool(np.array_equal(stack, self.free_pages()))
-        require(same, f"{self._top} pages on the free stack, {self._is_free.sum()} marked free")
+        """The stack and the marks tell the same story (observe/check.py)."""
+        room("observe.check").page_allocator(self)
+
+    def _slots_of(self, pages: Slots) -> Slots:
+        return (pages[:, None] * self.page_size + np.arange(self.page_size)).reshape(-1)
 
     def _take(self, count: int) -> Slots | None:
         if count > self._top:

@@ -1,12 +1,11 @@
 """Which leaf goes first: seven policies, one small class each, over one heap that is kept up lazily.
 
-The textbook way (and that of most engines) collects all leaves and builds a heap at every call of
-`evict`, which costs time in proportion to the tree for every single victim. Here the heap lives on
-between calls, and an entry is corrected only when it comes to the top:
+The heap lives on between calls of `evict` (building one from all leaves each time, as textbooks do, takes
+time in proportion to the tree for every victim), and an entry is corrected only when it comes to the top:
 
 * `offer(node)` is called whenever a node became an evictable leaf, or its key may have got *smaller*.
   It pushes an entry only if the node has none, or only one with a larger key.
-* Keys that got *larger* since (a leaf was used again) are noticed by `pop`: the entry is put back
+* Keys that got *larger* since (a leaf was used again) are noticed by `peek`: the entry is put back
   under its present key. So a hit costs nothing here, and an eviction O(log leaves).
 
 Why that finds the true minimum: every evictable leaf has an entry whose stored key is at most its
@@ -17,123 +16,99 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
+
+from minirad.cache.node import Node
 
 
-class Leaf(Protocol):
-    """What a policy may look at. Times are clock ticks (one per match or insert), not seconds."""
+class EvictionPolicy:
+    """The smallest key is evicted first; ties go by node id. `why` is for the event's sentence."""
 
-    id: int
-    last_access: int
-    created: int
-    hits: int
-    priority: int
-    lock_ref: int
-    queued: Any
+    name = ""
+    why = ""  # a leaf goes first; {0} is the leaf. (Its times are clock ticks, one per match or insert.)
 
-    @property
-    def evictable(self) -> bool: ...
-    @property
-    def outdated(self) -> bool: ...
+    def key(self, node: Node) -> Any:
+        raise NotImplementedError
+
+    def reason(self, node: Node) -> str:
+        return self.why.format(node)
 
 
-class EvictionPolicy(Protocol):
-    """The smallest key is evicted first; ties go by node id. `reason` is for the event's sentence."""
-
-    name: str
-
-    def key(self, node: Leaf) -> Any: ...
-
-    def reason(self, node: Leaf) -> str: ...
-
-
-class LRU:
+class LRU(EvictionPolicy):
     """Least recently used."""
 
     name = "lru"
+    why = "oldest unlocked leaf (last used at tick {0.last_access})"
 
-    def key(self, node: Leaf) -> int:
+    def key(self, node: Node) -> int:
         return node.last_access
 
-    def reason(self, node: Leaf) -> str:
-        return f"oldest unlocked leaf (last used at tick {node.last_access})"
 
-
-class LFU:
+class LFU(EvictionPolicy):
     """Least frequently used: fewest hits, then least recently used."""
 
     name = "lfu"
+    why = "unlocked leaf with the fewest hits ({0.hits}, last used at {0.last_access})"
 
-    def key(self, node: Leaf) -> tuple[int, int]:
+    def key(self, node: Node) -> tuple[int, int]:
         return node.hits, node.last_access
 
-    def reason(self, node: Leaf) -> str:
-        return f"unlocked leaf with the fewest hits ({node.hits}, last used at {node.last_access})"
 
-
-class FIFO:
+class FIFO(EvictionPolicy):
     """First in, first out: the earliest created, however often it was used."""
 
     name = "fifo"
+    why = "first unlocked leaf to come in (created at tick {0.created})"
 
-    def key(self, node: Leaf) -> int:
+    def key(self, node: Node) -> int:
         return node.created
 
-    def reason(self, node: Leaf) -> str:
-        return f"first unlocked leaf to come in (created at tick {node.created})"
 
-
-class MRU:
+class MRU(EvictionPolicy):
     """Most recently used first: right for a scan that never comes back, wrong for chats."""
 
     name = "mru"
+    why = "most recently used unlocked leaf (last used at tick {0.last_access})"
 
-    def key(self, node: Leaf) -> int:
+    def key(self, node: Node) -> int:
         return -node.last_access
 
-    def reason(self, node: Leaf) -> str:
-        return f"most recently used unlocked leaf (last used at tick {node.last_access})"
 
-
-class FILO:
+class FILO(EvictionPolicy):
     """First in, last out: the latest created goes first."""
 
     name = "filo"
+    why = "last unlocked leaf to come in (created at tick {0.created})"
 
-    def key(self, node: Leaf) -> int:
+    def key(self, node: Node) -> int:
         return -node.created
 
-    def reason(self, node: Leaf) -> str:
-        return f"last unlocked leaf to come in (created at tick {node.created})"
 
-
-class Priority:
+class Priority(EvictionPolicy):
     """Lowest request priority first, then least recently used."""
 
     name = "priority"
+    why = "unlocked leaf of lowest priority ({0.priority}, last used at tick {0.last_access})"
 
-    def key(self, node: Leaf) -> tuple[int, int]:
+    def key(self, node: Node) -> tuple[int, int]:
         return node.priority, node.last_access
 
-    def reason(self, node: Leaf) -> str:
-        return f"unlocked leaf of lowest priority ({node.priority}, last used at tick {node.last_access})"
 
-
-class SLRU:
+class SLRU(EvictionPolicy):
     """Segmented LRU: leaves hit fewer than twice are on probation and go before the proven ones."""
 
     name = "slru"
     proven_hits = 2
 
-    def key(self, node: Leaf) -> tuple[bool, int]:
+    def key(self, node: Node) -> tuple[bool, int]:
         return node.hits >= self.proven_hits, node.last_access
 
-    def reason(self, node: Leaf) -> str:
+    def reason(self, node: Node) -> str:
         segment = "proven" if node.hits >= self.proven_hits else "on probation"
         return f"oldest unlocked leaf {segment} ({node.hits} hits, last used at {node.last_access})"
 
 
-class OutdatedFirst:
+class OutdatedFirst(EvictionPolicy):
     """Any policy, but that leaves of old weights, which nothing can match, go before all others.
 
     Without it they stay for ever under any policy that keeps what was once worth keeping: well-used ones
@@ -143,10 +118,10 @@ class OutdatedFirst:
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy, self.name = policy, policy.name
 
-    def key(self, node: Leaf) -> tuple[bool, Any]:
+    def key(self, node: Node) -> tuple[bool, Any]:
         return not node.outdated, self.policy.key(node)
 
-    def reason(self, node: Leaf) -> str:
+    def reason(self, node: Node) -> str:
         return "computed by old weights, nothing can match it" if node.outdated else self.policy.reason(node)
 
 
@@ -166,63 +141,43 @@ class EvictionQueue:
     """The evictable leaves by policy key. Does not touch the tree."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
-        self.policy = policy
-        self._heap: list[tuple[Any, int, Leaf]] = []
-        self._superseded = 0  # entries that a later one of the same node made useless
+        self.rebuild(policy, ())
 
-    def offer(self, node: Leaf) -> None:
-        """Makes sure that an evictable leaf is found in time; anything else is ignored."""
-        if not node.evictable:
-            return
-        key = self.policy.key(node)
-        if node.queued is None:
-            node.queued = key
-            heapq.heappush(self._heap, (key, node.id, node))
-        elif key < node.queued:
-            node.queued = key
-            heapq.heappush(self._heap, (key, node.id, node))
-            self._superseded += 1
-            if self._superseded > 64 + len(self._heap) // 2:
-                self._compact()
-        # else an entry with a smaller key is there: `_settle` corrects it when it comes up.
-
-    def pop(self) -> Leaf | None:
-        """Takes out the next victim, or None if nothing can be evicted."""
-        if not self._settle():
-            return None
-        node = heapq.heappop(self._heap)[2]
-        node.queued = None
-        return node
-
-    def peek(self) -> Leaf | None:
-        """The next victim, left where it is."""
-        return self._heap[0][2] if self._settle() else None
-
-    def verdict(self, victim: Leaf) -> tuple[str, str, int | None]:
-        """What an event tells of a victim that was taken out: the policy, its reason, who is next."""
-        following = self.peek()
-        return self.policy.name, self.policy.reason(victim), following.id if following else None
-
-    def rebuild(self, policy: EvictionPolicy, nodes: Iterable[Leaf]) -> None:
+    def rebuild(self, policy: EvictionPolicy, nodes: Iterable[Node]) -> None:
         """Starts anew, under another policy or another tree."""
         self.policy = policy
-        self._heap = []
-        self._superseded = 0
+        self._heap: list[tuple[Any, int, Any]] = []
+        self._superseded = 0  # entries that a later one of the same node made useless
         for node in nodes:
             node.queued = None
             self.offer(node)
 
-    def __len__(self) -> int:
-        """Entries, stale ones included."""
-        return len(self._heap)
+    def offer(self, node: Node) -> None:
+        """Makes sure that an evictable leaf is found in time; anything else is ignored."""
+        if not node.evictable:
+            return
+        key, known = self.policy.key(node), node.queued
+        if known is not None and key >= known:
+            return  # `peek` corrects the entry that is there when it comes up
+        node.queued = key
+        heapq.heappush(self._heap, (key, node.id, node))
+        if known is not None:
+            self._superseded += 1
+            if self._superseded > 64 + len(self._heap) // 2:
+                self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued]
+                heapq.heapify(self._heap)
+                self._superseded = 0
 
-    def _compact(self) -> None:
-        self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued]
-        heapq.heapify(self._heap)
-        self._superseded = 0
+    def pop(self) -> Any:
+        """Takes out the next victim, or None if nothing can be evicted."""
+        node = self.peek()
+        if node is not None:
+            heapq.heappop(self._heap)
+            node.queued = None
+        return node
 
-    def _settle(self) -> bool:
-        """Brings a true minimum to the top; False if there is none."""
+    def peek(self) -> Any:
+        """The next victim, left where it is; None if nothing can be evicted."""
         heap = self._heap
         while heap:
             key, _, node = heap[0]
@@ -235,7 +190,12 @@ class EvictionQueue:
             else:
                 current = self.policy.key(node)
                 if current == key:
-                    return True
+                    return node
                 node.queued = current
                 heapq.heapreplace(heap, (current, node.id, node))
-        return False
+        return None
+
+    def verdict(self, victim: Node) -> tuple[str, str, int | None]:
+        """What an event tells of a victim that was taken out: the policy, its reason, who is next."""
+        following = self.peek()
+        return self.policy.name, self.policy.reason(victim), following.id if following else None

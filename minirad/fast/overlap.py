@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from minirad.cache.hiradix_cache import HiRadixCache
 from minirad.fast.sampling import next_tokens, to_device
 from minirad.model.sampler import is_greedy, position_uniform
 from minirad.parts import NOT_A_NUMBER, Result
@@ -130,8 +129,7 @@ class Overlap:
     def _process_result(self, flight: _InFlight) -> None:
         engine = self._engine
         try:
-            if isinstance(engine.cache, HiRadixCache):
-                engine.cache.poll()
+            engine.ownership.hooks.before_step()
             began = time.perf_counter()
             results = flight.read()
             self.waited += time.perf_counter() - began

@@ -4,6 +4,8 @@ event.py      what an event is, and the ReplayState that events move on
 events.py     every kind of event, each with all that is known about it
 bus.py        carries events to handlers
 snapshot.py   the state of an engine or a tree as plain data
+describe.py   a tree's nodes as plain data
+check.py      every invariant, recomputed
 recorder.py   takes events as they come, into frames
 silent.py     events for a tree that tells none
 recording.py  frames in memory or in a file, replayable to any moment

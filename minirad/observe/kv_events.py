@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minirad.cache.node import Namespace
 from minirad.cache.radix_cache import RadixCache
 from minirad.errors import said
 from minirad.observe.event import CPU as CPU  # the media of these events
@@ -266,7 +267,7 @@ class KVEventStream:
 
     def _space(self, number: int, is_bigram: bool) -> _Space:
         if (number, is_bigram) not in self._spaces:
-            extra_key = self._cache.namespace_of(number)[0]
+            extra_key = namespace_of(self._cache, number)[0]
             keys = _extra_keys(extra_key, is_bigram)
             if any(keys == known.extra_keys for known in self._spaces.values()):
                 assert keys is not None  # values of the caller's own type that look alike
@@ -342,6 +343,14 @@ class BlockTable:
             step, tokens, _ = known[step]
             parts.append(tokens)
         return tuple(chain(*reversed(parts)))
+
+
+def namespace_of(cache: RadixCache, number: int) -> Namespace:
+    """The namespace that events tell by this number; KeyError for one that was never given out."""
+    for namespace, known in cache.namespaces.items():
+        if known == number:
+            return namespace
+    raise KeyError(number)
 
 
 def rebuild(events: Iterable[KVEvent]) -> BlockTable:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.cache.hiradix_cache import HOST_WRITE
+from minirad.config import HOST_WRITE
 from minirad.errors import InvariantError
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from viz.web.commands import COMMANDS, LOOKING, Command, Json, RunBroke, Session
