@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 MOST = (1 << 63) - 1  # what the rest of the world calls a number
 
@@ -127,3 +128,20 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
         return Path(path).read_text(encoding=encoding)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def as_int64(values: Any, what: str) -> npt.NDArray[np.int64]:
+    """Any one-dimensional integer sequence as a numpy int64 array; ValueError names what is off."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:  # rows of different lengths, say
+        raise ValueError(f"{what} must be one row of integers, got {said(values)}") from error
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    kind = array.dtype.kind
+    if array.ndim != 1 or kind not in "iu":
+        shown = said(values) if array.ndim == 0 or kind == "O" else f"of shape {array.shape}"
+        raise ValueError(f"{what} must be one row of integers, got {array.dtype} {shown}")
+    if kind == "u" and array.max() > MOST:
+        raise ValueError(f"{what}: {array.max()} does not fit into a signed 64-bit integer")
+    return array.astype(np.int64, copy=False)

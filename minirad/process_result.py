@@ -13,7 +13,7 @@ from minirad import events as ev
 from minirad.errors import InvariantError
 from minirad.outputs import GenerationOutput, Outbox
 from minirad.parts import Result, Runner, Texts
-from minirad.schedule.ownership import SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch, Scheduler
 
@@ -22,7 +22,7 @@ class ResultProcessor:
     """Commits what was read of a launched batch. Finished samples go to the outbox."""
 
     def __init__(
-        self, scheduler: Scheduler, ownership: SlotOwnership, runner: Runner, texts: Texts,
+        self, scheduler: Scheduler, ownership: CacheManager, runner: Runner, texts: Texts,
         bus: ev.EventBus, outbox: Outbox,
     ) -> None:  # fmt: skip
         self.scheduler, self.ownership, self.runner = scheduler, ownership, runner

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minirad import errors
-from minirad.cache.node import Slots, as_int64
+from minirad.cache.node import Slots
 from minirad.config import SamplingParams
+from minirad.errors import as_int64
 from minirad.parts import Prompt
 from minirad.schedule.request import Request
 from minirad.text import ReplyText, StreamText, TokenTexts, encode_prompt

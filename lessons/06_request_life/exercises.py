@@ -10,7 +10,7 @@ from typing import Any
 from lessons.grading import Exercise, Failure, expect
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.errors import InvariantError
-from minirad.schedule.ownership import path_slots
+from minirad.schedule.cache_manager import path_slots
 
 # ---------------------------------------------------------------------- what the student is given
 

@@ -14,7 +14,7 @@ from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import SamplingParams, ScheduleOptions
 from minirad.events import EventBus
-from minirad.schedule.ownership import SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Scheduler
@@ -174,7 +174,7 @@ def as_the_engine_does(impl: ModuleType, rng: Random) -> None:
 def _scheduled(lengths: list[int], chunk: int, page: int) -> list[list[tuple[int, int, int]]]:
     bus, cache = EventBus(), RadixCache(page)
     rows = ReqToTokenPool(8, 64)
-    ownership = SlotOwnership(cache, PageAllocator(64 * page, page), rows, bus)
+    ownership = CacheManager(cache, PageAllocator(64 * page, page), rows, bus)
     scheduler = Scheduler(ownership, "fcfs", chunk, bus, ScheduleOptions())
     for number, size in enumerate(lengths):
         prompt = np.arange(size, dtype=np.int64) + 100 * number

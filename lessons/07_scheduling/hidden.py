@@ -19,7 +19,7 @@ from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams, ScheduleOptions
 from minirad.schedule import policies
 from minirad.schedule import request as engine
-from minirad.schedule.ownership import SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.scheduler import Scheduler
 
@@ -359,7 +359,7 @@ def _leaves(cache: RadixCache) -> list[list[int]]:
 def _running(pool: int, cached: list[list[int]]) -> tuple[Scheduler, list[Any]]:
     """A scheduler with a request that runs, and finished ones in its tree."""
     bus = ev.EventBus()
-    ownership = SlotOwnership(RadixCache(), PageAllocator(pool), ReqToTokenPool(16, 64), bus)
+    ownership = CacheManager(RadixCache(), PageAllocator(pool), ReqToTokenPool(16, 64), bus)
     options = ScheduleOptions(new_token_ratio=1.0, new_token_decay=0.0)
     scheduler = Scheduler(ownership, "fcfs", 1000, bus, options)
     prompts = [*cached, [9, 9]]

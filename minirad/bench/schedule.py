@@ -40,7 +40,7 @@ from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.command import above_zero, positive
 from minirad.config import SamplingParams, ScheduleOptions
-from minirad.schedule.ownership import SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.policies import POLICIES, is_behind
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
@@ -108,7 +108,7 @@ def order_cost(policy: str, waiting: int, reps: int) -> dict[str, Any]:
     """Milliseconds of one ordering, in four situations."""
     rng = np.random.default_rng(0)
     cache = RadixCache()
-    ownership = SlotOwnership(cache, PageAllocator(1, 1), ReqToTokenPool(1, 1), cache.bus)
+    ownership = CacheManager(cache, PageAllocator(1, 1), ReqToTokenPool(1, 1), cache.bus)
     scheduler = Scheduler(ownership, policy, 512, cache.bus)
     beginnings = rng.integers(0, 50_000, (64, 768))
     continuations = rng.integers(0, 50_000, (8, 192))

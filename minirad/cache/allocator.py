@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from minirad.cache.node import Slots, as_int64
-from minirad.errors import require
+from minirad.cache.node import Slots
+from minirad.errors import as_int64, require
 from minirad.rooms import room
 
 

@@ -1,4 +1,4 @@
-"""Which leaf goes first: seven policies, one small class each, over one heap that is kept up lazily.
+"""Which leaf goes first: seven policies, one row of a table each, over one heap that is kept up lazily.
 
 The heap lives on between calls of `evict` (building one from all leaves each time, as textbooks do, takes
 time in proportion to the tree for every victim), and an entry is corrected only when it comes to the top:
@@ -15,126 +15,71 @@ present key. When the top entry's stored key *is* its present key, no other leaf
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from minirad.cache.node import Node
 
 
+@dataclass(frozen=True, slots=True)
 class EvictionPolicy:
-    """The smallest key is evicted first; ties go by node id. `why` is for the event's sentence."""
+    """The leaf with the smallest `key` is evicted first; ties go by node id.
 
-    name = ""
-    why = ""  # a leaf goes first; {0} is the leaf. (Its times are clock ticks, one per match or insert.)
-
-    def key(self, node: Node) -> Any:
-        raise NotImplementedError
-
-    def reason(self, node: Node) -> str:
-        return self.why.format(node)
-
-
-class LRU(EvictionPolicy):
-    """Least recently used."""
-
-    name = "lru"
-    why = "oldest unlocked leaf (last used at tick {0.last_access})"
-
-    def key(self, node: Node) -> int:
-        return node.last_access
-
-
-class LFU(EvictionPolicy):
-    """Least frequently used: fewest hits, then least recently used."""
-
-    name = "lfu"
-    why = "unlocked leaf with the fewest hits ({0.hits}, last used at {0.last_access})"
-
-    def key(self, node: Node) -> tuple[int, int]:
-        return node.hits, node.last_access
-
-
-class FIFO(EvictionPolicy):
-    """First in, first out: the earliest created, however often it was used."""
-
-    name = "fifo"
-    why = "first unlocked leaf to come in (created at tick {0.created})"
-
-    def key(self, node: Node) -> int:
-        return node.created
-
-
-class MRU(EvictionPolicy):
-    """Most recently used first: right for a scan that never comes back, wrong for chats."""
-
-    name = "mru"
-    why = "most recently used unlocked leaf (last used at tick {0.last_access})"
-
-    def key(self, node: Node) -> int:
-        return -node.last_access
-
-
-class FILO(EvictionPolicy):
-    """First in, last out: the latest created goes first."""
-
-    name = "filo"
-    why = "last unlocked leaf to come in (created at tick {0.created})"
-
-    def key(self, node: Node) -> int:
-        return -node.created
-
-
-class Priority(EvictionPolicy):
-    """Lowest request priority first, then least recently used."""
-
-    name = "priority"
-    why = "unlocked leaf of lowest priority ({0.priority}, last used at tick {0.last_access})"
-
-    def key(self, node: Node) -> tuple[int, int]:
-        return node.priority, node.last_access
-
-
-class SLRU(EvictionPolicy):
-    """Segmented LRU: leaves hit fewer than twice are on probation and go before the proven ones."""
-
-    name = "slru"
-    proven_hits = 2
-
-    def key(self, node: Node) -> tuple[bool, int]:
-        return node.hits >= self.proven_hits, node.last_access
-
-    def reason(self, node: Node) -> str:
-        segment = "proven" if node.hits >= self.proven_hits else "on probation"
-        return f"oldest unlocked leaf {segment} ({node.hits} hits, last used at {node.last_access})"
-
-
-class OutdatedFirst(EvictionPolicy):
-    """Any policy, but that leaves of old weights, which nothing can match, go before all others.
-
-    Without it they stay for ever under any policy that keeps what was once worth keeping: well-used ones
-    (lfu, slru), those of high priority, the oldest (mru, filo).
+    reason: for the event's sentence. Times are clock ticks (one for each match or insert), not seconds.
     """
 
-    def __init__(self, policy: EvictionPolicy) -> None:
-        self.policy, self.name = policy, policy.name
-
-    def key(self, node: Node) -> tuple[bool, Any]:
-        return not node.outdated, self.policy.key(node)
-
-    def reason(self, node: Node) -> str:
-        return "computed by old weights, nothing can match it" if node.outdated else self.policy.reason(node)
+    name: str
+    key: Callable[[Node], Any]
+    reason: Callable[[Node], str]
 
 
-POLICIES: dict[str, type[EvictionPolicy]] = {
-    policy.name: policy for policy in (LRU, LFU, FIFO, MRU, FILO, Priority, SLRU)
-}
+LRU = EvictionPolicy(  # least recently used
+    "lru",
+    lambda node: node.last_access,
+    lambda node: f"oldest unlocked leaf (last used at tick {node.last_access})",
+)
+LFU = EvictionPolicy(  # least frequently used: fewest hits, then least recently used
+    "lfu",
+    lambda node: (node.hits, node.last_access),
+    lambda node: f"unlocked leaf with the fewest hits ({node.hits}, last used at {node.last_access})",
+)
+FIFO = EvictionPolicy(  # first in, first out: the earliest created, however often it was used
+    "fifo",
+    lambda node: node.created,
+    lambda node: f"first unlocked leaf to come in (created at tick {node.created})",
+)
+MRU = EvictionPolicy(  # most recently used first: right for a scan that never comes back, wrong for chats
+    "mru",
+    lambda node: -node.last_access,
+    lambda node: f"most recently used unlocked leaf (last used at tick {node.last_access})",
+)
+FILO = EvictionPolicy(  # first in, last out: the latest created goes first
+    "filo",
+    lambda node: -node.created,
+    lambda node: f"last unlocked leaf to come in (created at tick {node.created})",
+)
+PRIORITY = EvictionPolicy(  # lowest request priority first, then least recently used
+    "priority",
+    lambda node: (node.priority, node.last_access),
+    lambda node: f"unlocked leaf of lowest priority ({node.priority}, last used at tick {node.last_access})",
+)
+SLRU = EvictionPolicy(  # segmented LRU: leaves hit fewer than twice go before the proven ones
+    "slru",
+    lambda node: (node.hits >= 2, node.last_access),
+    lambda node: (
+        f"oldest unlocked leaf {'proven' if node.hits >= 2 else 'on probation'} "
+        f"({node.hits} hits, last used at {node.last_access})"
+    ),
+)
+POLICIES = {policy.name: policy for policy in (LRU, LFU, FIFO, MRU, FILO, PRIORITY, SLRU)}
 
 
 def eviction_policy(name: str) -> EvictionPolicy:
     """A policy by its name; ValueError names the ones there are."""
     if not isinstance(name, str) or name not in POLICIES:
         raise ValueError(f"unknown eviction policy {name!r}; known: {', '.join(POLICIES)}")
-    return POLICIES[name]()
+    return POLICIES[name]
 
 
 class EvictionQueue:

@@ -8,31 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from minirad.errors import said, truth
+from minirad.errors import as_int64, truth
 
 Slots = npt.NDArray[np.int64]
 Namespace = tuple[Hashable, ...]  # (extra_key, is_bigram), and of old weights the version, too
 IntSequence = Sequence[int] | npt.NDArray[Any]  # torch tensors work too: anything numpy can read
 
 SLOT_BYTES = 8
-MAX_TOKEN, MAX_INT64 = 2**31 - 1, 2**63 - 1
-
-
-def as_int64(values: Any, what: str) -> Slots:
-    """Any one-dimensional integer sequence as a numpy int64 array; ValueError names what is off."""
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError) as error:  # rows of different lengths, say
-        raise ValueError(f"{what} must be one row of integers, got {said(values)}") from error
-    if array.size == 0:
-        return np.empty(0, dtype=np.int64)
-    kind = array.dtype.kind
-    if array.ndim != 1 or kind not in "iu":
-        shown = said(values) if array.ndim == 0 or kind == "O" else f"of shape {array.shape}"
-        raise ValueError(f"{what} must be one row of integers, got {array.dtype} {shown}")
-    if kind == "u" and array.max() > MAX_INT64:
-        raise ValueError(f"{what}: {array.max()} does not fit into a signed 64-bit integer")
-    return array.astype(np.int64, copy=False)
+MAX_TOKEN = 2**31 - 1
 
 
 class RadixKey:

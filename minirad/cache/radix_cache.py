@@ -30,10 +30,11 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from minirad import events as ev
-from minirad.cache.eviction import POLICIES, EvictionQueue, OutdatedFirst, eviction_policy
-from minirad.cache.node import SLOT_BYTES, Namespace, Node, RadixKey, Slots, as_int64
+from minirad.cache.eviction import POLICIES, EvictionPolicy, EvictionQueue
+from minirad.cache.eviction import eviction_policy as policy_named
+from minirad.cache.node import SLOT_BYTES, Namespace, Node, RadixKey, Slots
 from minirad.cache.prefix_cache import Prefix, TreeHooks
-from minirad.errors import InvariantError, said, whole
+from minirad.errors import InvariantError, as_int64, said, whole
 from minirad.rooms import room
 
 __all__ = [
@@ -106,7 +107,7 @@ class RadixCache(TreeHooks):
         if bus is not None and not isinstance(bus, ev.EventBus):
             raise ValueError(f"bus must be an EventBus or None, got {said(bus)}")
         self.bus = bus if bus is not None else ev.EventBus()
-        self._queue = EvictionQueue(_policy(eviction_policy))
+        self._queue = EvictionQueue(policy_named(eviction_policy))
         self._ids = count(1)  # never used again, also not after a reset
         self._tick = 0
         self.namespaces: dict[Namespace, int] = {(None, False): 0, (None, True): 0}
@@ -406,25 +407,8 @@ class RadixCache(TreeHooks):
             self.bus.emit(ev.CacheFlushed(total))
 
     def bump_version(self) -> None:
-        """The model's weights changed: whatever is in the tree matches nothing from now on.
-
-        Old nodes stay until they are evicted (rows may still point at them), but go before all others; they
-        move into namespaces that no key can name.
-        """
-        self.version += 1
-        self.changes += 1
-        moved: dict[Namespace, Namespace] = {}
-        for node in self.walk():
-            if node is not self.root and not node.outdated:
-                node.namespace = moved.setdefault(node.namespace, (*node.namespace, self.version))
-        children = list(self.root.children.values())
-        for child in children:
-            child.first = (child.namespace, child.first[1])
-        self.root.children = {child.first: child for child in children}
-        self._change_policy(self.eviction_policy)
-        numbers = {self.namespace_number(old): self.namespace_number(new) for old, new in moved.items()}
-        if self.bus.wants(ev.VersionBumped):
-            self.bus.emit(ev.VersionBumped(self.version, tuple(numbers), tuple(numbers.values())))
+        """The model's weights changed: what is in the tree matches nothing from now on (versions.py)."""
+        room("cache.versions").bump(self)
 
     @property
     def eviction_policy(self) -> str:
@@ -434,13 +418,17 @@ class RadixCache(TreeHooks):
     @eviction_policy.setter
     def eviction_policy(self, name: str) -> None:
         old = self.eviction_policy
-        self._change_policy(name)
+        self.change_policy(name)
         if self.bus.wants(ev.PolicyChanged):
             self.bus.emit(ev.PolicyChanged(old, name))
 
-    def _change_policy(self, name: str) -> None:
-        policy = OutdatedFirst(_policy(name)) if self.version else _policy(name)
+    def change_policy(self, name: str) -> EvictionPolicy:
+        """Orders the leaves by another policy, and returns it."""
+        policy = policy_named(name)
+        if self.version:
+            policy = room("cache.versions").outdated_first(policy)
         self._queue.rebuild(policy, self.walk())
+        return policy
 
     # -------------------------------------------------------------- looking at it
 
@@ -469,9 +457,6 @@ class RadixCache(TreeHooks):
     def check(self) -> None:
         """Recomputes what must hold; InvariantError names the node (observe/check.py)."""
         room("observe.check").radix_cache(self)
-
-
-_policy = eviction_policy  # the property of the same name hides the function inside the class
 
 
 def _a_node(value: Any) -> Node:

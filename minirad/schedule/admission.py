@@ -6,7 +6,7 @@ and allocate. Two slips of the algorithm as printed are repaired:
 
 * it never adds an admitted request to `current_size`, so that every request is compared with the same
   room: here each admission takes its slots at once and what it will need next is added to `reserve`;
-* it evicts the need where only the shortfall is missing: `SlotOwnership.make_room` evicts what the free
+* it evicts the need where only the shortfall is missing: `CacheManager.make_room` evicts what the free
   list lacks, and cached prefixes that are not in the way stay.
 
 Does not decide which request is tried first (policies.py).
@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minirad.cache.prefix_cache import Prefix
 from minirad.cache.radix_cache import RadixKey
 from minirad.config import ScheduleOptions
-from minirad.schedule.ownership import Prefix, SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
 from minirad.schedule.stats import Stats
 
@@ -89,7 +90,7 @@ class PrefillBudget:
     because a request of this one was preempted in this step.
     """
 
-    ownership: SlotOwnership
+    ownership: CacheManager
     future: FutureTokens
     tokens: int
     rows: int

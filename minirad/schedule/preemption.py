@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from minirad.cache.prefix_cache import path_slots
 from minirad.schedule.admission import PrefillBudget, shared_units
-from minirad.schedule.ownership import path_slots
 from minirad.schedule.request import Request
 
 

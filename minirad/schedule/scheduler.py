@@ -14,7 +14,7 @@ No request is given up while anything can change: running requests end, copies b
 running requests can go back to the queue. `stuck` is what is left then: no request has a row, and none of
 the waiting ones fits.
 
-Does not compute anything and does not commit: the engine does, and both work on SlotOwnership.
+Does not compute anything and does not commit: the engine does, and both work on CacheManager.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minirad import events as ev
+from minirad.cache.prefix_cache import Prefix
 from minirad.config import ScheduleOptions
 from minirad.errors import require
 from minirad.schedule import preemption
 from minirad.schedule.admission import Admission, FutureTokens, PrefillBudget, Refusal, in_batch_prefix
-from minirad.schedule.ownership import Prefix, SlotOwnership
+from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.policies import CACHE_AWARE, POLICIES, rank
 from minirad.schedule.request import FINISHED, RUNNING, WAITING, Request
 from minirad.schedule.stats import Stats
@@ -67,7 +68,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, ownership: SlotOwnership, policy: str, chunk_tokens: int, bus: ev.EventBus,
+        self, ownership: CacheManager, policy: str, chunk_tokens: int, bus: ev.EventBus,
         options: ScheduleOptions | None = None,
     ) -> None:  # fmt: skip
         self.ownership, self.bus = ownership, bus

@@ -37,12 +37,13 @@ import numpy as np
 
 from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
-from minirad.cache.eviction import EvictionQueue, OutdatedFirst, eviction_policy
-from minirad.cache.node import SLOT_BYTES, Node, RadixKey, Slots, as_int64
+from minirad.cache.eviction import EvictionPolicy, EvictionQueue
+from minirad.cache.eviction import eviction_policy as policy_named
+from minirad.cache.node import SLOT_BYTES, Node, RadixKey, Slots
 from minirad.cache.prefix_cache import Prefix
 from minirad.cache.radix_cache import NO_PRIORITY, EvictResult, MatchResult, RadixCache, Walk
 from minirad.config import HOST_WRITE
-from minirad.errors import require, whole
+from minirad.errors import as_int64, require, whole
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
 
@@ -197,7 +198,7 @@ class HiRadixCache(RadixCache):
         self.copier: Copier = copier if copier is not None else NothingToCopy()
         self.load_back_threshold = load_back_threshold
         self._under_way: deque[_UnderWay] = deque()
-        self._host_queue = EvictionQueue(_policy(eviction_policy))
+        self._host_queue = EvictionQueue(policy_named(eviction_policy))
         super().__init__(page_size, eviction_policy, bus)
 
     # -------------------------------------------------------------- looking up
@@ -569,10 +570,11 @@ class HiRadixCache(RadixCache):
         self._host_queue.rebuild(self._host_queue.policy, ())
         self.host_allocator = PageAllocator(self.host_allocator.num_tokens, self.page_size)
 
-    def _change_policy(self, name: str) -> None:
-        super()._change_policy(name)
-        policy = OutdatedFirst(_policy(name)) if self.version else _policy(name)
+    def change_policy(self, name: str) -> EvictionPolicy:
+        """Orders the leaves of both tiers by another policy, and returns it."""
+        policy = super().change_policy(name)
         self._host_queue.rebuild(policy, [cast(Any, node).entry for node in self.walk()])
+        return policy
 
     # -------------------------------------------------------------- looking at it
 
@@ -638,8 +640,6 @@ class HiRadixCache(RadixCache):
         loads = sum(1 for o in self._under_way if isinstance(o, _Load) and node in o.nodes)
         require(node.host_locks == loads, f"{name}: {node.host_locks} host locks, {loads} loads")
 
-
-_policy = eviction_policy  # the property of the same name hides the function inside the class
 
 
 def _hold(nodes: Sequence[HostNode], by: int) -> None:
