@@ -271,3 +271,31 @@ class SamplingParams:
             raise ValueError(f"stop must be non-empty texts, got {said(self.stop)}")
         object.__setattr__(self, "stop", tuple(valid_text(text, "a stop text") for text in stops))
         object.__setattr__(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+
+
+def require_fits(tokens: Any, params: SamplingParams, config: EngineConfig, vocab: int) -> None:
+    """ValueError, naming the numbers, if a prompt of these ids and its reply cannot run.
+
+    config: an engine's, filled in; vocab: the number of ids that its model has.
+    """
+    assert config.max_context is not None and config.kv_tokens is not None
+    if len(tokens) == 0:
+        raise ValueError("the prompt is empty: at least one token is needed")
+    outside = tokens[(tokens < 0) | (tokens >= vocab)]
+    if len(outside):
+        raise ValueError(f"token id {outside[0]} is outside the vocabulary of {vocab}")
+    new = params.max_new_tokens
+    for limit, of in ((config.max_context, "context"), (config.kv_tokens, "KV pool")):
+        if len(tokens) + new > limit:
+            raise ValueError(
+                f"{len(tokens)} prompt + {new} new tokens = {len(tokens) + new} are more than the {of} "
+                f"of {limit}"
+            )
+    if params.n > config.max_running:
+        raise ValueError(f"n={params.n} samples need as many rows, there are {config.max_running}")
+    start = params.logprob_start
+    if start is not None and start >= len(tokens):
+        raise ValueError(f"logprob_start {start} is past the prompt's {len(tokens)} tokens")
+    unknown = [token for token in params.stop_token_ids if token >= vocab]
+    if unknown:
+        raise ValueError(f"stop_token_ids: token id {unknown[0]} is outside the vocabulary of {vocab}")

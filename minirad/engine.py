@@ -75,7 +75,6 @@ class Engine:
         self._arrivals = 0
         self._pins: dict[int, Any] = {}
         self._next_pin = 1
-        self._namespaces: dict[Hashable, int] = {(None, False): 0, (None, True): 0}
         self._left: list[str] = []  # requests of streams that were left while a step was running
 
     # ------------------------------------------------------------ the loop
@@ -141,9 +140,9 @@ class Engine:
 
     def _schedule(self) -> Batch | None:
         """The scheduler's next batch, once it is known which copies between the tiers have ended."""
-        self.ownership.hooks.before_step()
+        self.ownership.tree.before_step()
         batch = self.scheduler.next_batch()
-        self.ownership.hooks.before_launch()
+        self.ownership.tree.before_launch()
         return batch
 
     def commit(self, batch: Batch, results: Sequence[Result]) -> None:
@@ -209,20 +208,8 @@ class Engine:
         request.added_at = time.perf_counter()
         self.scheduler.waiting.append(request)
         if self.bus.wants(ev.RequestAdded):
-            params = request.params
-            number = getattr(self.cache, "namespace_number", self._namespace_number)
-            space = number((request.extra_key, self.config.bigram_keys))
-            self.bus.emit(
-                ev.RequestAdded(
-                    request.id, tuple(request.prompt.tolist()), params.max_new_tokens,
-                    params.temperature, params.n, request.priority, space, params.top_p, params.top_k,
-                    tuple(params.stop), params.ignore_eos, params.seed, params.logprob_start,
-                    params.stop_token_ids,
-                )
-            )  # fmt: skip
-
-    def _namespace_number(self, namespace: Hashable) -> int:
-        return self._namespaces.setdefault(namespace, len(self._namespaces) - 1)
+            space = self.ownership.tree.namespace_number((request.extra_key, self.config.bigram_keys))
+            self.bus.emit(ev.RequestAdded.of(request, space))
 
     def check_prompt(self, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """Raises the ValueError that `add_request` would raise; changes nothing."""
@@ -237,17 +224,15 @@ class Engine:
         All prompts are checked before any is queued. Requests added before go on meanwhile; what
         of them finishes is in the next step's report.
         """
-        requests = self.intake.requests(prompts, params, extra_key)
-        outputs: list[GenerationOutput] = room("serve").generate(self, requests)
+        outputs: list[GenerationOutput] = room("serve").generate(self, prompts, params, extra_key)
         return outputs
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None
     ) -> Iterator[StreamToken]:
         """Yields each token of one prompt as soon as it is sampled. Leaving the loop aborts it."""
-        tokens: Iterator[StreamToken] = room("serve").stream(
-            self, self.intake.request(prompt, params, extra_key)
-        )
+        request = self.intake.request(prompt, params, extra_key)
+        tokens: Iterator[StreamToken] = room("serve").stream(self, request)
         return tokens
 
     def abort(self, request_id: str) -> bool:
@@ -335,12 +320,12 @@ class Engine:
 
         ValueError names the policies that there are, or the tree that decides itself (a student's).
         """
-        if not self.ownership.hooks.eviction_policies:
+        if not self.ownership.tree.eviction_policies:
             raise ValueError(
                 f"{type(self.cache).__name__} decides itself who is evicted: its policy cannot be changed"
             )
         with self.transaction:
-            self.ownership.hooks.eviction_policy = name
+            self.ownership.tree.eviction_policy = name
 
     def update_weights(self, model: Any) -> None:
         """Goes on with other weights of the same shape: nothing that the old ones computed is used again.
@@ -365,25 +350,10 @@ class Engine:
 
     # ------------------------------------------------------------ looking at it
 
-    @property
-    def model(self) -> Any:
-        """The runner's LlamaModel."""
-        return self.runner.model
-
-    @property
-    def pool(self) -> Any:
-        """The runner's KVPool."""
-        return self.runner.pool
-
-    @property
-    def attention(self) -> Any:
-        """The runner's AttentionBackend."""
-        return self.runner.attention
-
-    @property
-    def device(self) -> Any:
-        """The torch.device on which the runner computes."""
-        return self.runner.device
+    model = property(lambda self: self.runner.model, doc="The runner's LlamaModel.")
+    pool = property(lambda self: self.runner.pool, doc="The runner's KVPool.")
+    attention = property(lambda self: self.runner.attention, doc="The runner's AttentionBackend.")
+    device = property(lambda self: self.runner.device, doc="The torch.device on which the runner computes.")
 
     @property
     def books(self) -> Books:
@@ -397,9 +367,7 @@ class Engine:
 
     def check(self) -> None:
         """All invariants, recomputed; InvariantError names the node or request and both numbers."""
-        check_tree = getattr(self.cache, "check", None)
-        if check_tree is not None:
-            check_tree()
+        self.ownership.tree.check()
         self.ownership.check(self.scheduler.everyone(), self._pins)
 
     def snapshot(self) -> dict[str, Any]:
@@ -412,21 +380,14 @@ class Engine:
 
     # ------------------------------------------------------------ text
 
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer, loaded when first asked for; ValueError for a bare model."""
-        return self.tokenizing.tokenizer
-
-    @property
-    def texts(self) -> Any:
-        """What each token says (text.TokenTexts)."""
-        return self.tokenizing.texts
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """The end tokens: the model's, and the tokenizer's own."""
-        ids: tuple[int, ...] = self.tokenizing.eos_ids
-        return ids
+    tokenizer = property(
+        lambda self: self.tokenizing.tokenizer,
+        doc="The model's tokenizer, loaded when first asked for; ValueError for a bare model.",
+    )
+    texts = property(lambda self: self.tokenizing.texts, doc="What each token says (text.TokenTexts).")
+    eos_ids = property(
+        lambda self: self.tokenizing.eos_ids, doc="End tokens: the model's and the tokenizer's."
+    )
 
     def encode(self, prompt: Prompt) -> Slots:
         """Text to token ids; ids are passed on."""

@@ -8,18 +8,26 @@ and the others' outputs are in the next report. engine.py finds this file by nam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
+from minirad import errors
+from minirad.config import SamplingParams
 from minirad.outputs import GenerationOutput, StreamToken
+from minirad.parts import Prompt
 from minirad.schedule.request import Request
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
 
 
-def generate(engine: Engine, requests: Sequence[Request]) -> list[GenerationOutput]:
-    """Runs new requests to their end; outputs in their order, samples by index."""
+def generate(
+    engine: Engine, prompts: Prompt | Sequence[Prompt], params: Any, extra_key: Hashable
+) -> list[GenerationOutput]:
+    """Runs prompts to their end; outputs in their order, samples by index."""
+    requests = _requests(engine, prompts, params, extra_key)
     try:
         try:
             engine.enqueue(requests)
@@ -83,3 +91,28 @@ def _pieces(
     for index, done in sorted(heard.finished.items()):
         if index not in ended:  # it ended without a token of its own: aborted, an error
             yield StreamToken(rid, index, None, texts[index].end(done.text), done.finish_reason, done.error)
+
+
+def _requests(
+    engine: Engine, prompts: Prompt | Sequence[Prompt], params: Any, extra_key: Hashable
+) -> list[Request]:
+    """One for each prompt; params: for all, or one for each. All are checked before any is queued."""
+    many = _as_prompts(prompts)
+    if params is None or isinstance(params, SamplingParams):
+        params = [errors.sampling(params)] * len(many)
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        errors.sampling(params)  # says what it should have been
+    if len(params) != len(many):
+        raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
+    take = engine.intake.request
+    return [take(each, param, extra_key) for each, param in zip(many, params, strict=True)]
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several: a text is one, and so is a row of ids."""
+    errors.prompts(prompts)
+    if isinstance(prompts, str) or (
+        len(prompts) and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
+    ):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))

@@ -81,7 +81,7 @@ def evict_by_hand(engine: Engine, tokens: int) -> int:
 
 def changeable_policy(engine: Engine) -> str:
     """The eviction policy that may be changed in a running engine; "" where the tree decides itself."""
-    return engine.ownership.hooks.eviction_policy
+    return str(engine.ownership.tree.eviction_policy)
 
 
 def forked_config(recording: Recording, **changes: Any) -> EngineConfig:

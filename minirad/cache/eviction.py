@@ -1,4 +1,4 @@
-"""Which leaf goes first: seven policies, one row of a table each, over one heap that is kept up lazily.
+"""Which leaf goes first: lru and other policies, over one heap that is kept up lazily.
 
 The heap lives on between calls of `evict` (building one from all leaves each time, as textbooks do, takes
 time in proportion to the tree for every victim), and an entry is corrected only when it comes to the top:
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minirad.cache.node import Node
+from minirad.rooms import room
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,40 +40,8 @@ LRU = EvictionPolicy(  # least recently used
     lambda node: node.last_access,
     lambda node: f"oldest unlocked leaf (last used at tick {node.last_access})",
 )
-LFU = EvictionPolicy(  # least frequently used: fewest hits, then least recently used
-    "lfu",
-    lambda node: (node.hits, node.last_access),
-    lambda node: f"unlocked leaf with the fewest hits ({node.hits}, last used at {node.last_access})",
-)
-FIFO = EvictionPolicy(  # first in, first out: the earliest created, however often it was used
-    "fifo",
-    lambda node: node.created,
-    lambda node: f"first unlocked leaf to come in (created at tick {node.created})",
-)
-MRU = EvictionPolicy(  # most recently used first: right for a scan that never comes back, wrong for chats
-    "mru",
-    lambda node: -node.last_access,
-    lambda node: f"most recently used unlocked leaf (last used at tick {node.last_access})",
-)
-FILO = EvictionPolicy(  # first in, last out: the latest created goes first
-    "filo",
-    lambda node: -node.created,
-    lambda node: f"last unlocked leaf to come in (created at tick {node.created})",
-)
-PRIORITY = EvictionPolicy(  # lowest request priority first, then least recently used
-    "priority",
-    lambda node: (node.priority, node.last_access),
-    lambda node: f"unlocked leaf of lowest priority ({node.priority}, last used at tick {node.last_access})",
-)
-SLRU = EvictionPolicy(  # segmented LRU: leaves hit fewer than twice go before the proven ones
-    "slru",
-    lambda node: (node.hits >= 2, node.last_access),
-    lambda node: (
-        f"oldest unlocked leaf {'proven' if node.hits >= 2 else 'on probation'} "
-        f"({node.hits} hits, last used at {node.last_access})"
-    ),
-)
-POLICIES = {policy.name: policy for policy in (LRU, LFU, FIFO, MRU, FILO, PRIORITY, SLRU)}
+POLICIES = {"lru": LRU}
+POLICIES |= {row[0]: EvictionPolicy(*row) for row in room("cache.other_policies").POLICIES}
 
 
 def eviction_policy(name: str) -> EvictionPolicy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -45,13 +45,23 @@ class Prefix(NamedTuple):
 
 
 class TreeHooks:
-    """What a tree may do at certain moments; a tree without a second tier does nothing.
+    """What a tree may do at certain moments; one without a second tier does nothing.
+
+    What the engine asks of any tree beside this (find, locked, check) is in RadixCache, and for a tree that
+    has no more than PrefixCache's methods in any_tree.py.
 
     eviction_policies: names that `eviction_policy` may be set to; none: the tree decides itself.
     """
 
     eviction_policies: tuple[str, ...] = ()
     eviction_policy = ""
+
+    def __init__(self) -> None:
+        self.namespaces: dict[tuple[Hashable, ...], int] = {(None, False): 0, (None, True): 0}
+
+    def namespace_number(self, namespace: Any) -> int:
+        """A small number for a namespace (any hashable does not fit into events and files)."""
+        return self.namespaces.setdefault(namespace, len(self.namespaces) - 1)
 
     @property
     def copy_locks(self) -> Sequence[Any]:

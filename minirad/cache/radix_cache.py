@@ -32,21 +32,14 @@ import numpy as np
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES, EvictionPolicy, EvictionQueue
 from minirad.cache.eviction import eviction_policy as policy_named
-from minirad.cache.node import SLOT_BYTES, Namespace, Node, RadixKey, Slots
+from minirad.cache.node import SLOT_BYTES, Node, RadixKey, Slots
 from minirad.cache.prefix_cache import Prefix, TreeHooks
 from minirad.errors import InvariantError, as_int64, said, whole
 from minirad.rooms import room
 
 __all__ = [
-    "EvictResult",
-    "InsertResult",
-    "MatchResult",
-    "Node",
-    "RadixCache",
-    "RadixKey",
-    "Slots",
-    "as_int64",
-]
+    "EvictResult", "InsertResult", "MatchResult", "Node", "RadixCache", "RadixKey", "Slots", "as_int64",
+]  # fmt: skip
 
 NO_PRIORITY = -(2**63)  # what a look-up adds to a node's priority: nothing
 
@@ -103,6 +96,7 @@ class RadixCache(TreeHooks):
     def __init__(
         self, page_size: int = 1, eviction_policy: str = "lru", bus: ev.EventBus | None = None
     ) -> None:
+        super().__init__()
         self.page_size = whole("page_size", page_size, 1)
         if bus is not None and not isinstance(bus, ev.EventBus):
             raise ValueError(f"bus must be an EventBus or None, got {said(bus)}")
@@ -110,7 +104,6 @@ class RadixCache(TreeHooks):
         self._queue = EvictionQueue(policy_named(eviction_policy))
         self._ids = count(1)  # never used again, also not after a reset
         self._tick = 0
-        self.namespaces: dict[Namespace, int] = {(None, False): 0, (None, True): 0}
         self.version = self.changes = 0
         self._plant()
 
@@ -157,6 +150,11 @@ class RadixCache(TreeHooks):
         if child is not None and child.lock_ref == 0:
             cost += shared
         return Prefix((pos + shared) // key.width, cost // key.width, key, self.changes, walk)
+
+    def locked(self, key: RadixKey) -> int:
+        """How much of a key's match is locked, and so costs no room."""
+        found = self.find(key)
+        return found.length - found.cost
 
     def peek(self, key: RadixKey) -> int:
         """How many units would match, rounded down to whole pages. Changes nothing, says nothing."""
@@ -436,10 +434,6 @@ class RadixCache(TreeHooks):
     def total_size(self) -> int:
         """Tokens in the tree."""
         return self.evictable_size + self.protected_size
-
-    def namespace_number(self, namespace: Namespace) -> int:
-        """A small number for a namespace (any hashable does not fit into events and files)."""
-        return self.namespaces.setdefault(namespace, len(self.namespaces) - 1)
 
     def walk(self) -> Iterator[Node]:
         """All nodes, the root first, parents before children, siblings in order of creation."""

@@ -129,7 +129,7 @@ class Overlap:
     def _process_result(self, flight: _InFlight) -> None:
         engine = self._engine
         try:
-            engine.ownership.hooks.before_step()
+            engine.ownership.tree.before_step()
             began = time.perf_counter()
             results = flight.read()
             self.waited += time.perf_counter() - began

@@ -128,7 +128,7 @@ def _row(manager: CacheManager, request: Request, expected: Slots) -> None:
 
 def _locks(manager: CacheManager, live: list[Request], pins: Mapping[int, Any]) -> None:
     holders: dict[int, int] = {}
-    for node in [request.node for request in live] + list(pins.values()) + list(manager.hooks.copy_locks):
+    for node in [request.node for request in live] + list(pins.values()) + list(manager.tree.copy_locks):
         holders[node.id] = holders.get(node.id, 0) + 1
     for node in manager.cache.walk():
         if node.parent is None:

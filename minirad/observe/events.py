@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from minirad.observe.bus import EventBus as EventBus
 from minirad.observe.event import CPU, GPU, BlockStream, ReplayState, check_host_slots, expect, request_order
@@ -104,6 +105,16 @@ class RequestAdded(Event):
     stop_token_ids: Ints = ()  # last: recordings from before it are shorter
 
     word, headline = Word("queue"), Headline(20)
+
+    @classmethod
+    def of(cls, request: Any, namespace: int) -> RequestAdded:
+        """Of a schedule.request.Request and its namespace's number."""
+        asked = request.params
+        return cls(
+            request.id, tuple(request.prompt.tolist()), asked.max_new_tokens, asked.temperature, asked.n,
+            request.priority, namespace, asked.top_p, asked.top_k, tuple(asked.stop), asked.ignore_eos,
+            asked.seed, asked.logprob_start, asked.stop_token_ids,
+        )  # fmt: skip
 
     def describe(self) -> str:
         space = f" in namespace {self.namespace}" if self.namespace else ""

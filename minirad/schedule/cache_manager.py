@@ -16,7 +16,6 @@ hold another request's keys and values.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +40,7 @@ class CacheManager:
     on_free: called with slots that are free again.
 
     Attributes:
-        hooks: what the tree does at certain moments; nothing, for a tree without TreeHooks.
+        tree: the cache, with all that is asked of it where it has only what it must (any_tree.py).
         evicted_tokens, loaded_tokens: since the engine started; loaded: from a second tier.
     """
 
@@ -51,13 +50,12 @@ class CacheManager:
     ) -> None:  # fmt: skip
         self.cache, self.allocator, self.rows, self.bus = cache, allocator, rows, bus
         self.keep, self.on_free = keep, on_free
-        self.hooks = cache if isinstance(cache, TreeHooks) else TreeHooks()
+        self.tree: Any = cache
+        if not isinstance(cache, TreeHooks):
+            self.tree = rooms.room("cache.any_tree").AnyTree(cache)
         self.evicted_tokens = self.loaded_tokens = 0
         self._owner = np.full(allocator.num_pages + 1, FREE, dtype=np.int64)
         self._owner[0] = DUMMY
-        self._options = {
-            name: inspect.signature(getattr(cache, name)).parameters for name in ("match_prefix", "insert")
-        }
 
     # ------------------------------------------------------------ handing out
 
@@ -71,15 +69,15 @@ class CacheManager:
 
         found: an earlier answer for this key: nothing is walked again if the tree is as it was.
         """
-        ask = getattr(self.cache, "find", None)
-        return Prefix(int(self.cache.peek(key))) if ask is None else ask(key, found)
+        prefix: Prefix = self.tree.find(key, found)
+        return prefix
 
     def lock(self, key: RadixKey, found: Prefix | None = None, count_hit: bool = True) -> Any:
         """Matches a key and locks what matched, so that it is not evicted; returns the tree's match.
 
         found: what `find` said of the key. count_hit: whether a tree that counts hits counts this one.
         """
-        match = self.cache.match_prefix(key, **self._known("match_prefix", found=found, count_hit=count_hit))
+        match = self.tree.match_prefix(key, found=found, count_hit=count_hit)
         self.cache.inc_lock_ref(match.last_node)
         return match
 
@@ -88,22 +86,8 @@ class CacheManager:
         self.cache.dec_lock_ref(match.last_node)
 
     def locked(self, key: RadixKey) -> int:
-        """How much of this key's match is locked, and so costs no room; a tree that cannot say is tried."""
-        found = self.find(key)
-        if found.key is None:
-            before = self.room
-            match = self.lock(key)
-            found = Prefix(int(match.length), before - self.room)
-            self.unlock(match)
-        return found.length - found.cost
-
-    def lock_cost(self, key: RadixKey) -> int:
-        """What locking this key's match would take from `room`; 0 where the tree cannot say."""
-        return self.find(key).cost
-
-    def _known(self, method: str, **options: Any) -> dict[str, Any]:
-        """Those of these options that the tree's method takes: a student's may know none."""
-        return {name: value for name, value in options.items() if name in self._options[method]}
+        """How much of this key's match is locked, and so costs no room."""
+        return int(self.tree.locked(key))
 
     def make_room(self, num_tokens: int) -> bool:
         """Evicts the shortfall, not the whole need; False if even that leaves too little."""
@@ -173,7 +157,7 @@ class CacheManager:
 
         spare: slots that there are beside those that the request needs anyway.
         """
-        return self.hooks.init_load_back(self, request, match, spare)
+        return self.tree.init_load_back(self, request, match, spare)
 
     def cached(self, request: Request, matched: int) -> int:
         """How many of `matched` slots the request can use: whole pages, and one token is always computed."""
@@ -200,8 +184,8 @@ class CacheManager:
         row, committed, protected = request.row, request.kv_len, request.protected_len
         key, line = request.committed_key(), self.rows.rows[row]
         aligned = len(key) // self.allocator.page_size * self.allocator.page_size
-        known = self._known("insert", priority=request.priority, grow=request.leaf)
-        inserted = self.cache.insert(key, line[: len(key)], **known)
+        priority, leaf = request.priority, request.leaf
+        inserted = self.tree.insert(key, line[: len(key)], priority=priority, grow=leaf)
         prefix_len, node = int(inserted.prefix_len), inserted.last_node
         require(prefix_len >= protected, f"{request.id}: locked {protected}, matched {prefix_len}")
         tree = path_slots(node)
@@ -223,7 +207,7 @@ class CacheManager:
         self.cache.dec_lock_ref(request.node)
         request.node = node
         if prefix_len < aligned and node is not request.leaf:
-            self.hooks.seal(request.leaf)
+            self.tree.seal(request.leaf)
             request.leaf = node
 
     # ------------------------------------------------------------ taking back
@@ -236,7 +220,7 @@ class CacheManager:
         private = self.rows.rows[request.row, request.protected_len : request.kv_len].copy()
         self._release(private, request.row, cause)
         self.cache.dec_lock_ref(request.node)
-        self.hooks.seal(request.leaf)
+        self.tree.seal(request.leaf)
         self.rows.free(request.row)
         request.row = -1
         request.node = request.leaf = None
@@ -246,11 +230,11 @@ class CacheManager:
     @property
     def copying(self) -> bool:
         """Copies between the tiers are under way, and lock what they copy."""
-        return bool(self.hooks.copy_locks)
+        return bool(self.tree.copy_locks)
 
     def settle(self) -> bool:
         """Waits for copies that are under way; False if there are none."""
-        return self.hooks.wait_for_copies()
+        return bool(self.tree.wait_for_copies())
 
     def flush(self) -> None:
         """Empties the tree. Only for when nothing is locked."""

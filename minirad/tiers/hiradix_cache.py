@@ -641,7 +641,6 @@ class HiRadixCache(RadixCache):
         require(node.host_locks == loads, f"{name}: {node.host_locks} host locks, {loads} loads")
 
 
-
 def _hold(nodes: Sequence[HostNode], by: int) -> None:
     for node in nodes:
         node.host_locks += by
