@@ -99,12 +99,7 @@ def test_a_lock_holds_the_node_itself_and_all_above_it(page: int, seed: int) -> 
 
 
 def test_a_lock_that_skips_the_node_is_found() -> None:
-    with broken(
-        RadixCache,
-        "inc_lock_ref",
-        "path, moved = self.path_up(node), 0",
-        "path, moved = self.path_up(node)[1:], 0",
-    ):
+    with broken(RadixCache, "inc_lock_ref", "moved, step = 0, node", "moved, step = 0, node.parent"):
         no_locked_node_goes(1, 0)
 
 
