@@ -15,7 +15,7 @@ with the fields of vLLM's (SGLang's are the first few of them), and `BlockTable`
 listens to these three and knows at any time what the tree holds. A split, a lock or a hit says nothing
 here, and neither does whatever happens to blocks of old weights: new weights clear everything, since
 nothing that was there can be matched any more, though its slots are evicted only in time. A block that is
-loaded back is in the device's pool from the moment the load begins: whoever computes with it waits for it.
+loaded back is in the device's pool from the moment the load begins: what computes with it waits for it.
 
     with open("events.jsonl", "w") as file:
         stream = KVEventStream(engine.cache, lambda event: print(json.dumps(as_dict(event)), file=file))
@@ -54,7 +54,7 @@ class BlockStored:
     parent_block_hash: of the block before the first one; None where it begins a prompt.
     token_ids: block_size for each block; in a tree of bigram keys two for each unit.
     lora_id: always None, as in the newest vLLM. lora_name: the namespace's extra_key where that is a text.
-    extra_keys: what of the namespace went into the hashes, for each block; None outside any namespace.
+    extra_keys: the part of the namespace that is in the hashes, for each block; None outside any.
     """
 
     block_hashes: tuple[int, ...]
@@ -175,7 +175,7 @@ class KVEventStream:
     """Calls `publish` with the KV events of a tree, as its own events come.
 
     cache: a RadixCache (or HiRadixCache) that is empty still. hash_block: for tests; block_hash.
-    `close` ends it. Costs nothing to a tree that nobody streams from.
+    `close` ends it. Costs nothing to a tree that no stream listens to.
 
     Raises ValueError if there are nodes in the tree.
     """
@@ -329,7 +329,7 @@ class BlockTable:
     def prefixes(self, medium: str) -> set[tuple[Any, tuple[int, ...]]]:
         """(extra key, all tokens from the beginning to the end of a block) for each block in a medium.
 
-        ValueError where a block stands behind one that nobody has told of (who listens came late).
+        ValueError where a block stands behind one of which no event told (this table came late).
         """
         known: dict[int, tuple[int | None, tuple[int, ...], Any]] = {}
         for table in self._stored.values():  # what comes before a block may lie in the other medium

@@ -38,15 +38,8 @@ from minirad.errors import InvariantError
 from minirad.rooms import room
 
 __all__ = [
-    "EvictResult",
-    "InsertResult",
-    "MatchResult",
-    "Node",
-    "RadixCache",
-    "RadixKey",
-    "Slots",
-    "as_int64",
-]
+    "EvictResult", "InsertResult", "MatchResult", "Node", "RadixCache", "RadixKey", "Slots", "as_int64",
+]  # fmt: skip
 
 NO_PRIORITY = -(2**63)  # what a look-up adds to a node's priority: nothing
 
