@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from minirad import events as ev
 from minirad.cache.eviction import POLICIES
+from minirad.cache.prefix_cache import Prefix
 from minirad.cache.radix_cache import Node, RadixCache, RadixKey
 from minirad.record import Recorder, ReplayState, bare_snapshot
 
@@ -109,6 +110,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.events: list[ev.Event] = []
         self.cache.bus.subscribe(None, self.events.append)
         self.held: list[Node] = []
+        self.looks: list[tuple[Prompt, Prefix]] = []
         self.leaves: list[tuple[Node, Prompt]] = []  # who inserted what: candidates for growing
         self.alive: set[int] = set()
         self.gone: set[int] = set()
@@ -132,9 +134,25 @@ class CacheMachine(RuleBasedStateMachine):
     def match_anything(self, prompt: Prompt, count_hit: bool) -> None:
         self.match(prompt, count_hit)
 
-    def match(self, prompt: Prompt, count_hit: bool) -> None:
+    @rule(prompt=prompts)
+    def look(self, prompt: Prompt) -> None:
+        """An answer of `find` is kept, to be used again after whatever else comes."""
+        self.looks.append((prompt, self.cache.find(self.key(prompt))))
+
+    @precondition(lambda self: self.looks)
+    @rule(data=st.data(), count_hit=st.booleans(), match=st.booleans())
+    def look_again(self, data: st.DataObject, count_hit: bool, match: bool) -> None:
+        prompt, old = data.draw(st.sampled_from(self.looks))
+        known = self.cache.find(self.key(prompt), old)
+        assert known[:2] == self.cache.find(self.key(prompt))[:2], "the earlier walk says something else"
+        other = data.draw(prompts)  # an answer for another key is no help and does no harm
+        assert self.cache.find(self.key(other), old)[:2] == self.cache.find(self.key(other))[:2]
+        if match:
+            self.match(prompt, count_hit, data.draw(st.sampled_from([old, known])))
+
+    def match(self, prompt: Prompt, count_hit: bool, look: Prefix | None = None) -> None:
         expected = self.model.match(prompt)
-        found = self.cache.match_prefix(self.key(prompt), count_hit=count_hit)
+        found = self.cache.match_prefix(self.key(prompt), count_hit=count_hit, found=look)
         self.tick += 1
         assert found.slots.tolist() == expected and found.length == len(expected)
         assert self.cache.path_slots(found.last_node).tolist() == expected  # ends where the match ends

@@ -367,6 +367,24 @@ def test_what_is_found_says_what_locking_the_match_takes(page: int) -> None:
         cache.check()
 
 
+def test_one_walk_is_enough_for_looking_and_matching(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, walks, real = RadixCache(), [], RadixCache._walk
+    put(cache, [1, 2, 3, 4])
+    monkeypatch.setattr(RadixCache, "_walk", lambda self, key: walks.append(key) or real(self, key))
+    key = RadixKey([1, 2, 3, 9])
+    found = cache.find(key)
+    assert found[:2] == (3, 3) and len(walks) == 1
+    cache.inc_lock_ref(cache.root.children[(None, False), RadixKey([1]).data])  # locks change the cost only
+    assert cache.find(RadixKey([1, 2, 3, 9]), found)[:2] == (3, 0) and len(walks) == 1
+    assert cache.find(RadixKey([1, 2]), found)[:2] == (2, 0) and len(walks) == 2, "another key"
+    end = cache.match_prefix(key, found=found).last_node  # splits
+    assert len(end) == 3 and len(walks) == 2
+    assert cache.match_prefix(key, found=found).last_node is end and len(walks) == 3, "the tree has changed"
+    found = cache.find(key)
+    assert cache.match_prefix(key, found=found).last_node is end and len(walks) == 4
+    cache.check()
+
+
 # ------------------------------------------------------------------ namespaces and pairs
 
 

@@ -78,7 +78,7 @@ class TreeHooks:
         """The request that inserted `node` will not make it longer any more (None: it inserted none)."""
 
     def init_load_back(self, manager: Any, request: Any, match: Any, spare: int) -> Any:
-        """Brings back what of a locked match lies in another tier; returns the match as it is then."""
+        """Loads the part of a locked match that lies in another tier; returns the match as it is then."""
         return match
 
     def wait_for_copies(self) -> bool:

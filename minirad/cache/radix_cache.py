@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -122,7 +122,7 @@ class RadixCache(TreeHooks):
 
     def _walk(self, key: RadixKey) -> Walk:
         """Follows the key as far as the tree goes, changing nothing."""
-        if not isinstance(key, RadixKey):
+        if type(key) is not RadixKey and not isinstance(key, RadixKey):  # quicker to ask than the second
             raise ValueError(f"a RadixKey is needed, got {said(key)}")
         data, page = key.data, key.width * self.page_size
         path: list[Node] = []
@@ -158,8 +158,7 @@ class RadixCache(TreeHooks):
 
     def peek(self, key: RadixKey) -> int:
         """How many units would match, rounded down to whole pages. Changes nothing, says nothing."""
-        _, pos, _, shared = self._walk(key)
-        return (pos + shared) // key.width
+        return self.find(key).length
 
     def match_prefix(
         self, key: RadixKey, *, count_hit: bool = True, found: Prefix | None = None
@@ -298,8 +297,10 @@ class RadixCache(TreeHooks):
 
         ValueError unless the node is in this tree: not evicted, and not another tree's.
         """
+        if not isinstance(node, Node):
+            raise _no_node(node)
         path: list[Node] = []
-        step = _a_node(node)
+        step = node
         while (parent := step.parent) is not None:
             path.append(step)
             step = parent
@@ -316,7 +317,9 @@ class RadixCache(TreeHooks):
 
         Locking the root does nothing. Every call needs its own `dec_lock_ref`.
         """
-        moved, step = 0, _a_node(node)
+        if not isinstance(node, Node):
+            raise _no_node(node)
+        moved, step = 0, node
         while (parent := step.parent) is not None:
             if step.lock_ref == 0:
                 moved += len(step.edge)  # bytes: quicker to ask than units
@@ -334,7 +337,9 @@ class RadixCache(TreeHooks):
 
     def dec_lock_ref(self, node: Node) -> int:
         """Takes one lock back; returns how many tokens became evictable by it."""
-        moved, step = 0, _a_node(node)
+        if not isinstance(node, Node):
+            raise _no_node(node)
+        moved, step = 0, node
         # Above it every node is locked at least as often: this one look is enough for all.
         if node.lock_ref == 0 and self.path_up(node):
             raise InvariantError(f"n{node.id} is unlocked more often than it was locked")
@@ -354,14 +359,13 @@ class RadixCache(TreeHooks):
             self.bus.emit(ev.NodeUnlocked(node.id, path, moved))
         return moved
 
-    def _undo(self, node: Node, count: int) -> NoReturn:
-        """Only at the top it shows that a node is another tree's: it gets its locks back."""
+    def _undo(self, node: Node, count: int) -> None:
+        """Only at the top it shows that a node is another tree's: it gets its locks back, and ValueError."""
         step = node
         while step.parent is not None:
             step.lock_ref += count
             step = step.parent
         self.path_up(node)
-        raise AssertionError("unreachable")
 
     # -------------------------------------------------------------- letting go
 
@@ -445,18 +449,15 @@ class RadixCache(TreeHooks):
 
     def snapshot(self) -> dict[str, Any]:
         """The whole tree as plain data, nodes by id, the root left out (observe/describe.py)."""
-        state: dict[str, Any] = room("observe.describe").radix_cache(self)
-        return state
+        return dict(room("observe.describe").radix_cache(self))
 
     def check(self) -> None:
         """Recomputes what must hold; InvariantError names the node (observe/check.py)."""
         room("observe.check").radix_cache(self)
 
 
-def _a_node(value: Any) -> Node:
-    if not isinstance(value, Node):
-        raise ValueError(f"a node of this tree is needed, got {said(value)}")
-    return value
+def _no_node(value: Any) -> ValueError:
+    return ValueError(f"a node of this tree is needed, got {said(value)}")
 
 
 def _unpack(packed: list[bytes]) -> Slots:

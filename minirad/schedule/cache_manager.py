@@ -153,7 +153,7 @@ class CacheManager:
     # ------------------------------------------------------------ admission and commit
 
     def load_back(self, request: Request, match: Any, spare: int) -> Any:
-        """Brings back what of a locked match lies in another tier only; returns the match as it is then.
+        """Loads the part of a locked match that lies in another tier; returns the match as it is then.
 
         spare: slots that there are beside those that the request needs anyway.
         """

@@ -24,7 +24,7 @@ class ReqToTokenPool:
 
     @property
     def available(self) -> int:
-        """Rows that nobody holds."""
+        """Rows that no request holds."""
         return len(self._free)
 
     def alloc(self) -> int:

@@ -18,7 +18,7 @@ What must hold, and `check` recomputes:
 * With the two write_throughs a node with a copy has a parent with a copy: copies are begun from the root
   downwards and end in the order in which they began. Under write_back a child may be on the host while
   its parent is on the device alone; if the parent then cannot be copied either, it takes what hangs below
-  it along, since nobody could reach that any more.
+  it along, since no walk could reach that any more.
 * While a copy is under way its node is locked and closed to growth, and its source is held; a node that
   is split meanwhile passes its part of the copy on to the new half. What failed is no copy.
 
@@ -126,7 +126,7 @@ class HostNode(Node):
 
     @property
     def host_evictable(self) -> bool:
-        """On the host only, a leaf, and nobody reads from it."""
+        """On the host only, a leaf, and no load reads from it."""
         idle = not self.packed and self.host_locks == 0 and self.copying is None
         return idle and not self.children and self.parent is not None
 
@@ -398,7 +398,7 @@ class HiRadixCache(RadixCache):
         return True
 
     def init_load_back(self, manager: CacheManager, request: Request, match: MatchResult, spare: int) -> Any:
-        """Brings back what of a locked match lies on the host only: all of that or nothing.
+        """Loads the part of a locked match that lies on the host only: all of it or nothing.
 
         Returns the match as it is then; the lock has moved along with its end. Nothing is loaded where it
         would save less than the threshold, and when there is no room even after evicting.
@@ -434,7 +434,7 @@ class HiRadixCache(RadixCache):
     # -------------------------------------------------------------- loading back
 
     def hold_host(self, match: MatchResult) -> list[HostNode]:
-        """Keeps what of a match lies on the host only from being evicted; `release_host` ends that."""
+        """Protects the part of a match that lies on the host only; `release_host` ends that."""
         chain: list[HostNode] = []
         node: Any = match.host_node
         while node is not None and not node.packed and node.parent is not None:
@@ -452,7 +452,7 @@ class HiRadixCache(RadixCache):
     def load_back(self, chain: list[HostNode], slots: Any) -> bool:
         """Begins to load the nodes of a held chain into these slots; False, with nothing done, if it fails.
 
-        All of the chain or nothing. Whoever computes with the slots next waits for the copy (the Copier
+        All of the chain or nothing. What computes with the slots next waits for the copy (the Copier
         sees to that). Until it is over the source is held and the path is locked.
         """
         slots = as_int64(slots, "slots")
