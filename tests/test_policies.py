@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -200,6 +202,48 @@ def test_nothing_is_looked_up_again_while_the_tree_stays_the_same(
     engine.cache.insert(RadixKey([50]), [60])
     engine.scheduler.ordered()
     assert len(asked) == 10, "tokens came into the tree: all are looked up"
+
+
+def test_one_look_at_the_tree_serves_order_prefix_room_and_lock(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look of an attempt is given the last one, and the lock gets what the order found."""
+    engine = make_engine(max_running=4, chunk_tokens=64)
+    engine.generate(SYSTEM, reply(1))
+    looks: list[tuple[Any, Any]] = []
+    locked: list[Any] = []
+    find, lock = engine.ownership.find, engine.ownership.lock
+
+    def look(key: RadixKey, last: Any = None) -> Any:
+        found = find(key, last) if last is None else last  # as a tree answers that has not changed
+        looks.append((last, found))
+        return found
+
+    def hold(key: RadixKey, found: Any) -> Any:
+        locked.append(found)
+        return lock(key, found)
+
+    monkeypatch.setattr(engine.ownership, "find", look)
+    monkeypatch.setattr(engine.ownership, "lock", hold)
+    engine.add_request([*SYSTEM, 20], reply(2))
+    assert engine.step().admitted == ["R2"]
+    assert [last is None for last, _ in looks] == [True, False, False], "order, in-batch prefix, room"
+    assert [found is looks[0][1] for found in locked] == [True]
+    drive(engine)
+
+
+def test_names_of_policies_are_known_without_the_requests() -> None:
+    """config.py asks for the names, and requests are made of what config.py holds: no circle, no torch."""
+    code = (
+        "import sys, minirad.schedule.policies\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(('minirad.', 'torch'))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "minirad.schedule.policies" in loaded
+    assert not {"minirad.schedule.request", "minirad.schedule.scheduler", "torch"} & loaded
 
 
 def test_the_same_seed_gives_the_same_schedule(make_engine: MakeEngine) -> None:

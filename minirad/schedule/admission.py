@@ -26,9 +26,7 @@ from minirad.cache.radix_cache import RadixKey
 from minirad.config import ScheduleOptions
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
-from minirad.schedule.stats import Stats
-
-Books = Stats  # the old name and place
+from minirad.schedule.stats import Books as Books  # the old name and place
 
 RETRACT_MARGIN = 20  # tokens that each request that stays can generate after a retraction (SGLang)
 

@@ -1,6 +1,6 @@
 """The policy "dfs-weight": depth-first through the tree, the branch that most of the queue wants first.
 
-policies.py finds it by its name: without this file all other policies go on.
+policies.py finds it by its name, so that it need not be read with the other policies.
 """
 
 from __future__ import annotations

@@ -144,12 +144,11 @@ class Scheduler:
     def ordered(self) -> list[Request]:
         """The queue in the policy's order. What was found is used again as long as the tree holds the
         same tokens, and the whole order as long as the queue is the same, too."""
-        state = self._tree_state()
+        state, find = self._tree_state(), self.ownership.find
 
         def matched(request: Request) -> int:
             if request.found_at != state:
-                self._find(request)
-                request.found_at = state
+                request.found, request.found_at = find(request.key(), request.found), state
             length: int = request.found.length
             return length
 
@@ -163,7 +162,7 @@ class Scheduler:
         return found
 
     def _tree_state(self) -> tuple[int, int, int]:
-        """What is another whenever tokens came into the tree or went.
+        """Differs from what it was whenever tokens came into the tree or left it.
 
         Of any tree its size and what was evicted are known: while a request waits it cannot be flushed,
         so both are as before only if nothing came and nothing went. (Splits change no match.) New weights
@@ -191,7 +190,8 @@ class Scheduler:
             if isinstance(outcome, Admission):
                 self._begin(request, outcome.match, batch, budget)
                 continue
-            self.bus.emit(ev.RequestDeferred(request.id, outcome.reason))
+            if self.bus.wants(ev.RequestDeferred):
+                self.bus.emit(ev.RequestDeferred(request.id, outcome.reason))
             # The first in order stays first: letting smaller ones pass would starve it. But without room even
             # alone it is passed: the pins may be held for a request that can run.
             if outcome.for_room and (not budget.alone or self.ownership.copying):
@@ -265,7 +265,7 @@ class Scheduler:
         return Refusal(f"shares {shared} tokens with {other}, which computes them now", for_room=False)
 
     def shortage(self, request: Request) -> tuple[int, int]:
-        """Slots that `stuck` would need, beside those of its tokens that pins hold; and these."""
+        """Slots that `stuck` lacks room for, beside those of its tokens that pins hold; and these."""
         shared = self.ownership.locked(request.key())
         return self._budget().need(request, shared), shared
 
@@ -315,7 +315,8 @@ class Scheduler:
             freed = self.ownership.release(request, "released")
             self.requeue(request)
             self.retracted.append(request)
-            self.bus.emit(ev.RequestRetracted(request.id, freed, len(request.output), by))
+            if self.bus.wants(ev.RequestRetracted):
+                self.bus.emit(ev.RequestRetracted(request.id, freed, len(request.output), by))
 
     def requeue(self, request: Request) -> None:
         """Back to waiting, generated tokens kept."""
