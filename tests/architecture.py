@@ -126,7 +126,7 @@ ROOMS: dict[str, Room] = {
     ),
     "fast": Room(
         "the same, faster: CUDA graphs, fused kernels, a step ahead; may be deleted",
-        ("minirad.fast", "minirad.fast.*", "minirad.attention.torch_paged"),
+        ("minirad.fast", "minirad.fast.*"),
         (*_COMPUTE, "launch", "machine"),
         torch=True,
     ),
@@ -237,8 +237,8 @@ def is_old_path(module: str) -> bool:
     body = [node for node in tree_of(module).body if not isinstance(node, ast.Expr)]
     ours = [node for node in body if isinstance(node, ast.ImportFrom | ast.Import) and _names(node)]
     others = [node for node in body if not isinstance(node, ast.ImportFrom | ast.Import)]
-    targets = [getattr(node, "targets", [None])[0] for node in others]
-    return bool(ours) and all(isinstance(t, ast.Name) and t.id == "__all__" for t in targets)
+    targets = [ast.unparse(getattr(node, "targets", [node])[0]) for node in others]
+    return bool(ours) and set(targets) <= {"__all__", "sys.modules[__name__]"}
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -277,6 +277,8 @@ def _home(package: str, name: str) -> list[str]:
 def imports(module: str) -> tuple[Import, ...]:
     """What a module imports of the project, wherever the import stands, but for TYPE_CHECKING."""
     found: dict[str, Import] = {}
+    text = modules()[module].read_text(encoding="utf-8")
+    into_expressions = "import_module(" in text or "room(" in text  # most files need no look into them
 
     def visit(node: ast.AST, lazy: bool) -> None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -288,7 +290,8 @@ def imports(module: str) -> tuple[Import, ...]:
                 found[name] = Import(module, name, lazy, isinstance(node, ast.Call))
         lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
-            visit(child, lazy)
+            if into_expressions or not isinstance(child, ast.expr):
+                visit(child, lazy)
 
     visit(tree_of(module), False)
     return tuple(found.values())
@@ -389,7 +392,7 @@ def _imports_torch(module: str) -> bool:
             return True
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             return True
-        return any(map(visit, ast.iter_child_nodes(node)))
+        return any(visit(child) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
 
     return visit(tree_of(module))
 
@@ -435,8 +438,15 @@ class Function(NamedTuple):
     """lines: of all, decorators and docstring included; code: without blanks, comments and docstring."""
 
     name: str
-    lines: int
-    code: int
+    text: str
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+    @property
+    def code(self) -> int:
+        return code_lines(textwrap.dedent(self.text))
 
 
 def functions(module: str) -> Iterator[Function]:
@@ -450,9 +460,9 @@ def functions(module: str) -> Iterator[Function]:
                 name = f"{inside}.{child.name}".strip(".")
                 if not isinstance(child, ast.ClassDef):
                     first = min([child.lineno, *(each.lineno for each in child.decorator_list)])
-                    own = text[first - 1 : child.end_lineno]
-                    yield Function(name, len(own), code_lines(textwrap.dedent("\n".join(own))))
-            yield from visit(child, name)
+                    yield Function(name, "\n".join(text[first - 1 : child.end_lineno]))
+            if not isinstance(child, ast.expr):
+                yield from visit(child, name)
 
     yield from visit(tree_of(module), "")
 
