@@ -181,6 +181,7 @@ LOOKED_UP: dict[str, str] = {
     "minirad.observe.snapshot": "looks at everything, and nothing needs it to run",
     "minirad.observe.check": "looks at everything, and nothing needs it to run",
     "minirad.observe.describe": "looks at everything, and nothing needs it to run",
+    "minirad.cache.versions": "new weights in a running engine are another story",
     "minirad.schedule.dfs_weight": "one policy of six, as long as the other five",
     "minirad.model.smollm2": "reads GGUF files, which only one model needs",
     "minirad.bench.dummy": "random weights, for measurements only",
