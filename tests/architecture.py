@@ -238,7 +238,8 @@ def is_old_path(module: str) -> bool:
     body = [node for node in tree_of(module).body if not isinstance(node, ast.Expr)]
     ours = [node for node in body if isinstance(node, ast.ImportFrom | ast.Import) and _names(node)]
     others = [node for node in body if not isinstance(node, ast.ImportFrom | ast.Import)]
-    targets = [ast.unparse(getattr(node, "targets", [node])[0]) for node in others]
+    renames = [node for node in others if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)]
+    targets = [ast.unparse(getattr(node, "targets", [node])[0]) for node in others if node not in renames]
     return bool(ours) and set(targets) <= {"__all__", "sys.modules[__name__]"}
 
 
