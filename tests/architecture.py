@@ -126,7 +126,7 @@ ROOMS: dict[str, Room] = {
     ),
     "fast": Room(
         "the same, faster: CUDA graphs, fused kernels, a step ahead; may be deleted",
-        ("minirad.fast", "minirad.fast.*", "minirad.attention.torch_paged"),
+        ("minirad.fast", "minirad.fast.*"),
         (*_COMPUTE, "launch", "machine"),
         torch=True,
     ),
@@ -181,6 +181,7 @@ LOOKED_UP: dict[str, str] = {
     "minirad.observe.snapshot": "looks at everything, and nothing needs it to run",
     "minirad.observe.check": "looks at everything, and nothing needs it to run",
     "minirad.observe.describe": "looks at everything, and nothing needs it to run",
+    "minirad.cache.versions": "new weights in a running engine are another story",
     "minirad.schedule.dfs_weight": "one policy of six, as long as the other five",
     "minirad.model.smollm2": "reads GGUF files, which only one model needs",
     "minirad.bench.dummy": "random weights, for measurements only",
@@ -237,8 +238,9 @@ def is_old_path(module: str) -> bool:
     body = [node for node in tree_of(module).body if not isinstance(node, ast.Expr)]
     ours = [node for node in body if isinstance(node, ast.ImportFrom | ast.Import) and _names(node)]
     others = [node for node in body if not isinstance(node, ast.ImportFrom | ast.Import)]
-    targets = [getattr(node, "targets", [None])[0] for node in others]
-    return bool(ours) and all(isinstance(t, ast.Name) and t.id == "__all__" for t in targets)
+    renames = [node for node in others if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)]
+    targets = [ast.unparse(getattr(node, "targets", [node])[0]) for node in others if node not in renames]
+    return bool(ours) and set(targets) <= {"__all__", "sys.modules[__name__]"}
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -277,6 +279,8 @@ def _home(package: str, name: str) -> list[str]:
 def imports(module: str) -> tuple[Import, ...]:
     """What a module imports of the project, wherever the import stands, but for TYPE_CHECKING."""
     found: dict[str, Import] = {}
+    text = modules()[module].read_text(encoding="utf-8")
+    into_expressions = "import_module(" in text or "room(" in text  # most files need no look into them
 
     def visit(node: ast.AST, lazy: bool) -> None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -288,7 +292,8 @@ def imports(module: str) -> tuple[Import, ...]:
                 found[name] = Import(module, name, lazy, isinstance(node, ast.Call))
         lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
-            visit(child, lazy)
+            if into_expressions or not isinstance(child, ast.expr):
+                visit(child, lazy)
 
     visit(tree_of(module), False)
     return tuple(found.values())
@@ -358,7 +363,8 @@ def looked_up() -> set[str]:
 
 def uses_of_old_paths() -> list[Import]:
     """The project itself uses the new paths."""
-    return [each for m in modules() for each in imports(m) if is_old_path(each.imported)]
+    ours = [m for m in modules() if not m.startswith("lessons.0")]  # lessons name what students may import
+    return [each for m in ours for each in imports(m) if is_old_path(each.imported)]
 
 
 def brings_torch(module: str) -> list[str]:
@@ -389,7 +395,7 @@ def _imports_torch(module: str) -> bool:
             return True
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             return True
-        return any(map(visit, ast.iter_child_nodes(node)))
+        return any(visit(child) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
 
     return visit(tree_of(module))
 
@@ -435,8 +441,15 @@ class Function(NamedTuple):
     """lines: of all, decorators and docstring included; code: without blanks, comments and docstring."""
 
     name: str
-    lines: int
-    code: int
+    text: str
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+    @property
+    def code(self) -> int:
+        return code_lines(textwrap.dedent(self.text))
 
 
 def functions(module: str) -> Iterator[Function]:
@@ -450,9 +463,9 @@ def functions(module: str) -> Iterator[Function]:
                 name = f"{inside}.{child.name}".strip(".")
                 if not isinstance(child, ast.ClassDef):
                     first = min([child.lineno, *(each.lineno for each in child.decorator_list)])
-                    own = text[first - 1 : child.end_lineno]
-                    yield Function(name, len(own), code_lines(textwrap.dedent("\n".join(own))))
-            yield from visit(child, name)
+                    yield Function(name, "\n".join(text[first - 1 : child.end_lineno]))
+            if not isinstance(child, ast.expr):
+                yield from visit(child, name)
 
     yield from visit(tree_of(module), "")
 

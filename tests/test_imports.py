@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import architecture
 import pytest
@@ -25,6 +27,7 @@ BREACHES = {
     ("machine", "kv.host_tier"), ("schedule.ownership", "cache.hiradix_cache"),
     ("schedule.policies", "cache.radix_cache"), ("schedule.policies", "config"),
     ("schedule.policies", "schedule.request"), ("live", "cache.hiradix_cache"),
+    ("web.driver", "cache.hiradix_cache"), ("errors", "config"),
 }  # fmt: skip
 
 
@@ -104,3 +107,54 @@ def test_python_says_so_too() -> None:
 
 def test_the_project_uses_the_new_paths_itself() -> None:
     assert architecture.uses_of_old_paths() == []
+
+
+# ------------------------------------------------------------------ the reader of imports itself
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Writes modules into a project of their own, which is then the one that is read."""
+    caches = [each for each in vars(architecture).values() if hasattr(each, "cache_clear")]
+
+    def write(**files: str) -> None:
+        for name, text in {"__init__": "", **files}.items():
+            file = tmp_path / "minirad" / f"{name if name == '__init__' else name.replace('__', '/')}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        for each in caches:
+            each.cache_clear()
+
+    monkeypatch.setattr(architecture, "ROOT", tmp_path)
+    yield write
+    monkeypatch.undo()
+    for each in caches:
+        each.cache_clear()
+
+
+def test_a_circle_through_a_function_is_found_and_one_for_types_only_is_none(
+    made: Callable[..., None],
+) -> None:
+    made(errors="def f():\n    from minirad.text import g\n", text="import minirad.errors\n")
+    assert circles() == [["minirad.errors", "minirad.text"]]
+    made(text="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import minirad.errors\n")
+    assert circles() == []
+    made(text="errors = import_module('minirad.errors')\n")
+    assert circles() == [] and architecture.looked_up() == {"minirad.errors"}
+
+
+def test_an_import_against_the_rules_is_found(made: Callable[..., None]) -> None:
+    made(cache__tree="from minirad.schedule import queue\nx = 1\n", schedule__queue="import minirad.cache\n")
+    assert [(each.importer, each.imported) for each in breaches()] == [
+        ("minirad.cache.tree", "minirad.schedule.queue")
+    ]
+    old = '"""The old name."""\n\nfrom minirad.schedule import queue\n'  # passes a name on, and is no breach
+    made(cache__tree=old, engine="from minirad.cache.tree import queue\nx = 1\n")
+    assert breaches() == []
+    assert [each.importer for each in architecture.uses_of_old_paths()] == ["minirad.engine"]
+
+
+def test_torch_is_found_behind_others(made: Callable[..., None]) -> None:
+    made(engine="import minirad.runner\n", runner="import torch\n", serve="def f():\n    import torch\n")
+    assert brings_torch("minirad.engine") == ["minirad.engine", "minirad.runner", "torch"]
+    assert brings_torch("minirad.serve") == []
