@@ -55,6 +55,7 @@ def test_the_totals_that_every_correct_cache_gets(name: str, page: int, expected
     assert run.skipped == 0 and run.total == run.new - run.evicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("name", list(streams.STREAMS))
 def test_the_textbook_trees_agree(name: str, page: int) -> None:
@@ -130,6 +131,7 @@ def test_the_tables_name_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert "split" not in text and "tree's share" not in text
 
 
+@pytest.mark.slow
 def test_scaling(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "TOKENS", (8, 16))
     monkeypatch.setattr(scaling, "NODES", (1, 4))

@@ -193,6 +193,7 @@ ENGINE_BENCH = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_bench_engine_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, *ENGINE_BENCH, "--skip-transformers")
     result = json.loads(out)

@@ -41,8 +41,8 @@ from minirad.outputs import GenerationOutput, Pin
 
 INSIDE = str(Path(minirad.__file__).parent) + os.sep
 BESIDE = {signal.__file__, contextlib.__file__}  # what our own code calls there counts as ours
-LINES_EACH = int(os.environ.get("MINIRAD_LINES", "9"))  # of each call, in the default run
-REAL_PRESSES = int(os.environ.get("MINIRAD_PRESSES", "100"))
+LINES_EACH = int(os.environ.get("MINIRAD_LINES", "7"))  # of each call, in the default run
+REAL_PRESSES = int(os.environ.get("MINIRAD_PRESSES", "60"))
 
 MODEL, OTHER = small_model(0), small_model(1)
 EXPECTED = {id(MODEL): Expected(MODEL), id(OTHER): Expected(OTHER)}

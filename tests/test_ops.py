@@ -247,6 +247,7 @@ def test_which_steps_are_short() -> None:
     assert not takes(32, 8, 1, 2049) and not takes(32, 8, 17, 4097) and not takes(32, 1, 1, 300)
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_kernels_counts_every_way(
     tiny_model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
