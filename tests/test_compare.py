@@ -1,4 +1,4 @@
-"""viz/web/compare.py: two engines as one run: what is compared, what is refused, and that both step together."""
+"""viz/web/compare.py: two engines as one run: what is compared and refused, and that both step together."""
 
 from __future__ import annotations
 

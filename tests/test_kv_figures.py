@@ -1,4 +1,4 @@
-"""viz/draw/charts.py: the numbers behind each chart equal the engine's own, and the charts say them safely."""
+"""viz/draw/charts.py: the numbers behind each chart are the engine's own, and are said safely."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from viz.trace import Decode, View, has_tiers, ids_as_text, key_tokens, tier_of
 @dataclass(frozen=True, slots=True, eq=False)
 class Owner:
     """What some pages belong to. kind: "node", "private" (one request's, not yet the tree's) or "evicted"
-    (free since that node left in this step or scene); in host memory the tier of the node whose copy they hold.
+    (free since that node left in this step or scene); in host memory the tier of that node.
 
     node: 0 for a request. pages: in the order of `tokens`, which fill them page by page (none: not known).
     """

@@ -18,10 +18,10 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.record import Frame, Recording
 from viz.fork import evict_by_hand, forked_config, require_here
 from viz.view.text import asked_text
-from viz.web.compare import Pair
+from viz.web.compare import Pair, Shown
 from viz.web.consult import consult
 from viz.web.page import Page
-from viz.web.runs import Run, Shown
+from viz.web.runs import Run
 from viz.web.settings import Settings
 
 Json = dict[str, Any]
