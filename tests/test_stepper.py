@@ -645,7 +645,7 @@ def test_the_policy_of_a_tree_of_ones_own_is_its_own(make_engine) -> None:
 
 def test_agent_and_raw_do_what_their_names_say(classroom: Engine) -> None:
     classroom.flush_cache()
-    output = Stepper(classroom).display()
+    output = Stepper(classroom, params=SamplingParams(max_new_tokens=3)).display()
     stepper, shared = output.stepper, len(classroom.encode(corpus.AGENT_PROMPT))
     for name in ("agent", "agent", "raw", "raw"):
         press(output, name)

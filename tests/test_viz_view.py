@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import PlainCache, drive
 
 import viz
-from minirad import Recorder, SamplingParams
+from minirad import Engine, EngineConfig, Recorder, SamplingParams
 from minirad import events as ev
 from minirad.record import Recording
 from viz import kv
@@ -26,8 +27,6 @@ from viz.web.page import Page
 @pytest.fixture(scope="module")
 def recording(tiny_model: Any) -> Recording:
     """A crowded engine: samples, a retraction, evictions, a request that is aborted, one left waiting."""
-    from minirad import Engine, EngineConfig
-
     engine = Engine(EngineConfig(kv_tokens=40, max_running=3, chunk_tokens=8), model=tiny_model)
     with Recorder(engine, keyframe_every=7) as recording:
         for number in range(14):
@@ -132,6 +131,20 @@ def test_a_victim_is_the_first_of_its_choices(recording: Recording) -> None:
             assert victim.event.runner_up not in ids or ids[1] == victim.event.runner_up
             seen += 1
     assert seen == len(kv.evictions(recording)) > 0
+
+
+def test_a_tree_that_tells_nothing_is_asked_about_where_the_answer_is_known(tiny_model: Any) -> None:
+    """What a recorder finds out afterwards has no order: where the choices are not known, none is asked."""
+    engine = Engine(EngineConfig(kv_tokens=48, max_running=3), PlainCache(), model=tiny_model)
+    with Recorder(engine) as recording:
+        for number in range(12):
+            engine.add_request([3 + number % 4] * 8 + [20 + number] * 4, SamplingParams(max_new_tokens=4))
+            engine.step()
+        drive(engine)
+    trace = Trace(recording, ids_as_text)
+    asked = [question_for(trace, "step", index) for index in range(1, trace.count("step"))]
+    victims_asked = [question for question in asked if question and question.kind == "victim"]
+    assert victims_asked and all(question.answer in question.choices for question in victims_asked)
 
 
 # ---------------------------------------------------------------------- small parts

@@ -23,7 +23,7 @@ from minirad.record import Recording, ReplayState
 from minirad.snapshot import State
 from viz.draw.still import still
 from viz.trace import Decode, View, decoder_for, has_tiers
-from viz.view.pool import HostPage, Page, host_pages, pages
+from viz.view.pool import HostPage, PoolPage, host_pages, pages
 from viz.view.requests import Span, prompts, request_hits, spans
 from viz.view.text import visible
 from viz.view.usage import usage_points
@@ -133,15 +133,15 @@ def _host_hover(cell: HostPage) -> str:
     return f"host page {cell.number}: {what[cell.tier]} of n{cell.node}<br>{shown(cell.text, 60)}"
 
 
-def _owners(cells: Iterable[Page]) -> list[Page]:
+def _owners(cells: Iterable[PoolPage]) -> list[PoolPage]:
     return list({cell.label: cell for cell in cells if cell.owner != "free"}.values())
 
 
-def _page_colour(cell: Page) -> str:
+def _page_colour(cell: PoolPage) -> str:
     return PRIVATE if cell.node is None else owner_colour(cell.node)
 
 
-def _page_hover(cell: Page) -> str:
+def _page_hover(cell: PoolPage) -> str:
     if cell.owner == "free":
         return f"page {cell.number}: free"
     lock = " (protected)" if cell.locked else " (evictable)"

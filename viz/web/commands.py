@@ -159,7 +159,7 @@ def _submit(session: Session, arguments: Json) -> Json:
     name = run.engine.add_request(text, SamplingParams(max_new_tokens=NEW_TOKENS))
     run.player.labels[name] = f"yours: {asked_text(text)}"
     run.recorder.cut()  # so that it is seen waiting
-    run.settle()
+    run.note_idle()
     return {"request": name}
 
 

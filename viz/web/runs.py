@@ -46,7 +46,7 @@ class Run:
         self.refusals: list[str] = []  # the reason of each
         self.trace = Trace(self.recorder, decoder_of(self.engine.tokenizer) if own else None)
         self.page = Page(self.trace, self.player.labels)
-        self.settle()
+        self.note_idle()
 
     def _encode(self, text: str) -> list[int]:
         return [int(token) for token in self.engine.encode(text)]
@@ -63,7 +63,7 @@ class Run:
     def policy(self) -> str:
         return changeable_policy(self.engine)
 
-    def settle(self) -> None:
+    def note_idle(self) -> None:
         """Notes, between two steps (within one the queues are in motion), whether all is done:
         nothing to compute now and nothing that will come by itself."""
         self.idle = not self.engine.has_work and self.player.next_due is None
@@ -80,7 +80,7 @@ class Run:
         self.clock += 1
         for output in engine.step().finished:
             player.finished(output, self.clock)
-        self.settle()
+        self.note_idle()
         if self.idle:  # programs let go of their prefixes when they end: after the last step
             self.recorder.cut()
             self.notices += [failure for failure in player.failures if failure not in self.notices]
