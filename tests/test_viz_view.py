@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,28 @@ def test_a_tree_on_its_own_has_as_many_pages_as_it_uses() -> None:
     assert device_pool(state).last == 4 and [page.label for page in pages(state)] == ["n4", "", "", "n4"]
     assert [page.text for page in pages(state)] == ["3 4", "", "", "1 2"]
     assert usage_of(state) == (0, 4, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("viz.live", "Driver Live Settings COMMANDS _replay main"),
+        ("viz.page", "Page"),
+        ("viz.stepper", "Stepper Output fork"),
+        ("viz.tree", "DETAILS Options dot_text tree_svg tree_png"),
+        (
+            "viz.kv",
+            "pages pool_map host_map usage hit_rate timeline age_at_eviction request_hits spans KvFigure",
+        ),
+        ("viz.trace", "Trace View decoder_of"),
+        ("viz.roofline", "MEASURED read steps main"),
+        ("viz.figure3", "main"),
+        ("viz.gallery", "main"),
+    ],
+)
+def test_names_that_notebooks_lessons_and_the_readme_use_stay(module: str, names: str) -> None:
+    there = vars(importlib.import_module(module))
+    assert [name for name in names.split() if name not in there] == []
 
 
 # ---------------------------------------------------------------------- how the rooms depend on one another
