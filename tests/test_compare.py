@@ -11,6 +11,7 @@ import re
 import pytest
 from test_live import Client, wait
 
+from minirad import workloads
 from minirad.record import Recorder
 from viz import live
 from viz.live import Driver, Live, Settings
@@ -51,9 +52,15 @@ def test_nonsense_is_refused(text, message, capsys):
     assert "--compare" in capsys.readouterr().err or "nonsense" in text
 
 
+def some() -> workloads.Workload:
+    """The first sessions of the mixed workload, in a pool small enough for evictions and a retraction."""
+    mixed = workloads.load("mixed")
+    return dataclasses.replace(mixed, sessions=mixed.sessions[:10], kv_tokens=320)
+
+
 @pytest.fixture(scope="module")
 def pair():
-    pair = live.make_run(1, Settings(workload="mixed", compare="lpm,fcfs"))
+    pair = live.make_run(1, Settings(workload="mixed", compare="lpm,fcfs"), some())
     while not pair.idle:
         pair.advance()
     yield pair
@@ -67,11 +74,11 @@ def told(run) -> list[str]:
 
 def test_each_side_is_what_its_engine_alone_would_do(pair):
     for name, side in zip(pair.names, pair.sides, strict=True):
-        alone = live.Run(1, Settings(workload="mixed", schedule_policy=name), None)
-        for _ in range(60):
+        alone = live.Run(1, Settings(workload="mixed", schedule_policy=name), some())
+        while not alone.idle:
             alone.advance()
         said = told(alone)
-        assert len(said) > 300 and said == told(side)[: len(said)]
+        assert len(said) > 100 and said == told(side)
         alone.close()
 
 
@@ -98,10 +105,11 @@ def test_totals_are_the_engines_books(pair):
         assert (totals["prompt"], totals["cached"]) == (books.first.tokens, books.first.cached)
         assert totals["retracted"] == books.retractions and totals["done"]
         assert totals["evicted"] == side.engine.ownership.evicted_tokens
-        assert totals["finished"] == totals["requests"] == 33
+        assert totals["finished"] == totals["requests"] == 17
+        assert totals["retracted"] and totals["evicted"]
     say = view["say"]
     worst = max(view["totals"], key=lambda totals: totals["worst"])["worst_id"]
-    assert "of the prompts in the cache" in say and "steps on average under lpm" in say and worst in say
+    assert "of the prompts in the cache" in say and "steps on average under" in say and worst in say
 
 
 def test_growth_shows_only_what_both_have():

@@ -25,7 +25,8 @@ from viz.fork import evict_by_hand, fork, forked_config
 from viz.notebook.panels import Ledger, event_lines, payload, pool_cells, ranges
 from viz.notebook.stepper import Output, Stepper, _esm
 from viz.trace import Trace, ids_as_text
-from viz.view.quiz import question_for, state_before, unlocked_leaves, why
+from viz.view.quiz import question_for, why
+from viz.view.victims import victims
 
 WORDS = SamplingParams(max_new_tokens=6, ignore_eos=True)
 
@@ -301,12 +302,13 @@ def test_victims_are_among_the_unlocked_leaves_of_the_state_before(make_engine) 
     for granularity in ("step", "event", "scene"):
         for index in range(1, trace.count(granularity)):
             view = trace.view(granularity, index)
-            for event in view.events:
-                if isinstance(event, ev.NodeEvicted):
-                    leaves = [node["id"] for node in unlocked_leaves(state_before(trace, view, event))]
-                    assert event.node in leaves
-                    assert event.runner_up is None or event.runner_up != event.node
-                    seen += 1
+            gone = [event for event in view.events if isinstance(event, ev.NodeEvicted)]
+            for event, victim in zip(gone, victims(trace, view), strict=True):
+                assert victim.event is event
+                leaves = [node["id"] for node in victim.choices]
+                assert event.node in leaves and not any(node["lock_ref"] for node in victim.choices)
+                assert event.runner_up is None or event.runner_up != event.node
+                seen += 1
             assert len(why(trace, view)) <= 4
     assert seen
 
@@ -643,7 +645,7 @@ def test_the_policy_of_a_tree_of_ones_own_is_its_own(make_engine) -> None:
 
 def test_agent_and_raw_do_what_their_names_say(classroom: Engine) -> None:
     classroom.flush_cache()
-    output = Stepper(classroom).display()
+    output = Stepper(classroom, params=SamplingParams(max_new_tokens=3)).display()
     stepper, shared = output.stepper, len(classroom.encode(corpus.AGENT_PROMPT))
     for name in ("agent", "agent", "raw", "raw"):
         press(output, name)

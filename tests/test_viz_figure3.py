@@ -38,12 +38,12 @@ def story() -> tuple[Recording, list[Panel]]:
 
 
 @pytest.fixture(scope="module")
-def page(story: tuple[Recording, list[Panel]]) -> figure3.Page:
+def page(story: tuple[Recording, list[Panel]]) -> figure3.Sheet:
     return figure3.lay_out(*story)
 
 
 @pytest.fixture(scope="module")
-def drawn(page: figure3.Page) -> ET.Element:
+def drawn(page: figure3.Sheet) -> ET.Element:
     return ET.fromstring(figure3.page_svg(page))
 
 
@@ -68,7 +68,7 @@ def test_every_node_is_drawn_in_its_state(drawn: ET.Element, story: tuple[Record
         assert len(here) == len(panel["nodes"]) + len(panel["evicted"])
 
 
-def test_ids_are_unique_and_sizes_fit(drawn: ET.Element, page: figure3.Page) -> None:
+def test_ids_are_unique_and_sizes_fit(drawn: ET.Element, page: figure3.Sheet) -> None:
     ids = [element.attrib["id"] for element in drawn.iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids))
     assert len(page.boxes) == 9
@@ -119,7 +119,7 @@ def test_all_text_is_escaped(story: tuple[Recording, list[Panel]]) -> None:
     assert any("<script>" in (element.text or "") for element in drawn.iter(f"{SVG}text"))
 
 
-def test_it_fetches_nothing(page: figure3.Page) -> None:
+def test_it_fetches_nothing(page: figure3.Sheet) -> None:
     text = figure3.page_svg(page)
     assert not re.search(r"href=|url\(|src=|@import", text)
 
@@ -144,7 +144,7 @@ def test_card_lines() -> None:
         assert len(lines) == count and all(len(line) <= 20 for line in lines)
 
 
-def test_png(page: figure3.Page) -> None:
+def test_png(page: figure3.Sheet) -> None:
     image = Image.open(io.BytesIO(figure3.page_png(page, dpi=72)))
     assert abs(image.width - figure3.PAGE) <= 1 and abs(image.height - page.height) <= 1
     colours = image.convert("RGB").getcolors(1 << 20)

@@ -99,7 +99,9 @@ def kinds_of(recording: Recording) -> set[type[ev.Event]]:
 # ---------------------------------------------------------------------- every picture of every moment
 
 
-def test_every_step_can_be_drawn_and_told(run: tuple[Engine, Recorder]) -> None:
+def test_every_step_can_be_drawn_and_told(
+    run: tuple[Engine, Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, recording = run
     assert {ev.NodeDemoted, ev.LoadStarted, ev.BackupStarted} <= kinds_of(recording)
     trace, page = Trace(recording), Page(Trace(recording))
@@ -117,7 +119,12 @@ def test_every_step_can_be_drawn_and_told(run: tuple[Engine, Recorder]) -> None:
             card = next(line for line in text.splitlines() if line.startswith(f"n{node['id']} ["))
             assert f"tier-{tier}" in card and f"{tree.TIER_SIGNS[tier]} · t " in card
             assert ("no slots" in card) == (tier == "host") and ("the host<" in card) == (tier != "device")
-        json.dumps([page.view("step", index), panels.payload(trace, view, ledger)])
+        with monkeypatch.context() as patch:
+            if index % 5:  # the picture itself takes Graphviz
+                patch.setattr(tree, "tree_svg", tree.dot_text)
+            shown = page.view("step", index)
+        assert shown["svg"] and "failed" not in shown
+        json.dumps([shown, panels.payload(trace, view, ledger)])
         assert summary(view.events)[1]
     assert {"host", "demoted", "loaded"} <= seen
 
@@ -180,7 +187,8 @@ def test_ages_know_every_kind_of_eviction(run: tuple[Engine, Recorder]) -> None:
     assert "on the host" in [trace.name for trace in figures[2].data]
 
 
-def test_an_exported_file_holds_the_tiers(model: LlamaModel) -> None:
+def test_an_exported_file_holds_the_tiers(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "tree_svg", lambda *_: "")  # pictures with tiers are drawn above
     data = page_data(Page(Trace(driven(tiny(model), 12))))
     tiers = {n["tier"] for view in data["views"]["step"].values() for n in view["nodes"].values()}
     assert {"both", "host", "loading"} <= tiers

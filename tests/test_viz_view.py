@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import PlainCache, drive
 
 import viz
-from minirad import Recorder, SamplingParams
+from minirad import Engine, EngineConfig, Recorder, SamplingParams
 from minirad import events as ev
 from minirad.record import Recording
 from viz import kv
@@ -26,8 +28,6 @@ from viz.web.page import Page
 @pytest.fixture(scope="module")
 def recording(tiny_model: Any) -> Recording:
     """A crowded engine: samples, a retraction, evictions, a request that is aborted, one left waiting."""
-    from minirad import Engine, EngineConfig
-
     engine = Engine(EngineConfig(kv_tokens=40, max_running=3, chunk_tokens=8), model=tiny_model)
     with Recorder(engine, keyframe_every=7) as recording:
         for number in range(14):
@@ -134,6 +134,20 @@ def test_a_victim_is_the_first_of_its_choices(recording: Recording) -> None:
     assert seen == len(kv.evictions(recording)) > 0
 
 
+def test_a_tree_that_tells_nothing_is_asked_about_where_the_answer_is_known(tiny_model: Any) -> None:
+    """What a recorder finds out afterwards has no order: where the choices are not known, none is asked."""
+    engine = Engine(EngineConfig(kv_tokens=48, max_running=3), PlainCache(), model=tiny_model)
+    with Recorder(engine) as recording:
+        for number in range(12):
+            engine.add_request([3 + number % 4] * 8 + [20 + number] * 4, SamplingParams(max_new_tokens=4))
+            engine.step()
+        drive(engine)
+    trace = Trace(recording, ids_as_text)
+    asked = [question_for(trace, "step", index) for index in range(1, trace.count("step"))]
+    victims_asked = [question for question in asked if question and question.kind == "victim"]
+    assert victims_asked and all(question.answer in question.choices for question in victims_asked)
+
+
 # ---------------------------------------------------------------------- small parts
 
 
@@ -153,6 +167,28 @@ def test_a_tree_on_its_own_has_as_many_pages_as_it_uses() -> None:
     assert device_pool(state).last == 4 and [page.label for page in pages(state)] == ["n4", "", "", "n4"]
     assert [page.text for page in pages(state)] == ["3 4", "", "", "1 2"]
     assert usage_of(state) == (0, 4, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("viz.live", "Driver Live Settings COMMANDS _replay main"),
+        ("viz.page", "Page"),
+        ("viz.stepper", "Stepper Output fork"),
+        ("viz.tree", "DETAILS Options dot_text tree_svg tree_png"),
+        (
+            "viz.kv",
+            "pages pool_map host_map usage hit_rate timeline age_at_eviction request_hits spans KvFigure",
+        ),
+        ("viz.trace", "Trace View decoder_of"),
+        ("viz.roofline", "MEASURED read steps main"),
+        ("viz.figure3", "main"),
+        ("viz.gallery", "main"),
+    ],
+)
+def test_names_that_notebooks_lessons_and_the_readme_use_stay(module: str, names: str) -> None:
+    there = vars(importlib.import_module(module))
+    assert [name for name in names.split() if name not in there] == []
 
 
 # ---------------------------------------------------------------------- how the rooms depend on one another

@@ -67,7 +67,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Sheet:
     """Everything that is drawn."""
 
     height: float
@@ -238,7 +238,7 @@ def _lines(lines: Sequence[str]) -> str:
 # ---------------------------------------------------------------------- where they go
 
 
-def lay_out(recording: Recording, panels: Sequence[Panel]) -> Page:
+def lay_out(recording: Recording, panels: Sequence[Panel]) -> Sheet:
     """Three by three; a row is as high as its highest tree."""
     trace, broken = Trace(recording), check_story(panels)
     heads = [head_dot(panel, holds(panel, broken)) for panel in panels]
@@ -265,7 +265,7 @@ def lay_out(recording: Recording, panels: Sequence[Panel]) -> Page:
             blocks.append(Block(trees[at], x + PAD, y + PAD + top + middle, scales[at]))
         y += height + GAP
     blocks.append(Block(legend_dot(), MARGIN, y))
-    return Page(y + size(blocks[-1].dot)[1] + MARGIN / 2, tuple(boxes), tuple(blocks))
+    return Sheet(y + size(blocks[-1].dot)[1] + MARGIN / 2, tuple(boxes), tuple(blocks))
 
 
 def size(dot: str) -> tuple[float, float]:
@@ -276,7 +276,7 @@ def size(dot: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-def page_svg(page: Page) -> str:
+def page_svg(page: Sheet) -> str:
     """The whole figure as one SVG document."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -298,7 +298,7 @@ def page_svg(page: Page) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def page_png(page: Page, dpi: int = 192) -> bytes:
+def page_png(page: Sheet, dpi: int = 192) -> bytes:
     """The same as a PNG. dpi: per 72 points of the page."""
     scale = dpi / 72
     image = Image.new("RGB", (round(PAGE * scale), round(page.height * scale)), PAPER)

@@ -20,13 +20,13 @@ from viz.draw.charts import (
     timeline,
     usage,
 )
-from viz.view.pool import HostPage, Page, host_pages, pages
+from viz.view.pool import HostPage, PoolPage, host_pages, pages
 from viz.view.requests import Lives, RequestHit, Span, request_hits, spans
 from viz.view.usage import UsagePoint, usage_points
 from viz.view.victims import Eviction, evictions
 
 __all__ = [
-    "HOST_LOOKS", "OWNERS", "PHASES", "USAGE", "Eviction", "HostPage", "KvFigure", "Lives", "Page",
+    "HOST_LOOKS", "OWNERS", "PHASES", "USAGE", "Eviction", "HostPage", "KvFigure", "Lives", "PoolPage",
     "RequestHit", "Span", "UsagePoint", "age_at_eviction", "evictions", "hit_rate", "host_map", "host_pages",
     "owner_colour", "pages", "pool_map", "request_hits", "spans", "timeline", "usage", "usage_points",
 ]  # fmt: skip

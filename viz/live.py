@@ -46,9 +46,10 @@ from minirad.record import Recorder
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.draw.dot import DotError
 from viz.web.commands import COMMANDS, FASTEST, make_run
+from viz.web.compare import Shown
 from viz.web.driver import Driver
 from viz.web.routes import rules
-from viz.web.runs import Replay, Run, Shown
+from viz.web.runs import Replay, Run
 from viz.web.server import HOST, LOOPBACK, Gate, Server
 from viz.web.settings import Settings, telling_workload
 

@@ -23,7 +23,7 @@ from minirad.record import Recording, ReplayState
 from minirad.snapshot import State
 from viz.draw.still import still
 from viz.trace import Decode, View, decoder_for, has_tiers
-from viz.view.pool import HostPage, Page, host_pages, pages
+from viz.view.pool import HostPage, PoolPage, host_pages, pages
 from viz.view.requests import Span, prompts, request_hits, spans
 from viz.view.text import visible
 from viz.view.usage import usage_points
@@ -65,27 +65,37 @@ HOST_LOOKS: Mapping[str, tuple[str, str]] = {
 def pool_map(state: State | ReplayState | View, decode: Decode | None = None) -> go.Figure:
     """Every page as a square in the colour of its owner; n7 or R3 is written where a run begins."""
     cells = pages(state, decode)
-    columns = _columns(len(cells))
-    rows = range(0, len(cells), columns)
     codes = {"": 0, **{cell.label: i for i, cell in enumerate(_owners(cells), start=1)}}
     colours = [FREE, *(_page_colour(cell) for cell in _owners(cells))]
     labels = ["" if i and cells[i - 1].label == c.label else c.label for i, c in enumerate(cells)]
-    grid = go.Heatmap(
-        z=[_padded([codes[c.label] for c in cells[r : r + columns]], columns, None) for r in rows],
-        text=[_padded(labels[r : r + columns], columns) for r in rows],
-        customdata=[_padded([_page_hover(c) for c in cells[r : r + columns]], columns) for r in rows],
-        colorscale=_steps(colours),
+    count = {kind: sum(c.owner == kind for c in cells) for kind in ("node", "private", "free")}
+    return _grid(
+        f"KV pool: {count['node']} pages cached, {count['private']} private, {count['free']} free",
+        [codes[cell.label] for cell in cells], labels, [_page_hover(cell) for cell in cells], colours,
+    )  # fmt: skip
+
+
+def _grid(
+    title: str, codes: list[int], labels: list[str], hovers: list[str], colours: Sequence[str]
+) -> go.Figure:
+    """Squares in rows: of each the number of its colour, what is written on it, and what is said of it."""
+    columns = _columns(len(codes))
+
+    def rows(cells: list[Any], empty: str | None = "") -> list[list[Any]]:
+        parts = [cells[at : at + columns] for at in range(0, len(cells), columns)]
+        return [part + [empty] * (columns - len(part)) for part in parts]
+
+    squares = go.Heatmap(
+        z=rows(codes, None), text=rows(labels), customdata=rows(hovers), colorscale=_steps(colours),
         zmin=-0.5, zmax=len(colours) - 0.5, showscale=False, xgap=1.5, ygap=1.5,
-        texttemplate="%{text}" if len(cells) <= 1200 else None, textfont={"size": 9},
+        texttemplate="%{text}" if len(codes) <= 1200 else None, textfont={"size": 9},
         hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
     )  # fmt: skip
-    count = {kind: sum(c.owner == kind for c in cells) for kind in ("node", "private", "free")}
-    figure = _figure(
-        f"KV pool: {count['node']} pages cached, {count['private']} private, {count['free']} free", [grid]
-    )
+    figure = _figure(title, [squares])
     figure.update_xaxes(visible=False, constrain="domain")
     figure.update_yaxes(visible=False, autorange="reversed", scaleanchor="x", constrain="domain")
-    figure.update_layout(height=round(60 + len(rows) * 720 / columns), margin={"l": 12, "r": 12, "b": 8})
+    height = round(60 + len(rows(codes)) * 720 / columns)
+    figure.update_layout(height=height, margin={"l": 12, "r": 12, "b": 8})
     return figure
 
 
@@ -97,26 +107,14 @@ def host_map(state: State | ReplayState | View, decode: Decode | None = None) ->
     cells = host_pages(state, decode)
     if not cells:
         raise ValueError("this recording has no host tier: its host_kv_tokens is 0")
-    columns = _columns(len(cells))
-    rows = range(0, len(cells), columns)
     kinds = list(HOST_LOOKS)
     labels = ["" if i and cells[i - 1].node == c.node else _host_label(c) for i, c in enumerate(cells)]
-    grid = go.Heatmap(
-        z=[_padded([kinds.index(c.tier) for c in cells[r : r + columns]], columns, None) for r in rows],
-        text=[_padded(labels[r : r + columns], columns) for r in rows],
-        customdata=[_padded([_host_hover(c) for c in cells[r : r + columns]], columns) for r in rows],
-        colorscale=_steps([colour for colour, _ in HOST_LOOKS.values()]),
-        zmin=-0.5, zmax=len(kinds) - 0.5, showscale=False, xgap=1.5, ygap=1.5,
-        texttemplate="%{text}" if len(cells) <= 1200 else None, textfont={"size": 9},
-        hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
-    )  # fmt: skip
     count = {kind: sum(c.tier == kind for c in cells) for kind in kinds}
     told = f"{count['both']} pages also on the device, {count['host']} only here, {count['copying']} pending"
-    figure = _figure(f"Host memory: {told}, {count['free']} free", [grid])
-    figure.update_xaxes(visible=False, constrain="domain")
-    figure.update_yaxes(visible=False, autorange="reversed", scaleanchor="x", constrain="domain")
-    figure.update_layout(height=round(60 + len(rows) * 720 / columns), margin={"l": 12, "r": 12, "b": 8})
-    return figure
+    return _grid(
+        f"Host memory: {told}, {count['free']} free", [kinds.index(cell.tier) for cell in cells], labels,
+        [_host_hover(cell) for cell in cells], [colour for colour, _ in HOST_LOOKS.values()],
+    )  # fmt: skip
 
 
 def _host_label(cell: HostPage) -> str:
@@ -135,15 +133,15 @@ def _host_hover(cell: HostPage) -> str:
     return f"host page {cell.number}: {what[cell.tier]} of n{cell.node}<br>{shown(cell.text, 60)}"
 
 
-def _owners(cells: Iterable[Page]) -> list[Page]:
+def _owners(cells: Iterable[PoolPage]) -> list[PoolPage]:
     return list({cell.label: cell for cell in cells if cell.owner != "free"}.values())
 
 
-def _page_colour(cell: Page) -> str:
+def _page_colour(cell: PoolPage) -> str:
     return PRIVATE if cell.node is None else owner_colour(cell.node)
 
 
-def _page_hover(cell: Page) -> str:
+def _page_hover(cell: PoolPage) -> str:
     if cell.owner == "free":
         return f"page {cell.number}: free"
     lock = " (protected)" if cell.locked else " (evictable)"
@@ -158,10 +156,6 @@ def _page_hover(cell: Page) -> str:
 
 def _columns(count: int) -> int:
     return max(1, min(count, 16 * math.ceil(math.sqrt(count * 2.6) / 16)))
-
-
-def _padded(row: list[Any], columns: int, empty: str | None = "") -> list[Any]:
-    return row + [empty] * (columns - len(row))
 
 
 def _steps(colours: Sequence[str]) -> list[tuple[float, str]]:

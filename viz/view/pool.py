@@ -121,7 +121,7 @@ def _pages(slots: Sequence[int], size: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PoolPage:
     """One page of the pool. owner: "free", "node" or "private" (one request's, not yet the tree's).
 
     node, request: the owner. users: requests whose rows read it. locked: it cannot be evicted now.
@@ -142,19 +142,19 @@ class Page:
         return f"n{self.node}" if self.owner == "node" else self.request or ""
 
 
-def pages(state: State | ReplayState | View, decode: Decode | None = None) -> list[Page]:
+def pages(state: State | ReplayState | View, decode: Decode | None = None) -> list[PoolPage]:
     """Every page of the pool in order, page 0 (a dummy) left out. Without `decode`, text is token ids."""
     state, decode = plain(state), decode or ids_as_text
     pool = device_pool(state)
     users = _users(state, pool.page_size)
-    owned: dict[int, Page] = {}
+    owned: dict[int, PoolPage] = {}
     for owner in pool.owners:
         for number, text in owner.texts(decode, pool.page_size):
-            owned[number] = Page(
+            owned[number] = PoolPage(
                 number, owner.kind, owner.node or None, owner.request or None,
                 tuple(users.get(number, ())), owner.locked, text,
             )  # fmt: skip
-    return [owned.get(number) or Page(number, "free") for number in range(1, pool.last + 1)]
+    return [owned.get(number) or PoolPage(number, "free") for number in range(1, pool.last + 1)]
 
 
 def _users(state: State, size: int) -> dict[int, list[str]]:

@@ -13,7 +13,7 @@ from itertools import islice
 
 from minirad import events as ev
 from minirad.snapshot import State
-from viz.trace import VICTIMS, Trace, View, evictable_leaves, units
+from viz.trace import VICTIMS, Trace, View, units
 from viz.view.victims import Victim, victims
 
 
@@ -52,35 +52,19 @@ def question_for(trace: Trace, granularity: str, index: int) -> Question | None:
         return None
     if isinstance(event, ev.RequestAdmitted):
         return _hit_question(event)
-    return _victim_question(event, state_before(trace, view, event))
+    return next((_victim_question(each) for each in victims(trace, view) if each.event is event), None)
 
 
-def _victim_question(event: ev.NodeEvicted | ev.NodeDemoted, before: State) -> Question:
-    policy = before["tree"]["eviction_policy"]
-    leaves = tuple(f"n{node['id']}" for node in unlocked_leaves(before))
-    return Question(
-        "victim", f"Room is needed, and the policy is {policy}. Which node is evicted first?",
-        f"n{event.node}", leaves, event.describe(),
-    )  # fmt: skip
+def _victim_question(victim: Victim) -> Question:
+    event = victim.event
+    leaves = tuple(f"n{number}" for number in sorted(node["id"] for node in victim.choices))
+    text = f"Room is needed, and the policy is {event.policy}. Which node is evicted first?"
+    return Question("victim", text, f"n{event.node}", leaves, event.describe())
 
 
 def _hit_question(event: ev.RequestAdmitted) -> Question:
     text = f"{event.request} is admitted with {event.length} tokens. How many of them come from the cache?"
     return Question("hit", text, str(event.cached), (), event.describe())
-
-
-def unlocked_leaves(state: State) -> list[State]:
-    """Nodes that could be evicted (or demoted) now."""
-    return evictable_leaves({node["id"]: node for node in state["tree"]["nodes"]})
-
-
-def state_before(trace: Trace, view: View, event: ev.Event) -> State:
-    """The state just before one of a view's events happened."""
-    if view.granularity == "event":
-        return trace.state("event", view.index - 1)
-    frame = next(f for f in range(view.frame, -1, -1) if any(e is event for e in trace.frame_events(f)))
-    at = next(i for i, e in enumerate(trace.frame_events(frame)) if e is event)
-    return trace.state("event", trace.position_of("event", frame - 1) + at)
 
 
 def why(trace: Trace, view: View, most: int = 3) -> list[str]:

@@ -18,10 +18,10 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.record import Frame, Recording
 from viz.fork import evict_by_hand, forked_config, require_here
 from viz.view.text import asked_text
-from viz.web.compare import Pair
+from viz.web.compare import Pair, Shown
 from viz.web.consult import consult
 from viz.web.page import Page
-from viz.web.runs import Run, Shown
+from viz.web.runs import Run
 from viz.web.settings import Settings
 
 Json = dict[str, Any]
@@ -159,7 +159,7 @@ def _submit(session: Session, arguments: Json) -> Json:
     name = run.engine.add_request(text, SamplingParams(max_new_tokens=NEW_TOKENS))
     run.player.labels[name] = f"yours: {asked_text(text)}"
     run.recorder.cut()  # so that it is seen waiting
-    run.settle()
+    run.note_idle()
     return {"request": name}
 
 

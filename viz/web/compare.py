@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from minirad import events as ev
-from viz.web.runs import Run
+from viz.web.page import Page
+from viz.web.runs import Replay, Run
 from viz.web.settings import Settings
 
 Json = dict[str, Any]
@@ -200,6 +201,10 @@ class PairPage:
                     retracted += isinstance(event, ev.RequestRetracted)
                 counts.append((evicted, retracted))
             return counts[frame] if frame >= 0 else (0, 0)
+
+
+AnyPage = Page | PairPage
+Shown = Run | Replay | Pair
 
 
 # ---------------------------------------------------------------------- in words

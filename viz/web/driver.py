@@ -20,7 +20,7 @@ from minirad.config import HOST_WRITE
 from minirad.errors import InvariantError
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from viz.web.commands import COMMANDS, LOOKING, Command, Json, RunBroke, Session
-from viz.web.runs import Shown
+from viz.web.compare import Shown
 from viz.web.settings import Settings
 
 

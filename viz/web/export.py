@@ -24,7 +24,8 @@ from minirad import events as ev
 from viz.draw import tree
 from viz.draw.dot import find_dot
 from viz.trace import MARKS, Trace, summary
-from viz.web.page import AnyPage, Page
+from viz.web.compare import AnyPage
+from viz.web.page import Page
 
 STATIC = Path(__file__).parents[1] / "static"
 MOST_VIEWS = 1200

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from minirad import events as ev
 from minirad.record import Frame, ReplayState, apply_frame
@@ -49,29 +49,13 @@ _VICTIMS = 8  # that are explained at a time
 _LANES = 60  # requests that the page lists at a time
 
 
-class AnyPage(Protocol):
-    """What server and export ask of a page, be it of one recording (`Page`) or of two (compare.PairPage)."""
-
-    kind: str  # which of static/*.js draws it
-
-    @property
-    def refused(self) -> str: ...
-    def __len__(self) -> int: ...
-    def meta(self, title: str = "", note: str = "") -> Json: ...
-    def frames(self, start: int = 0) -> list[Json]: ...
-    def requests(self, since: int = 0) -> dict[str, Json]: ...
-    def view(
-        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400
-    ) -> Json: ...
-
-
 class Page:
     """The page's data about one recording, finished or growing. May be asked from several threads.
 
     labels: request id -> what the workload calls it.
     """
 
-    kind = "page"
+    kind = "page"  # which of static/*.js draws it
 
     def __init__(self, trace: Trace, labels: Mapping[str, str] | None = None) -> None:
         self.trace = trace
@@ -84,10 +68,6 @@ class Page:
         self._asked: dict[str, str] = {}  # what each prompt asks, by the request that came with it
         self._host = ReplayState(trace.recording.header["start"])  # moved on only where it has tiers
         self._tiers = has_tiers(trace.recording.header["start"])
-
-    def __len__(self) -> int:
-        """How many steps there are by now."""
-        return len(self.trace)
 
     # ------------------------------------------------------------ the whole run
 

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from viz.trace import GRANULARITIES
+from viz.web.compare import AnyPage, Shown
 from viz.web.export import page_html
-from viz.web.page import AnyPage
-from viz.web.runs import Shown
 from viz.web.server import Answer, Json, Refused, Socket
 
 STATIC = Path(__file__).parents[1] / "static"

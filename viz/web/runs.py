@@ -1,14 +1,18 @@
 """What a page shows: a workload on an engine (`Run`) or a recording (`Replay`). Two at once are compare.py's.
 
-A `Shown` answers the same questions whichever it is, so that no caller asks for its type.
+All answer the same questions, so that no caller asks for a type:
+
+drivable: there are engines that can be stepped. idle: nothing is left to do by itself. clock: steps so far.
+alone: the one run whose engine takes commands, or None. single_page: the page, unless there are two.
+policy: the eviction policy that may be changed in the running engine, or "". refused: what is said of
+refused requests, or "". served_none: every request was refused. notices: what the page should tell.
+missing: what a recording has lost, or "".
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sized
 from pathlib import Path
-from typing import Protocol
 
 from minirad import workloads
 from minirad.engine import Engine
@@ -17,67 +21,8 @@ from minirad.record import Recorder, Recording
 from minirad.workloads import Workload
 from viz.fork import changeable_policy
 from viz.trace import Trace, decoder_of
-from viz.web.page import AnyPage, Page
+from viz.web.page import Page
 from viz.web.settings import Settings, beside
-
-
-class Shown(Protocol):
-    """A run, two runs side by side (compare.Pair), or a recording."""
-
-    number: int  # counts the runs of one page
-    workload: Workload
-
-    @property
-    def trace(self) -> Sized:
-        """The steps so far."""
-
-    @property
-    def page(self) -> AnyPage: ...
-    @property
-    def single_page(self) -> Page | None:
-        """The page of one run or recording; None for two."""
-
-    @property
-    def alone(self) -> Run | None:
-        """The one run whose engine takes commands; None for a recording, or for two."""
-
-    @property
-    def drivable(self) -> bool:
-        """There are engines that can be stepped."""
-
-    @property
-    def clock(self) -> int:
-        """Steps so far, those left out among them in which there was nothing to do."""
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is left to do by itself."""
-
-    @property
-    def notices(self) -> list[str]:
-        """What the page should tell."""
-
-    @property
-    def policy(self) -> str:
-        """The eviction policy that may be changed in the running engine, or ""."""
-
-    @property
-    def refused(self) -> str:
-        """What is said of refused requests, or ""."""
-
-    @property
-    def served_none(self) -> bool:
-        """Every request was refused: there is nothing to see."""
-
-    @property
-    def missing(self) -> str:
-        """What a recording has lost, or ""."""
-
-    def advance(self) -> None:
-        """One step of what is drivable."""
-
-    def close(self, broken: bool = False) -> None:
-        """Something else is shown from now on. broken: the engine is asked for nothing more."""
 
 
 class Run:
@@ -101,7 +46,7 @@ class Run:
         self.refusals: list[str] = []  # the reason of each
         self.trace = Trace(self.recorder, decoder_of(self.engine.tokenizer) if own else None)
         self.page = Page(self.trace, self.player.labels)
-        self.settle()
+        self.note_idle()
 
     def _encode(self, text: str) -> list[int]:
         return [int(token) for token in self.engine.encode(text)]
@@ -118,7 +63,7 @@ class Run:
     def policy(self) -> str:
         return changeable_policy(self.engine)
 
-    def settle(self) -> None:
+    def note_idle(self) -> None:
         """Notes, between two steps (within one the queues are in motion), whether all is done:
         nothing to compute now and nothing that will come by itself."""
         self.idle = not self.engine.has_work and self.player.next_due is None
@@ -135,7 +80,7 @@ class Run:
         self.clock += 1
         for output in engine.step().finished:
             player.finished(output, self.clock)
-        self.settle()
+        self.note_idle()
         if self.idle:  # programs let go of their prefixes when they end: after the last step
             self.recorder.cut()
             self.notices += [failure for failure in player.failures if failure not in self.notices]
