@@ -57,10 +57,12 @@ class Engine:
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
         assert config.kv_tokens is not None
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
+        freed = None
+        if config.poison_freed:
+            freed = room("observe.poison").freed_pages(self.pool, config.page_size)
         self.ownership = CacheManager(
-            self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache,
-            on_free=self.runner.poison if config.poison_freed else None,
-        )  # fmt: skip
+            self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache, on_free=freed
+        )
         self.scheduler = Scheduler(
             self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
         )

@@ -8,14 +8,14 @@ from typing import Any
 from minirad import errors
 from minirad.cache.node import IntSequence, RadixKey
 from minirad.config import EngineConfig, drawn_seed, require_fits
-from minirad.parts import Prompt, Texts
+from minirad.parts import Prompt
 from minirad.schedule.request import Request
 
 
 class Intake:
     """Makes requests for an engine of this configuration and vocabulary."""
 
-    def __init__(self, config: EngineConfig, vocab_size: int, texts: Texts) -> None:
+    def __init__(self, config: EngineConfig, vocab_size: int, texts: Any) -> None:
         self._config, self._vocab_size, self._texts = config, vocab_size, texts
 
     def request(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from minirad import events as ev
 from minirad.errors import InvariantError
 from minirad.outputs import GenerationOutput, Outbox
-from minirad.parts import Result, Runner, Texts
+from minirad.parts import Result, Runner
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch, Scheduler
@@ -22,7 +23,7 @@ class ResultProcessor:
     """Commits what was read of a launched batch. Finished samples go to the outbox."""
 
     def __init__(
-        self, scheduler: Scheduler, ownership: CacheManager, runner: Runner, texts: Texts,
+        self, scheduler: Scheduler, ownership: CacheManager, runner: Runner, texts: Any,
         bus: ev.EventBus, outbox: Outbox,
     ) -> None:  # fmt: skip
         self.scheduler, self.ownership, self.runner = scheduler, ownership, runner
@@ -121,7 +122,7 @@ class ResultProcessor:
         self.scheduler.finish(request)
         text = ""
         try:
-            text = self.texts.final(request)
+            text = str(self.texts.final(request))
         except Exception as problem:
             said = f"{request.id}: {failed('its text could not be made', problem)}"
             request.error, reason = request.error or said, reason if reason == "abort" else "error"
