@@ -127,8 +127,11 @@ class ResultProcessor:
             said = f"{request.id}: {failed('its text could not be made', problem)}"
             request.error, reason = request.error or said, reason if reason == "abort" else "error"
         request.finish_reason = reason
-        if self.bus.wants(ev.RequestAborted) or self.bus.wants(ev.RequestFinished):
-            self.bus.emit(_ended(request, reason, freed))
+        if reason == "abort":
+            if self.bus.wants(ev.RequestAborted):
+                self.bus.emit(ev.RequestAborted(request.id, freed))
+        elif self.bus.wants(ev.RequestFinished):
+            self.bus.emit(ev.RequestFinished.of(request, reason))
         for index in range(request.index, request.index + 1 + request.unbranched):  # its samples end with it
             output = _output(request, index, text)
             self.outbox.put(output)
@@ -151,13 +154,6 @@ def failed(what: str, error: Exception) -> str:
     if isinstance(error, InvariantError):
         raise error
     return f"{what}: {error!r}"
-
-
-def _ended(request: Request, reason: str, freed: int) -> ev.Event:
-    if reason == "abort":
-        return ev.RequestAborted(request.id, freed)
-    sizes = len(request.prompt), request.cached_tokens, len(request.output)
-    return ev.RequestFinished(request.id, reason, *sizes)
 
 
 def _output(request: Request, index: int, text: str) -> GenerationOutput:
