@@ -95,5 +95,6 @@ class Tokenizing:
     def _read(self, request: Request, output: Sequence[int]) -> ReplyText:
         if request.reply is None:
             request.reply = ReplyText(self.texts, request.params.stop)
-        request.reply.read(output)
-        return request.reply
+        reply: ReplyText = request.reply
+        reply.read(output)
+        return reply
