@@ -59,7 +59,7 @@ class Engine:
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
         freed = None
         if config.poison_freed:
-            freed = room("observe.poison").freed_pages(self.pool, config.page_size)
+            freed = room("kv.poison").freed_pages(self.pool, config.page_size)
         self.ownership = CacheManager(
             self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache, on_free=freed
         )

@@ -183,6 +183,10 @@ LOOKED_UP: dict[str, str] = {
     "minirad.observe.describe": "looks at everything, and nothing needs it to run",
     "minirad.cache.versions": "new weights in a running engine are another story",
     "minirad.schedule.dfs_weight": "one policy of six, as long as the other five",
+    "minirad.schedule.other_policies": "read fcfs and lpm first: the others are more of the same",
+    "minirad.cache.other_policies": "read lru first: the others are more of the same",
+    "minirad.cache.any_tree": "a student's tree with all that the engine asks for: ours has it",
+    "minirad.kv.poison": "a debugging aid, and brings torch",
     "minirad.model.smollm2": "reads GGUF files, which only one model needs",
     "minirad.bench.dummy": "random weights, for measurements only",
 }

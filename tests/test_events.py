@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from conftest import CheckedEngine
-from viz.export import page_data
 
 from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
@@ -23,6 +22,7 @@ from minirad.observe.snapshot import State
 from viz import panels, tree
 from viz.page import Page
 from viz.trace import Trace, ids_as_text, summary
+from viz.web.export import page_data
 from viz.words import word_of
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]

@@ -19,17 +19,8 @@ from minirad.__main__ import main
 from minirad.bench.schedule import PASSES, Load, run_load
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams, ScheduleOptions
-from minirad.schedule.policies import (
-    CACHE_AWARE,
-    POLICIES,
-    dfs_weight,
-    fair,
-    fcfs,
-    is_behind,
-    lof,
-    lpm,
-    shuffled,
-)
+from minirad.schedule.other_policies import dfs_weight, fair, lof, shuffled
+from minirad.schedule.policies import CACHE_AWARE, POLICIES, fcfs, is_behind, lpm
 from minirad.schedule.request import Request
 
 MakeEngine = Callable[..., CheckedEngine]

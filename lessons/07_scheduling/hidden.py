@@ -17,7 +17,7 @@ from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams, ScheduleOptions
-from minirad.schedule import policies
+from minirad.schedule import other_policies, policies
 from minirad.schedule import request as engine
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.req_to_token import ReqToTokenPool
@@ -109,7 +109,7 @@ def fair_of_wide_queues(impl: ModuleType) -> None:
         queue, match, said = _wide_queue(rng, 2 + number // 12)  # small ones first, for short words
         limit = rng.choice((0, 1, 2, 10, 11, 50))
         given, before = list(queue), [request.passes for request in queue]
-        wanted = exercises.names(policies.fair(limit)(queue, match))
+        wanted = exercises.names(other_policies.fair(limit)(queue, match))
         got = impl.fair_order(given, match, limit)
         what = f"fair_order with limit {limit} of {said}"
         exercises.same_order(got, wanted, queue, what)
@@ -228,7 +228,7 @@ def random_fair(impl: ModuleType, rng: Random) -> None:
     for _ in range(30):
         queue, match, said = _queue(rng, rng.randrange(9))
         limit = rng.randrange(6)
-        wanted = exercises.names(policies.fair(limit)(queue, match))
+        wanted = exercises.names(other_policies.fair(limit)(queue, match))
         what = f"fair_order with limit {limit} of {said}"
         exercises.same_order(impl.fair_order(list(queue), match, limit), wanted, queue, what)
         cut = rng.randint(0, len(queue))
@@ -272,7 +272,7 @@ def random_trees(impl: ModuleType, rng: Random) -> None:
             for i in range(rng.randint(1, 10))
         ]
         root = _tree_of(requests, rng)
-        wanted = [r.id for r in policies.dfs_weight(requests, lambda r: len(r.prompt))]
+        wanted = [r.id for r in other_policies.dfs_weight(requests, lambda r: len(r.prompt))]
         queue = exercises.everybody(root)
         what = f"dfs_order of the tree of {[(r.id, r.prompt.tolist()) for r in requests]}"
         exercises.same_order(impl.dfs_order(root), wanted, queue, what)

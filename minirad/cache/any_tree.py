@@ -8,6 +8,45 @@ from typing import Any
 from minirad.cache.prefix_cache import Prefix, PrefixCache, TreeHooks
 
 
+def adapted(tree: Any) -> Any:
+    """The tree, if it has all that the engine asks for, else one that passes on to it."""
+    if not isinstance(tree, TreeHooks) or not callable(getattr(tree, "find", None)):
+        return AnyTree(tree)
+    asked: dict[str, dict[str, Any]] = {
+        "match_prefix": {"found": None, "count_hit": True},
+        "insert": {"priority": 0, "grow": None},
+    }
+    whole = all(known(getattr(tree, name), options) == options for name, options in asked.items())
+    return tree if whole else Narrow(tree)
+
+
+def known(method: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Those of these options that a method takes."""
+    parameters = inspect.signature(method).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return options
+    return {name: value for name, value in options.items() if name in parameters}
+
+
+class Narrow:
+    """A RadixCache of a caller's own making whose methods take fewer options."""
+
+    def __init__(self, tree: Any) -> None:
+        object.__setattr__(self, "_tree", tree)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tree, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._tree, name, value)
+
+    def match_prefix(self, key: Any, **options: Any) -> Any:
+        return self._tree.match_prefix(key, **known(self._tree.match_prefix, options))
+
+    def insert(self, key: Any, slots: Any, **options: Any) -> Any:
+        return self._tree.insert(key, slots, **known(self._tree.insert, options))
+
+
 class AnyTree(TreeHooks):
     """Passes on what the tree has; the rest is left out, or found out by trying."""
 

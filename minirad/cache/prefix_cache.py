@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,19 +29,24 @@ class PrefixCache(Protocol):
     def protected_size(self) -> int: ...
 
 
-class Prefix(NamedTuple):
+class Prefix:
     """What a tree would match of a key: a look that changes nothing.
 
-    length: matched units, whole pages. cost: how many evictable tokens locking them would protect; 0 where
-    the tree cannot say (`key` is None then). The rest is the tree's own: its walk along the key, which it
-    uses again while its own `changes` is the same.
+    length: matched units, whole pages. The rest is the tree's own: its walk along the key, which it uses
+    again while its own `changes` is the same.
     """
 
-    length: int
-    cost: int = 0
-    key: Any = None
-    changes: int = -1
-    walk: tuple[list[Any], int, Any, int] = ([], 0, None, 0)
+    __slots__ = ("changes", "key", "length", "tree", "walk")
+
+    def __init__(
+        self, length: int, tree: Any = None, key: Any = None, changes: int = -1, walk: Any = None
+    ) -> None:
+        self.length, self.tree, self.key, self.changes, self.walk = length, tree, key, changes, walk
+
+    @property
+    def cost(self) -> int:
+        """How many evictable tokens locking it would protect now; 0 where the tree cannot say."""
+        return 0 if self.tree is None else int(self.tree.lock_cost(self))
 
 
 class TreeHooks:

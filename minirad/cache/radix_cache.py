@@ -114,12 +114,6 @@ class RadixCache(TreeHooks):
 
     # -------------------------------------------------------------- looking up
 
-    def _walk_from(self, found: Prefix, key: RadixKey) -> Walk:
-        """The walk along a key; the one of an earlier look if it would go the same way now."""
-        if found.changes == self.changes and found.key == key:
-            return found.walk
-        return self._walk(key)
-
     def _walk(self, key: RadixKey) -> Walk:
         """Follows the key as far as the tree goes, changing nothing."""
         if type(key) is not RadixKey and not isinstance(key, RadixKey):  # quicker to ask than the second
@@ -140,16 +134,22 @@ class RadixCache(TreeHooks):
         return path, pos, None, 0
 
     def find(self, key: RadixKey, found: Prefix | None = None) -> Prefix:
-        """What would match of a key, and what locking that would cost. Changes nothing, says nothing.
+        """What would match of a key. Changes nothing, says nothing.
 
-        found: an earlier answer for this key; nothing is walked again if the tree is as it was.
+        found: an earlier answer, which still holds if it is of this key and the tree is as it was.
         """
-        walk = self._walk(key) if found is None else self._walk_from(found, key)
-        path, pos, child, shared = walk
+        if found is not None and found.changes == self.changes and found.key == key:
+            return found
+        walk = self._walk(key)
+        return Prefix((walk[1] + walk[3]) // key.width, self, key, self.changes, walk)
+
+    def lock_cost(self, found: Prefix) -> int:
+        """How many evictable tokens would become protected if this match were locked."""
+        path, _, child, shared = found.walk
         cost = sum(len(node.edge) for node in path if node.lock_ref == 0)
         if child is not None and child.lock_ref == 0:
             cost += shared
-        return Prefix((pos + shared) // key.width, cost // key.width, key, self.changes, walk)
+        return int(cost) // int(found.key.width)
 
     def locked(self, key: RadixKey) -> int:
         """How much of a key's match is locked, and so costs no room."""
@@ -169,8 +169,7 @@ class RadixCache(TreeHooks):
         and can be locked. Touches the path; counts a hit on it unless told not to.
         found: what `find` said of this key.
         """
-        walk = self._walk(key) if found is None else self._walk_from(found, key)
-        path, end = self._touch(walk, count_hit, NO_PRIORITY)
+        path, end = self._touch(self.find(key, found).walk, count_hit, NO_PRIORITY)
         if not path:
             return MatchResult(np.empty(0, dtype=np.int64), 0, self.root)
         return MatchResult(_unpack([node.packed for node in path]), end // key.width, path[-1])

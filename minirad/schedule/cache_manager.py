@@ -25,7 +25,7 @@ from minirad import events as ev
 from minirad import rooms
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.node import RadixKey, Slots
-from minirad.cache.prefix_cache import Prefix, PrefixCache, TreeHooks, path_slots
+from minirad.cache.prefix_cache import Prefix, PrefixCache, path_slots
 from minirad.errors import require
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
@@ -50,9 +50,7 @@ class CacheManager:
     ) -> None:  # fmt: skip
         self.cache, self.allocator, self.rows, self.bus = cache, allocator, rows, bus
         self.keep, self.on_free = keep, on_free
-        self.tree: Any = cache
-        if not isinstance(cache, TreeHooks):
-            self.tree = rooms.room("cache.any_tree").AnyTree(cache)
+        self.tree: Any = rooms.room("cache.any_tree").adapted(cache)
         self.evicted_tokens = self.loaded_tokens = 0
         self._owner = np.full(allocator.num_pages + 1, FREE, dtype=np.int64)
         self._owner[0] = DUMMY

@@ -204,16 +204,20 @@ class HiRadixCache(RadixCache):
     # -------------------------------------------------------------- looking up
 
     def find(self, key: RadixKey, found: Prefix | None = None) -> Prefix:
-        """What would match of a key *on the device*, and what locking that would cost. Changes nothing."""
-        found = super().find(key, found)
+        """What would match of a key *on the device*. Changes nothing, says nothing."""
+        known, found = found, super().find(key, found)
+        if found is not known:
+            path, _, child, shared = found.walk
+            inside = child is not None and child.packed
+            found.length = sum(len(node) for node in path) + (shared // key.width if inside else 0)
+        return found
+
+    def lock_cost(self, found: Prefix) -> int:
+        """How many evictable tokens on the device would become protected if this match were locked."""
         path, _, child, shared = found.walk
-        nodes = cast("list[HostNode]", path)
-        length = sum(len(node) for node in nodes)
-        cost = sum(len(node) for node in nodes if node.lock_ref == 0)
-        if child is not None and child.packed:
-            length += shared // key.width
-            cost += shared // key.width if child.lock_ref == 0 else 0
-        return found._replace(length=length, cost=cost)
+        cost = sum(len(node) for node in path if node.lock_ref == 0)
+        inside = child is not None and child.packed and child.lock_ref == 0
+        return int(cost) + (int(shared) // int(found.key.width) if inside else 0)
 
     def peek_tiers(self, key: RadixKey) -> tuple[int, int]:
         """How many units match on the device, and how many more after them on the host."""
@@ -228,9 +232,7 @@ class HiRadixCache(RadixCache):
 
         Under write_through_selective, nodes hit for the second time begin to be copied.
         """
-        path, end = self._touch(
-            self._walk_from(found, key) if found else self._walk(key), count_hit, NO_PRIORITY
-        )
+        path, end = self._touch(self.find(key, found).walk, count_hit, NO_PRIORITY)
         nodes = cast("list[HostNode]", path)
         device = [node for node in nodes if node.packed]
         below = nodes[len(device) :]
