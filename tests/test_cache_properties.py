@@ -110,7 +110,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.events: list[ev.Event] = []
         self.cache.bus.subscribe(None, self.events.append)
         self.held: list[Node] = []
-        self.looks: list[tuple[Prompt, Prefix]] = []
         self.leaves: list[tuple[Node, Prompt]] = []  # who inserted what: candidates for growing
         self.alive: set[int] = set()
         self.gone: set[int] = set()
@@ -134,21 +133,27 @@ class CacheMachine(RuleBasedStateMachine):
     def match_anything(self, prompt: Prompt, count_hit: bool) -> None:
         self.match(prompt, count_hit)
 
-    @rule(prompt=prompts)
-    def look(self, prompt: Prompt) -> None:
-        """An answer of `find` is kept, to be used again after whatever else comes."""
-        self.looks.append((prompt, self.cache.find(self.key(prompt))))
-
-    @precondition(lambda self: self.looks)
-    @rule(data=st.data(), count_hit=st.booleans(), match=st.booleans())
-    def look_again(self, data: st.DataObject, count_hit: bool, match: bool) -> None:
-        prompt, old = data.draw(st.sampled_from(self.looks))
-        known = self.cache.find(self.key(prompt), old)
-        assert known[:2] == self.cache.find(self.key(prompt))[:2], "the earlier walk says something else"
-        other = data.draw(prompts)  # an answer for another key is no help and does no harm
-        assert self.cache.find(self.key(other), old)[:2] == self.cache.find(self.key(other))[:2]
-        if match:
-            self.match(prompt, count_hit, data.draw(st.sampled_from([old, known])))
+    @precondition(lambda self: self.leaves)
+    @rule(data=st.data(), change=st.sampled_from(["match", "insert", "grow", "evict", "lock"]), other=prompts)
+    def look_twice(self, data: st.DataObject, change: str, other: Prompt) -> None:
+        """What `find` said before something else was done is no harm when it is used afterwards."""
+        leaf, (tokens, *space) = data.draw(st.sampled_from(self.leaves))
+        cut, more = data.draw(st.integers(0, 4)), tuple(data.draw(st.lists(st.integers(0, 1), max_size=5)))
+        prompt = ((tokens + more)[: len(tokens + more) - cut], *space)
+        look = self.cache.find(self.key(prompt))
+        if change == "match":
+            self.match(prompt, True, look)
+        elif change == "evict":
+            self.evict(self.page)
+        elif change == "lock":
+            self.lock_node(self.cache.match_prefix(self.key(prompt), found=look).last_node)
+            self.tick += 1
+        else:
+            self.put((tokens + more, *space), 0, leaf if change == "grow" else None)
+        known = self.cache.find(self.key(prompt), look)
+        assert known[:2] == self.cache.find(self.key(prompt))[:2]
+        assert self.cache.find(self.key(other), look)[:2] == self.cache.find(self.key(other))[:2]
+        self.match(prompt, True, data.draw(st.sampled_from([look, known])))
 
     def match(self, prompt: Prompt, count_hit: bool, look: Prefix | None = None) -> None:
         expected = self.model.match(prompt)
