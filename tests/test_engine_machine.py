@@ -36,7 +36,7 @@ from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.policies import is_behind
 from minirad.schedule.request import Request
 
-EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "45"))
+EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "60"))
 
 _config = tiny_config()
 # Two sets of weights: the engine's may change while it runs.

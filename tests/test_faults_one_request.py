@@ -30,7 +30,7 @@ from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
 from minirad.outputs import GenerationOutput
 
-EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "60"))
 POISON, UNSPEAKABLE, CURSED = UNSAID  # ids: of a NaN embedding, with no text, that the tree refuses
 GREEDY = SamplingParams(max_new_tokens=5, ignore_eos=True)
 TEXTS = ([5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [5, 6, 7, 8, 20, 21, 22, 23], [30, 31, 32, 33, 34, 35])
