@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minirad.errors import plain, said, truth, whole
+from minirad.rooms import room
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.text import valid_text
 
@@ -203,9 +204,7 @@ class EngineConfig:
         if self.max_context is not None:
             at_least("max_context", self.max_context, 2)
         if self.dummy_weights is not None:
-            from minirad.bench.dummy import SHAPES
-
-            one_of("shape for dummy weights", self.dummy_weights, tuple(SHAPES))
+            one_of("shape for dummy weights", self.dummy_weights, tuple(room("bench.dummy").SHAPES))
             if self.model is not None:
                 raise ValueError(f"model {str(self.model)!r} and dummy weights: only one of the two")
         if self.host_kv_tokens % self.page_size:
@@ -271,6 +270,16 @@ class SamplingParams:
             raise ValueError(f"stop must be non-empty texts, got {said(self.stop)}")
         object.__setattr__(self, "stop", tuple(valid_text(text, "a stop text") for text in stops))
         object.__setattr__(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+
+
+def sampling(params: Any, name: str = "params") -> SamplingParams:
+    """SamplingParams as they are; None is the default ones."""
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        hint = " (SamplingParams(**it) makes them of a dict)" if isinstance(params, dict) else ""
+        raise ValueError(f"{name} must be SamplingParams or None, got {said(params)}{hint}")
+    return params
 
 
 def require_fits(tokens: Any, params: SamplingParams, config: EngineConfig, vocab: int) -> None:

@@ -57,10 +57,12 @@ class Engine:
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
         assert config.kv_tokens is not None
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
+        freed = None
+        if config.poison_freed:
+            freed = room("observe.poison").freed_pages(self.pool, config.page_size)
         self.ownership = CacheManager(
-            self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache,
-            on_free=self.runner.poison if config.poison_freed else None,
-        )  # fmt: skip
+            self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache, on_free=freed
+        )
         self.scheduler = Scheduler(
             self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
         )
@@ -135,7 +137,7 @@ class Engine:
                 self.results.give_up(self.scheduler.stuck)
         report = self._report(batch or Batch(), time.perf_counter() - started, before)
         if self.bus.wants(ev.StepEnded):
-            self.bus.emit(self._step_ended(report))
+            self.bus.emit(ev.StepEnded.of(report, self.allocator, self.cache))
         return report
 
     def _schedule(self) -> Batch | None:
@@ -163,12 +165,6 @@ class Engine:
             sum(request.cached_tokens for request in first), sum(len(request.prompt) for request in first),
             seconds, again_hit, again, self.scheduler.future.ratio,
         )  # fmt: skip
-
-    def _step_ended(self, report: StepReport) -> ev.StepEnded:
-        free, tree = self.allocator.available, self.cache
-        evictable, protected = int(tree.evictable_size), int(tree.protected_size)
-        private = self.allocator.num_tokens - free - evictable - protected
-        return ev.StepEnded(report.index, report.kind, free, evictable, protected, private, report.seconds)
 
     # ------------------------------------------------------------ taking requests on
 

@@ -66,18 +66,6 @@ def truth(name: str, value: Any, *, or_none: bool = False) -> None:
         raise ValueError(f"{name} must be {kinds}, got {said(value)}")
 
 
-def sampling(params: Any, name: str = "params") -> Any:
-    """SamplingParams as they are; None is the default ones."""
-    from minirad.config import SamplingParams
-
-    if params is None:
-        return SamplingParams()
-    if not isinstance(params, SamplingParams):
-        hint = " (SamplingParams(**it) makes them of a dict)" if isinstance(params, dict) else ""
-        raise ValueError(f"{name} must be SamplingParams or None, got {said(params)}{hint}")
-    return params
-
-
 def prompt(value: Any, name: str = "a prompt") -> None:
     """ValueError unless it can be a text or a row of token ids; the ids themselves are not looked at."""
     row = isinstance(value, Sequence | np.ndarray) or hasattr(value, "__array__")

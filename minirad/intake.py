@@ -7,15 +7,15 @@ from typing import Any
 
 from minirad import errors
 from minirad.cache.node import IntSequence, RadixKey
-from minirad.config import EngineConfig, drawn_seed, require_fits
-from minirad.parts import Prompt, Texts
+from minirad.config import EngineConfig, drawn_seed, require_fits, sampling
+from minirad.parts import Prompt
 from minirad.schedule.request import Request
 
 
 class Intake:
     """Makes requests for an engine of this configuration and vocabulary."""
 
-    def __init__(self, config: EngineConfig, vocab_size: int, texts: Texts) -> None:
+    def __init__(self, config: EngineConfig, vocab_size: int, texts: Any) -> None:
         self._config, self._vocab_size, self._texts = config, vocab_size, texts
 
     def request(
@@ -24,7 +24,7 @@ class Intake:
     ) -> Request:  # fmt: skip
         """A new request without an id; ValueError for what could never run."""
         errors.mask(token_mask)
-        params, priority = errors.sampling(params), errors.whole("priority", priority)
+        params, priority = sampling(params), errors.whole("priority", priority)
         tokens = self._texts.encode(prompt)
         require_fits(tokens, params, self._config, self._vocab_size)
         self._texts.prepare(params)

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 from minirad.cache.node import IntSequence, Slots
 from minirad.cache.prefix_cache import PrefixCache
-from minirad.config import EngineConfig, SamplingParams
+from minirad.config import EngineConfig
 from minirad.schedule.req_to_token import ReqToTokenPool
-from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
 
 NOT_A_NUMBER = "what was computed for it is not a number (NaN); its KV is not kept"
@@ -58,29 +57,6 @@ class Runner(Protocol):
     def launch(self, batch: Batch) -> Pending: ...
     def overlap(self, engine: Any) -> Any: ...
     def copy_slots(self, source: Slots, target: Slots) -> None: ...
-    def poison(self, slots: Slots) -> None: ...
-
-
-class Texts(Protocol):
-    """Prompts to token ids, replies to text, and where a reply ends (tokenizing.py)."""
-
-    def encode(self, prompt: Prompt) -> Slots: ...
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-    def prepare(self, params: SamplingParams) -> None:
-        """Raises now what would go wrong when a reply with these parameters ends."""
-        ...
-
-    def stream(self, stop: Sequence[str]) -> Any:
-        """A text.StreamText: one reply's text as pieces that are never taken back."""
-        ...
-
-    def has_ended(self, request: Request) -> bool:
-        """The reply's last token, or a stop text, ends it."""
-        ...
-
-    def final(self, request: Request) -> str:
-        """The text of a reply that has ended."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,13 +64,13 @@ class Parts:
     """What an engine works with.
 
     config: with every "auto" filled in; note: what is missing if that fell back. rows: the runner's table of
-    slots.
+    slots. texts: prompts to token ids, replies to text, and where a reply ends (tokenizing.py).
     """
 
     config: EngineConfig
     runner: Any  # a Runner; with model, pool and attention where it has these
     cache: PrefixCache
     rows: ReqToTokenPool
-    texts: Any  # Texts
+    texts: Any  # a tokenizing.Tokenizing
     model_path: Any = None
     note: str = ""

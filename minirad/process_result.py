@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from minirad import events as ev
 from minirad.errors import InvariantError
 from minirad.outputs import GenerationOutput, Outbox
-from minirad.parts import Result, Runner, Texts
+from minirad.parts import Result, Runner
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch, Scheduler
@@ -22,7 +23,7 @@ class ResultProcessor:
     """Commits what was read of a launched batch. Finished samples go to the outbox."""
 
     def __init__(
-        self, scheduler: Scheduler, ownership: CacheManager, runner: Runner, texts: Texts,
+        self, scheduler: Scheduler, ownership: CacheManager, runner: Runner, texts: Any,
         bus: ev.EventBus, outbox: Outbox,
     ) -> None:  # fmt: skip
         self.scheduler, self.ownership, self.runner = scheduler, ownership, runner
@@ -121,13 +122,16 @@ class ResultProcessor:
         self.scheduler.finish(request)
         text = ""
         try:
-            text = self.texts.final(request)
+            text = str(self.texts.final(request))
         except Exception as problem:
             said = f"{request.id}: {failed('its text could not be made', problem)}"
             request.error, reason = request.error or said, reason if reason == "abort" else "error"
         request.finish_reason = reason
-        if self.bus.wants(ev.RequestAborted) or self.bus.wants(ev.RequestFinished):
-            self.bus.emit(_ended(request, reason, freed))
+        if reason == "abort":
+            if self.bus.wants(ev.RequestAborted):
+                self.bus.emit(ev.RequestAborted(request.id, freed))
+        elif self.bus.wants(ev.RequestFinished):
+            self.bus.emit(ev.RequestFinished.of(request, reason))
         for index in range(request.index, request.index + 1 + request.unbranched):  # its samples end with it
             output = _output(request, index, text)
             self.outbox.put(output)
@@ -150,13 +154,6 @@ def failed(what: str, error: Exception) -> str:
     if isinstance(error, InvariantError):
         raise error
     return f"{what}: {error!r}"
-
-
-def _ended(request: Request, reason: str, freed: int) -> ev.Event:
-    if reason == "abort":
-        return ev.RequestAborted(request.id, freed)
-    sizes = len(request.prompt), request.cached_tokens, len(request.output)
-    return ev.RequestFinished(request.id, reason, *sizes)
 
 
 def _output(request: Request, index: int, text: str) -> GenerationOutput:

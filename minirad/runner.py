@@ -85,12 +85,6 @@ class TorchRunner:
         """Copies KV, all layers: a sample that branches off within a page gets its own copy of the tail."""
         self.pool.copy(torch.from_numpy(source).to(self.device), torch.from_numpy(target).to(self.device))
 
-    def poison(self, slots: Slots) -> None:
-        """Fills the pages of freed slots with NaN: a debugging aid."""
-        pages = np.unique(slots // self.page_size)
-        whole = (pages[:, None] * self.page_size + np.arange(self.page_size)).reshape(-1)
-        self.pool.poison(torch.from_numpy(whole).to(self.device))
-
 
 def logprob_positions(request: Request, start: int) -> range:
     """Which positions, from `start` on, predict a prompt token whose log-probability is wanted."""

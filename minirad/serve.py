@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from minirad import errors
-from minirad.config import SamplingParams
+from minirad.config import SamplingParams, sampling
 from minirad.outputs import GenerationOutput, StreamToken
 from minirad.parts import Prompt
 from minirad.schedule.request import Request
@@ -99,9 +99,9 @@ def _requests(
     """One for each prompt; params: for all, or one for each. All are checked before any is queued."""
     many = _as_prompts(prompts)
     if params is None or isinstance(params, SamplingParams):
-        params = [errors.sampling(params)] * len(many)
+        params = [sampling(params)] * len(many)
     if not isinstance(params, Sequence) or isinstance(params, str):
-        errors.sampling(params)  # says what it should have been
+        sampling(params)  # says what it should have been
     if len(params) != len(many):
         raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
     take = engine.intake.request

@@ -190,9 +190,6 @@ class Script:
     def copy_slots(self, source: Slots, target: Slots) -> None:
         pass
 
-    def poison(self, slots: Slots) -> None:
-        pass
-
     # The texts' part (parts.Texts): ids in, ids out.
 
     def encode(self, prompt: Any) -> Slots:

@@ -30,7 +30,7 @@ def test_the_path_is_the_engine_and_what_it_needs() -> None:
     assert not any(module.split(".")[-1] in ("events", "config", "errors") for module in reading_path())
 
 
-@pytest.mark.xfail(strict=True, reason="4,371 lines now")
+@pytest.mark.xfail(strict=True, reason="2,507 lines now")
 def test_the_path_can_be_read_in_an_evening() -> None:
     assert sum(map(lines_of, reading_path())) <= 2300
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -18,7 +17,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RECIPES = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("\n## Recipes\n")[2]
 BLOCK = re.compile(r"(?P<before>[^\n]*(?:\n[^\n]+)*)\n\n```(?P<kind>\w*)\n(?P<code>.*?)\n```", re.DOTALL)
-XFAIL = {"An event": "the events are not in minirad/observe/ yet"}
 
 
 class Block(NamedTuple):
@@ -42,10 +40,9 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("copied")
     for name in ("minirad", "viz", "lessons"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, blocks in recipes().items():
-        with contextlib.suppress(FileNotFoundError) if name in XFAIL else contextlib.nullcontext():
-            for block in blocks[:-1]:
-                change(block, folder)
+    for blocks in recipes().values():
+        for block in blocks[:-1]:
+            change(block, folder)
     return folder
 
 
@@ -129,9 +126,7 @@ def test_nothing_works_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in recipes() if name != "A lesson"])
-def test_it_works_as_it_is_written(name: str, seen: dict[str, str], request: pytest.FixtureRequest) -> None:
-    if name in XFAIL:
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=XFAIL[name]))
+def test_it_works_as_it_is_written(name: str, seen: dict[str, str]) -> None:
     assert seen[name] == ""
 
 

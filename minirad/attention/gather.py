@@ -14,8 +14,6 @@ from torch import Tensor
 from minirad.attention.metadata import AttentionMetadata
 from minirad.kv.kv_pool import KVPool
 
-__all__ = ["GatherAttention"]
-
 
 class GatherAttention:
     """An `AttentionBackend` of one gather, two matrix products, a causal mask and a softmax per request."""

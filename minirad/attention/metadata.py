@@ -16,8 +16,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionMetadata", "BatchEntry", "build_metadata"]
-
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from minirad.attention.metadata import AttentionMetadata
 from minirad.kv.kv_pool import KVPool
 
-__all__ = ["AttentionBackend", "RadixAttention"]
-
 
 class AttentionBackend(Protocol):
     """How a batch's queries meet the pool's keys and values."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["KVPool"]
-
 
 class KVPool:
     """Keys and values of `num_slots` tokens in `num_layers` layers, all zero at first.

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from minirad.config import SamplingParams
 
-__all__ = ["is_greedy", "position_uniform", "prompt_logprobs", "sample"]
-
 GREEDY_BELOW = 1e-8  # a temperature at which float32 logits that differ at all differ by e^95 and more
 
 

@@ -360,6 +360,12 @@ class RequestFinished(Event):
 
     word, headline, colour = Word("finish", "new"), Headline(100, "finish"), "finish"
 
+    @classmethod
+    def of(cls, request: Any, reason: str) -> RequestFinished:
+        """Of a schedule.request.Request."""
+        sizes = len(request.prompt), request.cached_tokens, len(request.output)
+        return cls(request.id, reason, *sizes)
+
     def describe(self) -> str:
         return (
             f"{self.request} finished ({self.reason}): {_n(self.new_tokens, 'new token')}, "
@@ -982,6 +988,13 @@ class StepEnded(Event):
     seconds: float
 
     word, ends_frame = Word("step", small=True), True
+
+    @classmethod
+    def of(cls, report: Any, allocator: Any, tree: Any) -> StepEnded:
+        """Of an outputs.StepReport; the pool's pages that are neither free nor the tree's are private."""
+        free, evictable, protected = allocator.available, int(tree.evictable_size), int(tree.protected_size)
+        private = allocator.num_tokens - free - evictable - protected
+        return cls(report.index, report.kind, free, evictable, protected, private, report.seconds)
 
     def describe(self) -> str:
         return (
