@@ -24,7 +24,7 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
 from minirad.runner import TorchRunner
-from minirad.schedule.cache_manager import CacheManager
+from minirad.schedule.cache_manager import TREE, CacheManager
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Scheduler
 
@@ -42,6 +42,14 @@ def _row_not_remapped(commit: Callable[..., Any]) -> Callable[..., Any]:
         commit(self, request, finished)
         if not finished:
             self.rows.rows[row, :length] = before
+
+    return broken
+
+
+def _books_nothing_to_the_tree(own: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(self: CacheManager, slots: Any, before: Any, after: Any) -> None:
+        if not np.array_equal(after, TREE):
+            own(self, slots, before, after)
 
     return broken
 
@@ -138,7 +146,9 @@ MUTANTS = [
     # commit
     NOT_REMAPPED,
     while_in(COMMIT, FREE, says(NO_PAGES), "duplicates are not freed"),
-    while_in(COMMIT, (CacheManager, "_pass_on"), nothing, "the tree's new pages stay booked to the row"),
+    instead(
+        "the tree's new pages stay booked to the row", (CacheManager, "_own"), _books_nothing_to_the_tree
+    ),
     while_in(COMMIT, LOCK, nothing, "the old lock goes without a new one"),
     while_in(COMMIT, UNLOCK, nothing, "the lock stays where it was"),
     instead("what the tree got stays private", COMMIT, unchanged("protected_len")),

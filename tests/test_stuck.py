@@ -7,7 +7,6 @@ texts and nothing of the tree or the scheduler. MINIRAD_STUCK_GAMES sets how man
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
 from collections import Counter
@@ -29,6 +28,7 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine, Pin
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.outputs import GenerationOutput, StepReport
+from minirad.schedule.admission import PrefillBudget
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.request import Request
@@ -476,7 +476,8 @@ def test_pins_on_part_of_a_match_that_fills_the_pool(parrot: Parrot) -> None:
 
 Broken = Callable[..., Any]
 NEXT, DECODE, PREFILL = (Scheduler, "next_batch"), (Scheduler, "_decode"), (Scheduler, "_prefill")
-LET_GO, ADMIT, NEED = (Scheduler, "_let_go"), (Scheduler, "_admit"), (Scheduler, "_need")
+RETRACT, ADMIT, NEED = (Scheduler, "retract"), (PrefillBudget, "try_admit"), (PrefillBudget, "need")
+ALONE, RIGHT_RETRACT = (PrefillBudget, "alone"), Scheduler.retract
 
 
 def _stops_at_a_retraction(next_batch: Broken) -> Broken:
@@ -485,8 +486,8 @@ def _stops_at_a_retraction(next_batch: Broken) -> Broken:
         has_work = property(lambda self: not ends and bool(self.waiting or self.live))
         retract = self.retract
 
-        def noted(request: Request, by: Request | None = None) -> None:
-            retract(request, by)
+        def noted(request: Request) -> None:
+            retract(request)
             ends.append(request)
 
         with attribute(self, "retract", noted), attribute(Scheduler, "has_work", has_work):
@@ -498,15 +499,21 @@ def _stops_at_a_retraction(next_batch: Broken) -> Broken:
     return broken
 
 
-def _as_if_nobody_were_between_chunks(let_go: Broken) -> Broken:
-    def broken(self: Scheduler) -> Any:
-        held, self.chunking = self.chunking, None
-        try:
-            return let_go(self)
-        finally:
-            self.chunking = held
+def _stuck_instead(retract: Broken) -> Broken:
+    def broken(self: Scheduler, request: Request) -> None:
+        if request is self.chunking:
+            self.stuck = self.ordered()[0]
+        else:
+            retract(self, request)
 
     return broken
+
+
+# Between chunks nothing is retracted, but to decode.
+GOES_ON = Mutant(
+    "what is between chunks has to go on",
+    ((RETRACT, _stuck_instead), *while_in(DECODE, RETRACT, lambda _: RIGHT_RETRACT).changes),
+)
 
 
 class _Stays(Exception):
@@ -517,10 +524,10 @@ def _ends_where_one_stays(decode: Broken) -> Broken:
     def broken(self: Scheduler, batch: Any) -> None:
         retract = self.retract
 
-        def careful(request: Request, by: Request | None = None) -> None:
+        def careful(request: Request) -> None:
             if not self.live[1:]:
                 raise _Stays
-            retract(request, by)
+            retract(request)
 
         with attribute(self, "retract", careful), contextlib.suppress(_Stays):
             decode(self, batch)
@@ -540,43 +547,31 @@ def _tries_those_behind_too(prefill: Broken) -> Broken:
     return broken
 
 
-def _matches_once(admit: Broken) -> Broken:
-    def broken(self: Scheduler, *args: Any) -> Any:
-        refused: list[str] = []
-        admit_by = self._admit_by
+def _matches_once(try_admit: Broken) -> Broken:
+    def broken(self: PrefillBudget, *args: Any) -> Any:
+        refused: list[Any] = []
+        lock = PrefillBudget._lock
 
-        def once(*args: Any) -> str:
+        def once(self: PrefillBudget, *args: Any) -> Any:
             if not refused:
-                refused.append(admit_by(*args))
+                refused.append(lock(self, *args))
             return refused[0]
 
-        with attribute(self, "_admit_by", once):
-            return admit(self, *args)
+        with attribute(PrefillBudget, "_lock", once):
+            return try_admit(self, *args)
 
     return broken
 
 
-def _need_of(spoil: Callable[..., int]) -> Callable[[Broken], Broken]:
-    """What `spoil(need, request, matched, reserve, alone)` says; `need(matched, reserve, alone)` is right."""
-
-    def make(need: Broken) -> Broken:
-        def broken(self: Scheduler, request: Request, matched: int, reserve: int, alone: bool) -> int:
-            return spoil(functools.partial(need, self, request), request, matched, reserve, alone)
-
-        return broken
-
-    return make
+def _all_at_once(need: Broken) -> Broken:
+    return lambda self, request, matched: need(self, request, 0 if self.alone else matched)
 
 
-_keeps_a_reserve = _need_of(lambda need, _, matched, reserve, alone: need(matched, reserve, False))
-_all_at_once = _need_of(
-    lambda need, _, matched, reserve, alone: need(0 if alone else matched, reserve, alone)
-)
-_no_page = _need_of(
-    lambda need, request, matched, reserve, alone: (
-        0 if alone and matched >= request.length else need(matched, reserve, alone)
-    )
-)
+def _no_page(need: Broken) -> Broken:
+    def broken(self: PrefillBudget, request: Request, matched: int) -> int:
+        return 0 if self.alone and matched >= request.length else int(need(self, request, matched))
+
+    return broken
 
 
 def _none_locked(able: bool) -> Callable[[Broken], Broken]:
@@ -584,7 +579,7 @@ def _none_locked(able: bool) -> Callable[[Broken], Broken]:
 
     def make(locked: Broken) -> Broken:
         def broken(self: CacheManager, key: Any) -> int:
-            return 0 if hasattr(self.cache, "lock_cost") is able else int(locked(self, key))
+            return 0 if hasattr(self.cache, "find") is able else int(locked(self, key))
 
         return broken
 
@@ -593,8 +588,8 @@ def _none_locked(able: bool) -> Callable[[Broken], Broken]:
 
 MUTANTS = [
     (6, instead("who was retracted made no room", NEXT, _stops_at_a_retraction)),
-    (10, while_in(LET_GO, (CacheManager, "settle"), says(False), "copies are not waited for")),
-    (155, instead("who is between chunks has to go on", LET_GO, _as_if_nobody_were_between_chunks)),
+    (10, while_in(NEXT, (CacheManager, "settle"), says(False), "copies are not waited for")),
+    (155, GOES_ON),
     (6, instead("the only one stays", DECODE, _ends_where_one_stays)),
     (
         6,
@@ -606,7 +601,7 @@ MUTANTS = [
     ),
     (34, while_in(PREFILL, (CacheManager, "copying"), says(False), "others pass while copies end")),
     (4, instead("others pass while some run", PREFILL, _tries_those_behind_too)),
-    (0, instead("alone, a reserve is kept", NEED, _keeps_a_reserve)),
+    (0, while_in(NEED, ALONE, says(False), "alone, a reserve is kept")),
     (7, instead("all duplicates at once", NEED, _all_at_once)),
     (49, instead("no page for duplicates", NEED, _no_page)),
     (49, instead("the whole match is locked", ADMIT, _matches_once)),
