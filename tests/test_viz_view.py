@@ -38,9 +38,11 @@ def recording(tiny_model: Any) -> Recording:
             engine.check()
             if number == 9:
                 engine.abort(name)
-        while engine.has_work:
-            engine.step()
-            engine.check()
+        for _ in range(2):  # the second one finds its whole prompt, of which one token is computed anew
+            engine.add_request([3, 3, 3, 9, 9, 9, 9], SamplingParams(max_new_tokens=1))
+            while engine.has_work:
+                engine.step()
+                engine.check()
     kinds = {type(event) for frame in recording for event in frame.events}
     assert {ev.RequestForked, ev.RequestRetracted, ev.NodeEvicted, ev.RequestAborted} <= kinds
     return recording
@@ -80,6 +82,37 @@ def test_a_request_has_one_life(recording: Recording) -> None:
         assert lane["segs"][-1][2] == life.end + 1 and told[name]["ended"] == life.reason
         assert told[name]["spans"] == [[s.phase, s.start, s.end] for s in spans if s.request == name]
         assert all(a[2] == b[1] for a, b in zip(life.phases, life.phases[1:], strict=False))
+
+
+def test_lives_are_what_the_events_of_each_frame_say(recording: Recording) -> None:
+    events, passed = [frame.events for frame in recording], 0
+    for life in Lives.of(recording).by_id.values():
+        drawn = [[e.request for e in frame if isinstance(e, ev.TokenSampled)] for frame in events]
+        sampled = [frame for frame, names in enumerate(drawn) if life.id in names]
+        kinds = [phase for phase, _, _ in life.phases]
+        if kinds[:3] == [
+            "waiting",
+            "prefill",
+            "decode",
+        ]:  # decodes from the step after its first token
+            assert life.phases[2][1] == sampled[0] + 1 and life.phases[1][1] == life.admitted
+        for frame, by in life.passes:
+            admitted = [e.request for e in events[frame] if isinstance(e, ev.RequestAdmitted)]
+            assert set(by) <= set(admitted) and life.id not in admitted
+            passed += 1
+    assert passed
+
+
+def test_hits_are_the_slots_that_were_used(recording: Recording) -> None:
+    admitted = [e for frame in recording for e in frame.events if isinstance(e, ev.RequestAdmitted)]
+    first = {e.request: e for e in admitted if e.attempt == 1}
+    assert any(e.matched != e.cached for e in first.values())
+    lanes = Page(Trace(recording, ids_as_text)).requests()
+    for hit in kv.request_hits(recording):
+        event = first.pop(hit.request)
+        assert hit.cached_tokens == lanes[hit.request]["hit"] == event.cached
+        assert hit.prompt_tokens == lanes[hit.request]["prompt"]
+    assert not any("." not in name for name in first)
 
 
 def test_lives_that_grow_are_those_of_the_whole(recording: Recording) -> None:

@@ -52,7 +52,7 @@ class Ledger:
         started = [
             (life, past)
             for life in self._lives.by_id.values()
-            if (past := life.spans_until(step)) and self._was_there(life.id, view)
+            if (past := life.spans_until(step)) and self._was_there(life, view)
         ]
         return [self._request(life, past, view) for life, past in started[-MOST_REQUESTS:]]
 
@@ -60,13 +60,9 @@ class Ledger:
         """The step that a position lies in: `view.step` only counts it once it has ended."""
         return self._recording.frames[view.frame].step if view.frame >= 0 else view.step
 
-    def _was_there(self, name: str, view: View) -> bool:
+    def _was_there(self, life: Life, view: View) -> bool:
         """Within a step, a request that is added or forked later in it is not there yet."""
-        return name in view.state["requests"] or not any(
-            isinstance(event, ev.RequestAdded | ev.RequestForked) and event.request == name
-            for event in self._recording.frames[view.frame].events
-            if view.frame >= 0
-        )
+        return life.added < max(view.frame, 0) or any(life.id in requests_of(e) for e in view.so_far)
 
     def _request(self, life: Life, past: Sequence[Span], view: View) -> dict[str, Any]:
         live = view.state["requests"].get(life.id)
