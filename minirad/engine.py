@@ -24,10 +24,10 @@ from minirad.outputs import GenerationOutput, Outbox, Pin, StepReport, StreamTok
 from minirad.parts import Parts, Prompt, Result
 from minirad.process_result import ResultProcessor
 from minirad.rooms import room
-from minirad.schedule.admission import Books
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request, TokenMask
 from minirad.schedule.scheduler import Batch, Scheduler
+from minirad.schedule.stats import Stats
 
 
 class Engine:
@@ -57,21 +57,23 @@ class Engine:
         self.bus: ev.EventBus = getattr(self.cache, "bus", None) or ev.EventBus()
         assert config.kv_tokens is not None
         self.allocator = PageAllocator(config.kv_tokens, config.page_size)
-        freed = None
-        if config.poison_freed:
-            freed = room("kv.poison").freed_pages(self.pool, config.page_size)
-        self.ownership = CacheManager(
+        freed = room("kv.poison").freed_pages(self.pool, config.page_size) if config.poison_freed else None
+        self.cache_manager = CacheManager(
             self.cache, self.allocator, self.rows, self.bus, keep=config.radix_cache, on_free=freed
         )
         self.scheduler = Scheduler(
-            self.ownership, config.schedule_policy, config.chunk_tokens, self.bus, ScheduleOptions.of(config)
+            self.cache_manager,
+            config.schedule_policy,
+            config.chunk_tokens,
+            self.bus,
+            ScheduleOptions.of(config),
         )
         self.overlap = self.runner.overlap(self)
         self.transaction = room("transaction").Transaction(self.bus)
         self.outbox = Outbox()
         self.intake = Intake(config, self.runner.vocab_size, self.tokenizing)
         self.results = ResultProcessor(
-            self.scheduler, self.ownership, self.runner, self.tokenizing, self.bus, self.outbox
+            self.scheduler, self.cache_manager, self.runner, self.tokenizing, self.bus, self.outbox
         )
         self.steps = 0
         self._arrivals = 0
@@ -91,7 +93,7 @@ class Engine:
         finished: list[GenerationOutput] = []
         try:
             with self.transaction:
-                self._settle()
+                self._drain()
                 report = self._step()
                 finished = self.outbox.take()
                 report.finished.extend(finished)
@@ -108,14 +110,14 @@ class Engine:
         with self.transaction:
             overlap = self.overlap if self.config.overlap and not self._left else None
             if overlap is None or not overlap.advance():
-                self._settle()
+                self._drain()
                 self._step()
 
-    def _settle(self) -> None:
+    def _drain(self) -> None:
         """Reads what is in flight and ends what was left, so that the books are those of whole steps."""
         try:
             if self.overlap is not None:
-                self.overlap.settle()
+                self.overlap.drain()
         finally:
             self._end_those_left()
 
@@ -142,9 +144,9 @@ class Engine:
 
     def _schedule(self) -> Batch | None:
         """The scheduler's next batch, once it is known which copies between the tiers have ended."""
-        self.ownership.tree.before_step()
+        self.cache_manager.tree.before_step()
         batch = self.scheduler.next_batch()
-        self.ownership.tree.before_launch()
+        self.cache_manager.tree.before_launch()
         return batch
 
     def commit(self, batch: Batch, results: Sequence[Result]) -> None:
@@ -153,8 +155,8 @@ class Engine:
         self.results.process(batch, results)
 
     def _totals(self) -> tuple[int, int, int]:
-        again = self.books.again
-        return self.ownership.evicted_tokens, again.cached, again.tokens
+        again = self.stats.again
+        return self.cache_manager.evicted_tokens, again.cached, again.tokens
 
     def _report(self, batch: Batch, seconds: float, before: tuple[int, int, int]) -> StepReport:
         first = [request for request in batch.admitted if request.attempts == 1]
@@ -204,7 +206,7 @@ class Engine:
         request.added_at = time.perf_counter()
         self.scheduler.waiting.append(request)
         if self.bus.wants(ev.RequestAdded):
-            space = self.ownership.tree.namespace_number((request.extra_key, self.config.bigram_keys))
+            space = self.cache_manager.tree.namespace_number((request.extra_key, self.config.bigram_keys))
             self.bus.emit(ev.RequestAdded.of(request, space))
 
     def check_prompt(self, prompt: Prompt, params: SamplingParams | None = None) -> None:
@@ -238,11 +240,11 @@ class Engine:
         """
         errors.request_id(request_id)
         with self.transaction:
-            self._settle()
+            self._drain()
             return self._abort(request_id)
 
     def _abort(self, request_id: str) -> bool:
-        mine = [request for request in self.scheduler.everyone() if request.group == request_id]
+        mine = [request for request in self.scheduler.requests() if request.group == request_id]
         for request in mine:
             self.results.finish(request, "abort")
         return bool(mine)
@@ -255,7 +257,7 @@ class Engine:
         self._left += request_ids
         if not self.transaction.running:
             with self.transaction:
-                self._settle()
+                self._drain()
 
     def _end_those_left(self) -> None:
         while self._left:  # another stream may be collected, and join them, meanwhile
@@ -279,7 +281,7 @@ class Engine:
         number = self._next_pin
         try:
             with self.transaction:
-                match = self.ownership.lock(key, count_hit=False)
+                match = self.cache_manager.lock(key, count_hit=False)
                 self._pins[number] = match.last_node
                 self._next_pin += 1
             return Pin(number, int(match.length), self)
@@ -304,10 +306,10 @@ class Engine:
     def flush_cache(self) -> None:
         """Empties the tree; ValueError while requests live or pins hold."""
         if self.scheduler.has_work or self._pins:
-            live = [request.id for request in self.scheduler.everyone()]
+            live = [request.id for request in self.scheduler.requests()]
             raise ValueError(f"cannot flush: live requests {live}, pins {sorted(self._pins)}")
         with self.transaction:
-            self.ownership.flush()
+            self.cache_manager.flush()
 
     # ------------------------------------------------------------ changes while it runs
 
@@ -316,12 +318,12 @@ class Engine:
 
         ValueError names the policies that there are, or the tree that decides itself (a student's).
         """
-        if not self.ownership.tree.eviction_policies:
+        if not self.cache_manager.tree.eviction_policies:
             raise ValueError(
                 f"{type(self.cache).__name__} decides itself who is evicted: its policy cannot be changed"
             )
         with self.transaction:
-            self.ownership.tree.eviction_policy = name
+            self.cache_manager.tree.eviction_policy = name
 
     def update_weights(self, model: Any) -> None:
         """Goes on with other weights of the same shape: nothing that the old ones computed is used again.
@@ -331,17 +333,17 @@ class Engine:
 
         Raises ValueError, and changes nothing, for a model of another shape, type or place.
         """
-        self.runner.check_weights(model)
+        room("machine").check_weights(model, self.model)
         bump = getattr(self.cache, "bump_version", None)
         if bump is None and self._pins:
             raise ValueError(f"pins {sorted(self._pins)} hold KV of the old weights: unpin them first")
         with self.transaction:
-            self._settle()
+            self._drain()
             if bump is not None:
                 bump()  # first, so that nothing of the old ones is copied to the host any more
             self.scheduler.put_back(self.scheduler.live)
             if bump is None:
-                self.ownership.flush()
+                self.cache_manager.flush()
             self.runner.use(model)
 
     # ------------------------------------------------------------ looking at it
@@ -352,9 +354,9 @@ class Engine:
     device = property(lambda self: self.runner.device, doc="The torch.device on which the runner computes.")
 
     @property
-    def books(self) -> Books:
+    def stats(self) -> Stats:
         """Running totals: prompt tokens and hits, first attempts and later ones apart; retractions."""
-        return self.scheduler.books
+        return self.scheduler.stats
 
     @property
     def has_work(self) -> bool:
@@ -363,14 +365,14 @@ class Engine:
 
     def check(self) -> None:
         """All invariants, recomputed; InvariantError names the node or request and both numbers."""
-        self.ownership.tree.check()
-        self.ownership.check(self.scheduler.everyone(), self._pins)
+        self.cache_manager.tree.check()
+        self.cache_manager.check(self.scheduler.requests(), self._pins)
 
     def snapshot(self) -> dict[str, Any]:
         """Tree, pool, queue and rows as plain data; what a recording's keyframes hold."""
         if not self.transaction.running:  # a recorder asks in the middle of a step
             with self.transaction:
-                self._settle()
+                self._drain()
         state: dict[str, Any] = room("observe.snapshot").engine_snapshot(self)
         return state
 

@@ -77,6 +77,15 @@ def check_arguments(config: Any, cache: Any, model: Any) -> None:
         choose_device(config.device, model)  # refuses a model that lies elsewhere
 
 
+def check_weights(model: Any, served: LlamaModel) -> None:
+    """ValueError unless an engine of one model can go on with another: same shape, type and place."""
+    if not isinstance(model, LlamaModel):
+        raise ValueError(f"the new weights must be a LlamaModel, got {said(model)}")
+    new, old = ((each.config, each.dtype, each.device) for each in (model, served))
+    if new != old:
+        raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
+
+
 def built_model(config: EngineConfig, path: Path | None) -> LlamaModel:
     """The model that the config names, from its directory, or of its shape with random weights."""
     device = choose_device(config.device, None)

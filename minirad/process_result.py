@@ -23,10 +23,10 @@ class ResultProcessor:
     """Commits what was read of a launched batch. Finished samples go to the outbox."""
 
     def __init__(
-        self, scheduler: Scheduler, ownership: CacheManager, runner: Runner, texts: Any,
+        self, scheduler: Scheduler, cache_manager: CacheManager, runner: Runner, texts: Any,
         bus: ev.EventBus, outbox: Outbox,
     ) -> None:  # fmt: skip
-        self.scheduler, self.ownership, self.runner = scheduler, ownership, runner
+        self.scheduler, self.cache_manager, self.runner = scheduler, cache_manager, runner
         self.texts, self.bus, self.outbox = texts, bus, outbox
 
     def process(self, batch: Batch, results: Sequence[Result]) -> None:
@@ -55,7 +55,7 @@ class ResultProcessor:
                 request.prompt_logprobs.append(None)  # nothing comes before the first token
             request.prompt_logprobs += result.prompt_logprobs
             if prefill:
-                self.ownership.commit(request, finished=False)
+                self.cache_manager.commit(request, finished=False)
             if not request.computed:
                 return []
             if prefill:
@@ -70,14 +70,14 @@ class ResultProcessor:
         """A further sample of an n > 1 request, whose prompt has just been computed."""
         sample = leader.branch(index)
         try:
-            tail = self.ownership.fork(leader, sample)
+            tail = self.cache_manager.fork(leader, sample)
             if tail is None:
                 self.scheduler.requeue(sample)
                 if self.bus.wants(ev.RequestForked):
                     self.bus.emit(ev.RequestForked(sample.id, leader.id, -1, 0))
             else:
                 if len(tail):
-                    own = self.ownership.rows.rows[sample.row, sample.protected_len : sample.kv_len]
+                    own = self.cache_manager.rows.rows[sample.row, sample.protected_len : sample.kv_len]
                     self.runner.copy_slots(tail, own)
                 self.scheduler.prefilled(sample)
         except Exception as error:
@@ -111,14 +111,14 @@ class ResultProcessor:
         freed = 0
         try:
             for _ in range(request.ahead):  # slots of tokens that will not be looked at
-                self.ownership.take_back_one(request)
+                self.cache_manager.take_back_one(request)
             request.ahead = 0
             if request.row >= 0 and reason not in ("abort", "error"):
-                self.ownership.commit(request, finished=True)  # gives its row back
+                self.cache_manager.commit(request, finished=True)  # gives its row back
         except Exception as problem:
             request.error, reason = f"{request.id}: {failed('its KV could not be kept', problem)}", "error"
         if request.row >= 0:
-            freed = self.ownership.release(request, "released")
+            freed = self.cache_manager.release(request, "released")
         self.scheduler.finish(request)
         text = ""
         try:
@@ -143,8 +143,8 @@ class ResultProcessor:
         need, shared = self.scheduler.shortage(request)
         beside = f" beside the {shared} pinned ones that it shares" if shared else ""
         request.error = (
-            f"{request.id} needs {need} slots{beside}, but of {self.ownership.allocator.num_tokens} only "
-            f"{self.ownership.room} are free or evictable: the rest is pinned"
+            f"{request.id} needs {need} slots{beside}, but of {self.cache_manager.allocator.num_tokens} only "
+            f"{self.cache_manager.room} are free or evictable: the rest is pinned"
         )
         self.finish(request, "error")
 

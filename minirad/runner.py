@@ -18,7 +18,6 @@ from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_meta
 from minirad.attention.radix_attention import AttentionBackend
 from minirad.cache.radix_cache import Slots
 from minirad.config import EngineConfig, SamplingParams
-from minirad.errors import said
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
@@ -68,14 +67,6 @@ class TorchRunner:
     def overlap(self, engine: Any) -> Any:
         """What launches a step before the last one was read (fast/overlap.py); None: each is read at once."""
         return None
-
-    def check_weights(self, model: Any) -> None:
-        """ValueError unless `use` can go on with this model: same shape, type and place."""
-        if not isinstance(model, LlamaModel):
-            raise ValueError(f"the new weights must be a LlamaModel, got {said(model)}")
-        new, old = ((each.config, each.dtype, each.device) for each in (model, self.model))
-        if new != old:
-            raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
 
     def use(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape."""

@@ -32,7 +32,7 @@ def generate(
         try:
             engine.enqueue(requests)
             order = {request.group: at for at, request in enumerate(requests)}
-            while any(request.group in order for request in engine.scheduler.everyone()):
+            while any(request.group in order for request in engine.scheduler.requests()):
                 engine.advance()
             mine = engine.outbox.take_of(order)
             return sorted(mine, key=lambda output: (order[output.request_id], output.index))

@@ -630,14 +630,14 @@ def run_schedule(
     refused = drive(engine, source.feed(), len(source.prompts), progress)
     served = [engine.served[name] for name in engine.order]
     cached = sum(each.cached for each in served)
-    waits, books = [each.wait for each in served], engine.scheduler.books
-    require(books.first.cached == cached, f"{books.first.cached} cached units booked, {cached} heard of")
+    waits, stats = [each.wait for each in served], engine.scheduler.stats
+    require(stats.first.cached == cached, f"{stats.first.cached} cached units booked, {cached} heard of")
     return Row(
         source.name, "schedule", capacity, page_size, eviction_policy, schedule_policy,
         len(served) + len(refused), sum(len(each.prompt) for each in served) + sum(refused), cached,
-        cached, one_by_one(served, page_size), engine.ownership.evicted_tokens, len(refused),
-        time.perf_counter() - started, books.again.tokens, books.again.cached, books.retractions,
-        books.deferrals, engine.now, sum(waits) / len(waits) if waits else None, max(waits, default=None),
+        cached, one_by_one(served, page_size), engine.cache_manager.evicted_tokens, len(refused),
+        time.perf_counter() - started, stats.again.tokens, stats.again.cached, stats.retractions,
+        stats.deferrals, engine.now, sum(waits) / len(waits) if waits else None, max(waits, default=None),
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def test_of_cold_requests_with_one_prefix_only_the_first_computes_it(make_engine
     assert told[0].describe() == "R2 has to wait: shares 48 tokens with R1, which computes them now"
     assert (second.admitted, second.hit_tokens, second.prompt_tokens) == (["R2", "R3"], 96, 98)
     assert len(told) == 2
-    assert engine.books.deferrals == 2
+    assert engine.stats.deferrals == 2
     drive(engine)
 
 
@@ -120,7 +120,7 @@ def test_a_request_waits_once_whatever_comes_of_it(make_engine: MakeEngine) -> N
         engine.add_request([*SYSTEM, 20 + number], reply(2))
     assert engine.step().admitted == ["R1"]
     engine.abort("R1")
-    engine.ownership.make_room(64)
+    engine.cache_manager.make_room(64)
     report = engine.step()
     assert (report.admitted, report.hit_tokens) == (["R2", "R3"], 0)
     assert [event.request for event in told] == ["R2", "R3"]
@@ -199,7 +199,7 @@ def test_deferring_changes_no_output(make_engine: MakeEngine, tiny_model: LlamaM
     prompts = [[*SYSTEM, 20 + number % 3] for number in range(7)]
     for prompt, output in zip(prompts, engine.generate(prompts, reply(4)), strict=True):
         reference.require_equal(prompt, reply(4), output)
-    assert engine.books.deferrals > 0
+    assert engine.stats.deferrals > 0
 
 
 # ---------------------------------------------------------------------- Algorithm 1, and its two slips
@@ -298,8 +298,8 @@ def test_with_a_ratio_of_1_nobody_is_retracted(make_engine: MakeEngine) -> None:
         for start in (10, 20, 30, 40):
             engine.add_request(range(start, start + 3), reply(12))
         assert len(drive(engine)) == 4
-        assert engine.books.preemptions == 0
-        return engine.books.retractions
+        assert engine.stats.preemptions == 0
+        return engine.stats.retractions
 
     assert retractions(new_token_ratio=1.0, new_token_decay=0.0) == 0
     learned = retractions()
@@ -341,7 +341,7 @@ def test_first_attempts_and_later_ones_are_booked_apart(make_engine: MakeEngine)
         reports.append(engine.step())
     again = [event for event in heard if event.attempt > 1]
     assert again, "somebody was retracted"
-    books = engine.books
+    books = engine.stats
     assert (books.first.requests, books.first.tokens, books.first.cached) == (3, 12, 0)
     assert books.hit_rate == 0.0, "hitting one's own prompt again is no hit rate"
     assert books.again.requests == len(again) == books.retractions
@@ -356,9 +356,9 @@ def test_first_attempts_and_later_ones_are_booked_apart(make_engine: MakeEngine)
 def test_samples_count_their_prompt_once(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.generate(SYSTEM, reply(2, n=3))
-    assert (engine.books.first.tokens, engine.books.again.tokens) == (8, 0)
+    assert (engine.stats.first.tokens, engine.stats.again.tokens) == (8, 0)
     engine.generate([*SYSTEM, 20], reply(2))
-    assert engine.books.hit_rate == 8 / 17
+    assert engine.stats.hit_rate == 8 / 17
 
 
 def test_no_tokens_no_rate(make_engine: MakeEngine) -> None:

@@ -91,7 +91,7 @@ def test_the_same_tokens_and_the_same_books(
     assert ahead.overlap.steps > 10
     ahead.check()
     assert ahead.cache.protected_size == 0 and ahead.allocator.available == plain.allocator.available
-    assert ahead.overlap.settle() is None
+    assert ahead.overlap.drain() is None
     ahead.flush_cache()
     assert ahead.allocator.available == ahead.allocator.num_tokens
 
@@ -326,7 +326,7 @@ def test_what_generate_leaves_behind_when_nan_comes(make_ahead: MakeEngine) -> N
     engine.runner.graphs.run = spoilt
     with pytest.raises(MemoryError):
         engine.generate([[5, 6, 7], [8, 9]], LONG)
-    assert [request.id for request in engine.scheduler.everyone()] == [other]
+    assert [request.id for request in engine.scheduler.requests()] == [other]
     engine.check()
     engine.runner.graphs.run = real
     outputs = []
@@ -342,7 +342,7 @@ def test_a_stream_that_is_interrupted_while_it_is_left_leaves_nothing(
     stream = engine.stream([5, 6, 7], LONG)
     while engine.overlap.steps < 2:
         next(stream)
-    settle = engine.overlap.settle
+    settle = engine.overlap.drain
 
     def press() -> None:
         signal.raise_signal(signal.SIGINT)

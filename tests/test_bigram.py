@@ -188,7 +188,7 @@ def test_an_engine_of_pairs_says_what_one_of_tokens_says(
         if output.finish_reason != "abort":
             reference.require_equal(*asked[output.request_id], output)
     assert len(outputs) > 30 and gone
-    engine.ownership.settle()
+    engine.cache_manager.wait_for_copies()
     engine.check()
     assert engine.cache.protected_size == 0
     assert len(slots.used) == engine.cache.total_size

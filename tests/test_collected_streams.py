@@ -56,7 +56,7 @@ def test_ctrl_c_is_what_it_was_wherever_the_collector_comes(make_engine: MakeEng
     assert signal.getsignal(signal.SIGINT) is usual
     engine.step()
     assert signal.getsignal(signal.SIGINT) is usual
-    assert [request.id for request in engine.scheduler.everyone()] == [other]
+    assert [request.id for request in engine.scheduler.requests()] == [other]
 
 
 def test_ctrl_c_is_what_it_was_if_a_call_begins_while_another_ends(
@@ -80,7 +80,7 @@ def test_ctrl_c_is_what_it_was_if_a_call_begins_while_another_ends(
     engine.step()
     monkeypatch.undo()
     assert calls[0] >= 1 and signal.getsignal(signal.SIGINT) is usual
-    assert [request.id for request in engine.scheduler.everyone()] == [other]
+    assert [request.id for request in engine.scheduler.requests()] == [other]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 

@@ -101,10 +101,10 @@ def test_step_n_of_one_is_beside_step_n_of_the_other(pair):
 def test_totals_are_the_engines_books(pair):
     view = pair.page.view("step", len(pair.page))
     for side, totals in zip(pair.sides, view["totals"], strict=True):
-        books = side.engine.scheduler.books
+        books = side.engine.scheduler.stats
         assert (totals["prompt"], totals["cached"]) == (books.first.tokens, books.first.cached)
         assert totals["retracted"] == books.retractions and totals["done"]
-        assert totals["evicted"] == side.engine.ownership.evicted_tokens
+        assert totals["evicted"] == side.engine.cache_manager.evicted_tokens
         assert totals["finished"] == totals["requests"] == 17
         assert totals["retracted"] and totals["evicted"]
     say = view["say"]

@@ -100,12 +100,12 @@ class Watch:
     def step(self) -> StepReport:
         scheduler = self.engine.scheduler
         before = list(scheduler.waiting)
-        self.priority |= {request.id: request.priority for request in scheduler.everyone()}
+        self.priority |= {request.id: request.priority for request in scheduler.requests()}
         self.events.clear()
         report = self.engine.step()
         self.check_passes(before, report)
         self.check_events(report)
-        books = self.engine.books
+        books = self.engine.stats
         assert 0 <= books.first.cached <= books.first.tokens
         assert 0 <= books.again.cached <= books.again.tokens
         assert self.engine.config.mixed or report.kind != "mixed"
@@ -233,7 +233,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.weights = 1 - self.weights
         self.engine.update_weights(self.models[self.weights])
         # Prompt log-probabilities may be of both: what lives now is not held to those of one model.
-        self.changed |= {request.group for request in self.engine.scheduler.everyone()}
+        self.changed |= {request.group for request in self.engine.scheduler.requests()}
         for prompt, _ in list(self.asked.values())[-2:]:
             assert self.engine.peek(prompt) == 0
 
@@ -241,7 +241,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: Any) -> None:
         rid = data.draw(st.sampled_from(sorted(self.asked)))
-        alive = any(request.group == rid for request in self.engine.scheduler.everyone())
+        alive = any(request.group == rid for request in self.engine.scheduler.requests())
         assert self.engine.abort(rid) == alive
         if alive:
             self.aborted.add(rid)
@@ -254,7 +254,7 @@ class EngineMachine(RuleBasedStateMachine):
         length = self.engine.peek(prompt, extra_key)
         self.pins.append(self.engine.pin(prompt, extra_key))
         assert self.pins[-1].length == length
-        self.excused |= {request.group for request in self.engine.scheduler.everyone()}
+        self.excused |= {request.group for request in self.engine.scheduler.requests()}
 
     @rule(
         what=st.sampled_from(["weights", "peek", "flush", *sorted(EVICTION)]),

@@ -448,7 +448,7 @@ def test_an_abort_leaves_the_tree_what_is_the_trees(
 def retraction_gives_back(make_engine: MakeEngine, model: LlamaModel, page: int) -> None:
     prompts = [[10 + i] * 3 for i in range(4)]
     engine = run_all(make_engine, model, prompts, 12, page_size=page, kv_tokens=24)
-    assert engine.books.retractions > 0
+    assert engine.stats.retractions > 0
     assert engine.cache.protected_size == 0 and engine.rows.available == 4
 
 
@@ -682,7 +682,7 @@ def new_weights_in_the_middle(make_engine: MakeEngine, new: LlamaModel, steps: i
     prompts = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11], [20, 21, 22]]
     asked = {engine.add_request(prompt, GREEDY): prompt for prompt in prompts}
     outputs = [output for _ in range(steps) for output in engine.step().finished]
-    said = {request.id: list(request.output) for request in engine.scheduler.everyone()}
+    said = {request.id: list(request.output) for request in engine.scheduler.requests()}
     engine.update_weights(new)
     engine.check()
     assert all(engine.peek(prompt) == 0 for prompt in prompts)

@@ -230,7 +230,7 @@ def test_the_classroom_llama_knows_its_lessons(page_size: int, dtype: str) -> No
     assert engine.attention_note == ""
     assert exam(engine, "greeting", 40) >= 0.95
     assert exam(engine, "name recall", 40) >= 0.9
-    assert engine.ownership.evicted_tokens > 0 or page_size == 1
+    assert engine.cache_manager.evicted_tokens > 0 or page_size == 1
 
 
 @flashinfer
@@ -280,7 +280,7 @@ def test_poisoned_slots_are_never_read_under_pressure(page_size: int) -> None:
     two = SamplingParams(max_new_tokens=24, ignore_eos=True, n=2, temperature=1.0)
     outputs = engine.generate(prompts, [two if i % 5 == 0 else some for i in range(24)])
     assert {output.finish_reason for output in outputs} == {"length"}
-    assert engine.ownership.evicted_tokens > 0
+    assert engine.cache_manager.evicted_tokens > 0
 
 
 def test_float32_on_the_gpu_gives_the_cpus_tokens() -> None:

@@ -93,7 +93,7 @@ def test_no_answer_changes(
         for output in drive(engine):
             reference.require_equal(asked[output.request_id], REPLY, output)
             cached.append(output.cached_tokens)
-    assert engine.ownership.loaded_tokens > 0
+    assert engine.cache_manager.loaded_tokens > 0
     assert min(cached[9:]) >= 16 and cached[0] == 0  # the second time around nothing is computed again
 
 
@@ -102,7 +102,7 @@ def test_fewer_than_the_threshold_are_computed_again(make_engine: MakeEngine) ->
         engine = make_engine(kv_tokens=32, host_kv_tokens=64, load_back_threshold=threshold)
         for prompt in ([5] * 20, [6] * 27, [5] * 20 + [7]):
             (output,) = engine.generate([prompt], SamplingParams(max_new_tokens=0))
-        assert engine.ownership.loaded_tokens == loaded == output.cached_tokens
+        assert engine.cache_manager.loaded_tokens == loaded == output.cached_tokens
 
 
 def test_without_room_on_the_device_nothing_is_loaded(make_engine: MakeEngine) -> None:
@@ -158,4 +158,4 @@ def test_on_a_gpu_copies_run_beside_the_computing_and_no_answer_changes(write: s
         tiered.check()
         assert found.token_ids == wanted.token_ids
         assert np.allclose(found.logprobs, wanted.logprobs, atol=1e-3)
-    assert tiered.ownership.loaded_tokens > 1000
+    assert tiered.cache_manager.loaded_tokens > 1000

@@ -58,7 +58,7 @@ def test_a_running_request_gets_a_token_in_every_step(make_engine: MakeEngine) -
         sampled = listen(engine, ev.TokenSampled)
         for number in range(8):
             engine.add_request(range(5 + number, 17 + number), reply(1))
-        while any(request.id == "R1" for request in engine.scheduler.everyone()):
+        while any(request.id == "R1" for request in engine.scheduler.requests()):
             sampled.clear()
             engine.step()
             steps.append(any(event.request == "R1" for event in sampled))
@@ -76,7 +76,7 @@ def test_a_chunk_leaves_the_room_that_decoding_needs(make_engine: MakeEngine) ->
     engine.step()
     engine.add_request(range(30, 45), reply(2))
     stalled = 0
-    while any(request.id == "R1" for request in engine.scheduler.everyone()):
+    while any(request.id == "R1" for request in engine.scheduler.requests()):
         sampled.clear()
         report = engine.step()
         assert "R1" in {event.request for event in sampled}

@@ -305,7 +305,7 @@ def test_what_the_host_keeps_is_found_by_its_own_namespace(
     assert strange.cached_tokens == 0
     (known,) = engine.generate([[*PROMPT, *PROMPT]], reply, extra_key="a")
     assert known.cached_tokens == (15 // page * page if engine.host_tier else 0)
-    assert engine.ownership.loaded_tokens == ((16 - bigram) // page * page if engine.host_tier else 0)
+    assert engine.cache_manager.loaded_tokens == ((16 - bigram) // page * page if engine.host_tier else 0)
     require_own(engine)
 
 

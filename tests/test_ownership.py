@@ -101,7 +101,7 @@ def test_commit_unfinished(world: World) -> None:
     assert (request.protected_len, request.kv_len) == (3 * page, 3 * page)
     assert world.line(request) == path_slots(request.node).tolist() == list(range(page, 4 * page))
     assert request.node.lock_ref == 1 and request.leaf is request.node
-    assert world.books == (61 * page, 0, 3 * page)
+    assert world.stats == (61 * page, 0, 3 * page)
 
 
 @pytest.mark.parametrize("page", [2, 4, 16])
@@ -111,7 +111,7 @@ def test_commit_finished_with_a_tail(page: int) -> None:
     assert world.own.extend(request, request.length)
     assert world.allocator.available == 62 * page
     world.end(request)
-    assert world.books == (63 * page, page, 0)  # the tail's page is free again
+    assert world.stats == (63 * page, page, 0)  # the tail's page is free again
     assert world.cache.peek(RadixKey(prompt(world, 1.5))) == page
     assert request.row == -1 and request.node is None and world.rows.available == 4
 
@@ -121,9 +121,9 @@ def test_the_tail_of_an_unfinished_request_stays_its_own(page: int) -> None:
     world = World(page)
     request = world.run(prompt(world, 1.5))
     assert request.protected_len == page and request.kv_len == page + page // 2
-    assert world.books == (62 * page, 0, page)
+    assert world.stats == (62 * page, 0, page)
     world.decode(request, list(range(500, 500 + page)))
-    assert world.books == (61 * page, 0, page)  # the tail was filled up first
+    assert world.stats == (61 * page, 0, page)  # the tail was filled up first
     world.own.commit(request, False)
     world.check()
     assert request.protected_len == 2 * page and len(list(world.cache.walk())) == 2
@@ -141,9 +141,9 @@ def test_a_hit_uses_the_trees_slots_but_computes_one_token(world: World) -> None
     world.own.commit(request, False)
     world.check()
     assert world.line(request) == before  # the duplicates are freed and the row points at the tree's
-    assert world.books == (61 * page, 0, 3 * page)
+    assert world.stats == (61 * page, 0, 3 * page)
     world.end(request)
-    assert world.books == (61 * page, 3 * page, 0)
+    assert world.stats == (61 * page, 3 * page, 0)
 
 
 def test_equal_prompts_side_by_side_are_remapped(world: World) -> None:
@@ -162,11 +162,11 @@ def test_equal_prompts_side_by_side_are_remapped(world: World) -> None:
     assert world.line(first) == world.line(second) != own
     assert freed == own
     assert second.leaf is None  # who inserted nothing may grow nothing
-    assert world.books == (61 * page, 0, 3 * page)
+    assert world.stats == (61 * page, 0, 3 * page)
     assert first.node.lock_ref == 2
     for request in (first, second):
         world.end(request)
-    assert world.books == (61 * page, 3 * page, 0)
+    assert world.stats == (61 * page, 3 * page, 0)
 
 
 def test_one_node_per_request_and_turn(world: World) -> None:
@@ -194,7 +194,7 @@ def test_no_growth_over_somebody_elses_lock(world: World) -> None:
     assert len(request.leaf) == page and request.leaf.parent is other.node
     world.end(other)
     world.end(request)
-    assert world.books == (61 * page, 3 * page, 0)
+    assert world.stats == (61 * page, 3 * page, 0)
 
 
 def test_a_tree_without_grow_gets_children(world: World) -> None:
@@ -247,11 +247,11 @@ def test_locks_balance_over_five_rounds(world: World, hit: bool, abort: bool) ->
         world.end(request, abort=abort)
         assert world.cache.protected_size == 0
         assert world.rows.available == 4
-    free, evictable, _ = world.books
+    free, evictable, _ = world.stats
     assert free + evictable == 64 * page
     decoded = 0 if abort else 3 // page * page
     assert evictable == (3 * page + decoded if hit else 5 * (3 * page + decoded))
-    assert world.own.make_room(64 * page) and world.books == (64 * page, 0, 0)
+    assert world.own.make_room(64 * page) and world.stats == (64 * page, 0, 0)
     world.check()
 
 
@@ -259,14 +259,14 @@ def test_abort_before_anything_was_committed(world: World) -> None:
     request = world.admit(prompt(world, 2.5))
     assert world.own.extend(request, request.length)
     world.end(request, abort=True)
-    assert world.books == (64 * world.page, 0, 0)
+    assert world.stats == (64 * world.page, 0, 0)
 
 
 def test_what_was_in_the_tree_stays_after_an_abort(world: World) -> None:
     request = world.run(prompt(world, 2))
     world.decode(request, [5] * world.page)
     world.end(request, abort=True)
-    assert world.books == (62 * world.page, 2 * world.page, 0)
+    assert world.stats == (62 * world.page, 2 * world.page, 0)
 
 
 def test_release_says_how_many_private_slots_it_freed(world: World) -> None:
@@ -281,9 +281,9 @@ def test_release_says_how_many_private_slots_it_freed(world: World) -> None:
 def test_nothing_is_handed_out_when_there_is_too_little(world: World) -> None:
     held = world.run(prompt(world, 60))
     request = world.admit(prompt(world, 5, 2000))
-    before = (world.books, world.line(held), request.kv_len)
+    before = (world.stats, world.line(held), request.kv_len)
     assert not world.own.extend(request, request.length)
-    assert (world.books, world.line(held), request.kv_len) == before
+    assert (world.stats, world.line(held), request.kv_len) == before
     world.check()
 
 
@@ -291,9 +291,9 @@ def test_only_the_shortfall_is_evicted(world: World) -> None:
     page = world.page
     for number in range(20):
         world.end(world.run(prompt(world, 3, 1000 * number)))
-    assert world.books == (4 * page, 60 * page, 0)
+    assert world.stats == (4 * page, 60 * page, 0)
     assert world.own.make_room(5 * page)
-    assert world.books == (7 * page, 57 * page, 0)  # one leaf of three pages
+    assert world.stats == (7 * page, 57 * page, 0)  # one leaf of three pages
     assert world.own.evicted_tokens == 3 * page
     assert not world.own.make_room(65 * page)
     world.check()
@@ -309,7 +309,7 @@ def test_an_unused_tail_between_chunks_is_no_leak(page: int) -> None:
         world.own.commit(request, False)
         world.check()
     world.end(request)
-    assert world.books == (60 * page, 4 * page, 0)
+    assert world.stats == (60 * page, 4 * page, 0)
 
 
 def lose_a_page(world: World, busy: bool) -> tuple[int, str]:
@@ -342,7 +342,7 @@ def test_a_page_that_is_free_and_in_use(world: World) -> None:
 def test_a_page_may_not_be_given_up_by_another(world: World) -> None:
     first, second = world.run(prompt(world, 1)), world.admit(prompt(world, 1, 500))
     assert world.own.extend(second, second.length)
-    before = world.books
+    before = world.stats
     for slots, owner, message in [
         (world.line(first), second.row, "page 1 belongs to the tree, not to row 1"),
         (world.line(second), first.row, "page 2 belongs to row 1, not to row 0"),
@@ -351,7 +351,7 @@ def test_a_page_may_not_be_given_up_by_another(world: World) -> None:
     ]:
         with pytest.raises(InvariantError, match=message):
             world.own._release(np.array(slots), owner, "test")
-    assert world.books == before
+    assert world.stats == before
     world.check()
 
 
@@ -386,7 +386,7 @@ def test_flush_empties_the_tree_and_frees_its_pages(world: World) -> None:
     world.own.bus.subscribe(ev.SlotsFreed, freed.append)
     world.own.flush()
     world.check()
-    assert world.books == (64 * world.page, 0, 0)
+    assert world.stats == (64 * world.page, 0, 0)
     assert [(len(event.slots), event.cause) for event in freed] == [(6 * world.page, "flushed")]
     world.own.flush()
     assert len(freed) == 1
@@ -423,16 +423,16 @@ def test_a_fork_shares_the_path_and_owns_its_tail(world: World, tail: int) -> No
         world.decode(request, [request.row + 50] * page)
         world.end(request)
     assert world.cache.protected_size == 0
-    assert sum(world.books) == 64 * page
+    assert sum(world.stats) == 64 * page
 
 
 def test_a_fork_without_room_changes_nothing() -> None:
     world = World(4, pages=3)
     leader = world.run(list(range(9)))
-    before = world.books
+    before = world.stats
     sample = world.request(list(range(9)))
     assert world.own.fork(leader, sample) is None
-    assert world.books == before and sample.row == -1 and leader.node.lock_ref == 1
+    assert world.stats == before and sample.row == -1 and leader.node.lock_ref == 1
     world.check()
 
 
@@ -485,12 +485,12 @@ def admission_world(cache: RadixCache | None = None) -> tuple[World, Scheduler, 
 def test_the_budget_is_checked_again_after_locking(make: Callable[[int], RadixCache] | None) -> None:
     cache = None if make is None else make(1)
     world, scheduler, newcomer = admission_world(cache)
-    assert scheduler.ownership.room == 8
+    assert scheduler.cache_manager.room == 8
     assert world.cache.evictable_size == 5
     if isinstance(cache, Counting):
         cache.locked.clear()
         cache.unlocked.clear()
-    before = world.books
+    before = world.stats
     told: list[str] = []
     scheduler.bus.subscribe(ev.RequestDeferred, lambda event: told.append(event.reason))
     batch = scheduler.next_batch()

@@ -182,14 +182,16 @@ def test_nothing_is_looked_up_again_while_the_tree_stays_the_same(
         engine.add_request([*SYSTEM, 20 + number], reply(6))
     engine.step()
     asked: list[RadixKey] = []
-    find = engine.ownership.find
-    monkeypatch.setattr(engine.ownership, "find", lambda key, *last: asked.append(key) or find(key, *last))
+    find = engine.cache_manager.find
+    monkeypatch.setattr(
+        engine.cache_manager, "find", lambda key, *last: asked.append(key) or find(key, *last)
+    )
     engine.scheduler.ordered()
     assert len(asked) == 4
     engine.add_request([*SYSTEM, 30], reply(6))
     engine.scheduler.ordered()
     assert len(asked) == 5, "only the new one"
-    engine.ownership.make_room(engine.allocator.available + engine.cache.evictable_size)
+    engine.cache_manager.make_room(engine.allocator.available + engine.cache.evictable_size)
     engine.cache.insert(RadixKey([50]), [60])
     engine.scheduler.ordered()
     assert len(asked) == 10, "tokens came into the tree: all are looked up"
@@ -203,7 +205,7 @@ def test_one_look_at_the_tree_serves_order_prefix_room_and_lock(
     engine.generate(SYSTEM, reply(1))
     looks: list[tuple[Any, Any]] = []
     locked: list[Any] = []
-    find, lock = engine.ownership.find, engine.ownership.lock
+    find, lock = engine.cache_manager.find, engine.cache_manager.lock
 
     def look(key: RadixKey, last: Any = None) -> Any:
         found = find(key, last) if last is None else last  # as a tree answers that has not changed
@@ -214,8 +216,8 @@ def test_one_look_at_the_tree_serves_order_prefix_room_and_lock(
         locked.append(found)
         return lock(key, found)
 
-    monkeypatch.setattr(engine.ownership, "find", look)
-    monkeypatch.setattr(engine.ownership, "lock", hold)
+    monkeypatch.setattr(engine.cache_manager, "find", look)
+    monkeypatch.setattr(engine.cache_manager, "lock", hold)
     engine.add_request([*SYSTEM, 20], reply(2))
     assert engine.step().admitted == ["R2"]
     assert [last is None for last, _ in looks] == [True, False, False], "order, in-batch prefix, room"

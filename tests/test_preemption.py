@@ -44,8 +44,8 @@ def test_the_lowest_priority_gives_way_for_a_row(make_engine: MakeEngine, mixed:
     assert report.retracted == ["R2"]
     assert [(event.request, event.by, event.generated) for event in gone] == [("R2", "R4", made)]
     assert gone[0].describe().startswith(f"R2 retracted for R4, which has priority, after {made} new tokens")
-    assert engine.books.preemptions == 1
-    assert engine.books.retractions == 0
+    assert engine.stats.preemptions == 1
+    assert engine.stats.retractions == 0
     assert sorted(output.request_id for output in drive(engine)) == ["R1", "R2", "R3", "R4"]
 
 
@@ -171,8 +171,8 @@ def test_a_victim_goes_on_where_it_was(make_engine: MakeEngine, tiny_model: Llam
     for output in outputs:
         prompt = SYSTEM if output.request_id == low else [*SYSTEM, 18 + int(output.request_id[1:])]
         reference.require_equal(prompt, reply(9 if output.request_id == low else 2), output)
-    assert engine.books.preemptions == 3
-    assert engine.books.again.cached > 0, "its prompt was still in the tree"
+    assert engine.stats.preemptions == 3
+    assert engine.stats.again.cached > 0, "its prompt was still in the tree"
 
 
 def test_a_tree_that_cannot_say_what_a_lock_costs_gets_there_too(make_engine: MakeEngine) -> None:
@@ -221,7 +221,7 @@ def foresees(
     for _ in range(steps):
         engine.step()
     engine.add_request(newcomer, reply(2))
-    request, scheduler, own = engine.scheduler.waiting[-1], engine.scheduler, engine.ownership
+    request, scheduler, own = engine.scheduler.waiting[-1], engine.scheduler, engine.cache_manager
     victims = list(scheduler.running)[:count]
     before = own.room - own.find(request.key()).cost
     for victim, given_up in zip(victims, list(slots_given_up(victims, request, page)), strict=True):

@@ -91,9 +91,9 @@ def test_a_slot_taken_back_is_as_if_it_had_never_been_given(make_engine: MakeEng
         engine.step()
         (request,) = engine.scheduler.running
         before = engine.allocator.available, request.kv_len
-        engine.ownership.make_room(page)
-        engine.ownership.extend_by_one([request])
-        engine.ownership.take_back_one(request)
+        engine.cache_manager.make_room(page)
+        engine.cache_manager.extend_by_one([request])
+        engine.cache_manager.take_back_one(request)
         assert (engine.allocator.available, request.kv_len) == before
         engine.check()
         while engine.has_work:
@@ -113,8 +113,8 @@ def test_many_are_extended_as_one_by_one(make_engine: MakeEngine) -> None:
         one, many = (engine.scheduler.running for engine in engines)
         for _ in range(6):
             for request in one:
-                assert engines[0].ownership.extend(request, request.kv_len + 1)
-            engines[1].ownership.extend_by_one(many)
+                assert engines[0].cache_manager.extend(request, request.kv_len + 1)
+            engines[1].cache_manager.extend_by_one(many)
             assert (engines[0].rows.rows == engines[1].rows.rows).all()
 
 

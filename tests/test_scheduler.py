@@ -13,6 +13,7 @@ from support import PlainCache, drive, listen
 from minirad import events as ev
 from minirad.config import SamplingParams
 from minirad.errors import InvariantError
+from minirad.observe.check import lengths
 from minirad.schedule.policies import fcfs, lpm
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
@@ -271,7 +272,7 @@ def test_giving_up_what_is_not_ones_own_is_refused_before_anything_changes(make_
     before = engine.snapshot()
     for slots in (theirs[-1:], theirs[:1]):
         with pytest.raises(InvariantError, match=rf"belongs to .*, not to row {one.row}"):
-            engine.ownership._release(slots, one.row, "released")
+            engine.cache_manager._release(slots, one.row, "released")
     assert engine.snapshot() == before
     engine.check()
 
@@ -292,7 +293,7 @@ def test_rows_are_handed_out_lowest_first_and_once() -> None:
 
 def test_the_three_lengths_of_a_request_are_checked() -> None:
     (request,) = waiting((0, 4))
-    request.check()
+    lengths(request)
     request.kv_len = 5
     with pytest.raises(InvariantError, match="0 <= 5 <= 4"):
-        request.check()
+        lengths(request)

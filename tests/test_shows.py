@@ -86,7 +86,7 @@ def test_no_two_eviction_policies_do_the_same_there():
     for name in EVICTION:
         run = shown(f"--workload again --eviction-policy {name}")
         run.engine.check()
-        hits[name] = run.engine.scheduler.books.first.cached
+        hits[name] = run.engine.scheduler.stats.first.cached
     for one, two in itertools.combinations(hits, 2):
         assert abs(hits[one] - hits[two]) >= 20, (one, two, hits)
 

@@ -181,7 +181,7 @@ def test_every_step_keeps_the_invariants_and_all_finish(schedule: str, page: int
     assert len(finished) == sum(params.n for _, params, _ in asked)
     assert len({(out.request_id, out.index) for out in finished}) == len(finished)
     assert sorted(engine.order) == sorted(engine.served)
-    first = engine.scheduler.books.first
+    first = engine.scheduler.stats.first
     assert (first.requests, first.tokens) == (len(asked), sum(len(prompt) for prompt, *_ in asked))
     assert all(served.wait >= 0 for served in engine.served.values())
 

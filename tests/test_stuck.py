@@ -365,17 +365,17 @@ def test_the_judge_is_right(parrot: Parrot, page: int, pairs: bool) -> None:
 
 
 def could_run(engine: Engine, text: list[int], logprob_start: int | None) -> bool:
-    ownership, cache = engine.ownership, engine.cache
+    cache_manager, cache = engine.cache_manager, engine.cache
     params = SamplingParams(max_new_tokens=0, logprob_start=logprob_start)
     request = Request("R0", np.array(text), params, 0, 0, is_bigram=engine.config.bigram_keys)
-    ownership.make_room(ownership.room)
+    cache_manager.make_room(cache_manager.room)
     match = cache.match_prefix(request.key())
     cache.inc_lock_ref(match.last_node)
-    ownership.attach(request, match, ownership.cached(request, match.length))
-    while not request.computed and ownership.extend(request, request.kv_len + 1):
-        ownership.commit(request, finished=False)
+    cache_manager.attach(request, match, cache_manager.cached(request, match.length))
+    while not request.computed and cache_manager.extend(request, request.kv_len + 1):
+        cache_manager.commit(request, finished=False)
     computed = request.computed
-    ownership.release(request, "released")
+    cache_manager.release(request, "released")
     return computed
 
 
@@ -460,7 +460,7 @@ def test_duplicates_of_what_is_pinned_need_no_more_than_a_page(parrot: Parrot, c
     engine.pin(TEXT[:22])
     [output] = engine.generate(TEXT[:22], reply(2, logprob_start=0))
     assert (output.finish_reason, output.error, len(output.prompt_logprobs)) == ("length", "", 22)
-    assert engine.scheduler.books.retractions == 0
+    assert engine.scheduler.stats.retractions == 0
 
 
 def test_pins_on_part_of_a_match_that_fills_the_pool(parrot: Parrot) -> None:
@@ -539,7 +539,7 @@ def _tries_those_behind_too(prefill: Broken) -> Broken:
     def broken(self: Scheduler, batch: Any) -> None:
         prefill(self, batch)
         busy = self.live or batch.requests
-        if busy and self.waiting and not self.chunking and not self.ownership.copying:
+        if busy and self.waiting and not self.chunking and not self.cache_manager.copying:
             ordered = self.ordered
             with attribute(self, "ordered", lambda: ordered()[1:]):
                 prefill(self, batch)

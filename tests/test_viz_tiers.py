@@ -170,12 +170,12 @@ def test_page_runs_of_host_memory_are_the_host_map(run: tuple[Engine, Recorder])
 def test_sums_over_a_scene_are_the_engine_s(run: tuple[Engine, Recorder]) -> None:
     engine, recording = run
     sums = tier_sums(e for frame in recording.frames for e in frame.events)
-    assert sums["loaded"] == engine.ownership.loaded_tokens > 0
+    assert sums["loaded"] == engine.cache_manager.loaded_tokens > 0
     left = {"demoted": ev.NodeDemoted, "evicted": ev.NodeEvicted}
     gone = {what: sum(len(e.slots) for f in recording.frames for e in f.events if isinstance(e, kind))
             for what, kind in left.items()}  # fmt: skip
     assert sums["demoted"] == gone["demoted"]
-    assert sum(gone.values()) == engine.ownership.evicted_tokens
+    assert sum(gone.values()) == engine.cache_manager.evicted_tokens
 
 
 def test_ages_know_every_kind_of_eviction(run: tuple[Engine, Recorder]) -> None:

@@ -266,7 +266,7 @@ def test_who_runs_goes_on_as_a_fresh_engine_of_the_new_weights_would(
             params = reply(8, temperature=temperature, seed=5)
             asked[engine.add_request(prompt, params)] = prompt, params
         done = [output.request_id for _ in range(steps) for output in engine.step().finished]
-        said = {request.id: list(request.output) for request in engine.scheduler.everyone()}
+        said = {request.id: list(request.output) for request in engine.scheduler.requests()}
         engine.update_weights(models[1])
         engine.check()
         assert not engine.scheduler.live
@@ -286,7 +286,7 @@ def test_samples_that_have_parted_go_on_one_by_one(
     engine.add_request(PROMPT, params)
     engine.step()
     engine.step()
-    said = {request.index: list(request.output) for request in engine.scheduler.everyone()}
+    said = {request.index: list(request.output) for request in engine.scheduler.requests()}
     assert len(said) == 3 and all(said.values())
     engine.update_weights(models[1])
     outputs = drive(engine)
@@ -333,9 +333,9 @@ def test_old_nodes_are_evicted_in_time(
         texts = [[rng.randrange(5, 60) for _ in range(9)] for _ in range(3)]
         for turn in range(count):
             engine.add_request([*texts[turn % 3], rng.randrange(5, 60)], reply(2), priority=priority)
-            hits = engine.books.first.cached
+            hits = engine.stats.first.cached
             drive(engine)
-        return engine.books.first.cached - hits
+        return engine.stats.first.cached - hits
 
     rounds(20, 5)
     engine.update_weights(models[1])
@@ -430,7 +430,7 @@ def test_an_update_is_no_lack_of_room(make_engine: MakeEngine, models: list[Llam
     told, ratio = listen(engine, ev.RequestRetracted, ev.VersionBumped), engine.scheduler.future.ratio
     engine.update_weights(models[1])
     assert [type(event).__name__ for event in told].count("RequestRetracted") == 3
-    assert engine.books.retractions == engine.books.preemptions == 0
+    assert engine.stats.retractions == engine.stats.preemptions == 0
     assert engine.scheduler.future.ratio == ratio
     drive(engine)
 

@@ -265,7 +265,7 @@ class WholeMachine(EngineMachine):
         super().take(report)
         for request in self.engine.scheduler.live:
             self.look_at_path(request)
-        for request in self.engine.scheduler.everyone():
+        for request in self.engine.scheduler.requests():
             self.judge_reply(request.id, request.group, request.output, request.output_logprobs)
         for output in report.finished:
             name = f"{output.request_id}.{output.index}" if output.index else output.request_id

@@ -75,13 +75,13 @@ def evict_by_hand(engine: Engine, tokens: int) -> int:
     """Evicts at least `tokens` cached tokens, or as many as are unlocked; returns how many went."""
     before = engine.allocator.available
     tokens = min(max(tokens, 0), engine.cache.evictable_size or 0)
-    engine.ownership.make_room(before + tokens)
+    engine.cache_manager.make_room(before + tokens)
     return engine.allocator.available - before
 
 
 def changeable_policy(engine: Engine) -> str:
     """The eviction policy that may be changed in a running engine; "" where the tree decides itself."""
-    return str(engine.ownership.tree.eviction_policy)
+    return str(engine.cache_manager.tree.eviction_policy)
 
 
 def forked_config(recording: Recording, **changes: Any) -> EngineConfig:

@@ -174,8 +174,8 @@ def as_the_engine_does(impl: ModuleType, rng: Random) -> None:
 def _scheduled(lengths: list[int], chunk: int, page: int) -> list[list[tuple[int, int, int]]]:
     bus, cache = EventBus(), RadixCache(page)
     rows = ReqToTokenPool(8, 64)
-    ownership = CacheManager(cache, PageAllocator(64 * page, page), rows, bus)
-    scheduler = Scheduler(ownership, "fcfs", chunk, bus, ScheduleOptions())
+    manager = CacheManager(cache, PageAllocator(64 * page, page), rows, bus)
+    scheduler = Scheduler(manager, "fcfs", chunk, bus, ScheduleOptions())
     for number, size in enumerate(lengths):
         prompt = np.arange(size, dtype=np.int64) + 100 * number
         params = SamplingParams(max_new_tokens=1)
@@ -187,9 +187,9 @@ def _scheduled(lengths: list[int], chunk: int, page: int) -> list[list[tuple[int
         pieces = list(zip(batch.requests, batch.starts, strict=True))
         steps.append([(int(request.id), start, request.kv_len) for request, start in pieces])
         for request, _ in pieces:
-            ownership.commit(request, finished=False)
+            manager.commit(request, finished=False)
             if request.computed:
-                ownership.release(request, "tail")
+                manager.release(request, "tail")
                 scheduler.finish(request)
     return steps
 

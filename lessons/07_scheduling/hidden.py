@@ -330,10 +330,10 @@ def as_the_engine_does(impl: ModuleType, rng: Random) -> None:
             head = rng.choice(cached)[: rng.randint(1, 5)]
             asks.append((head + [rng.randrange(3, 6) for _ in range(rng.randint(1, 6))], rng.randint(1, 4)))
         scheduler, running = _running(pool, cached)
-        cache, ownership = scheduler.ownership.cache, scheduler.ownership
+        cache, manager = scheduler.cache_manager.cache, scheduler.cache_manager
         twin = Tree()
-        twin.cache = _running(pool, cached)[0].ownership.cache  # the same once more
-        free, reserve = ownership.allocator.available, sum(map(scheduler.future.slots, running))
+        twin.cache = _running(pool, cached)[0].cache_manager.cache  # the same once more
+        free, reserve = manager.allocator.available, sum(map(scheduler.future.slots, running))
         for number, (tokens, new) in enumerate(asks, start=1):
             params = SamplingParams(max_new_tokens=new)
             scheduler.waiting.append(engine.Request(f"R{number}", np.array(tokens), params, 0, number))
@@ -345,8 +345,8 @@ def as_the_engine_does(impl: ModuleType, rng: Random) -> None:
         got = exercises.names(admitted)
         expect(got == theirs, f"{what}: admitted {got}; the engine's scheduler admits {theirs}")
         if theirs:  # else the engine decodes in this step, which takes a slot
-            words = f"{what}: {left} slots are left; the engine has {ownership.allocator.available}"
-            expect(left == ownership.allocator.available, words)
+            words = f"{what}: {left} slots are left; the engine has {manager.allocator.available}"
+            expect(left == manager.allocator.available, words)
             expect(_leaves(twin.cache) == _leaves(cache), f"{what}: not the same is cached as in the engine")
 
 
@@ -359,9 +359,9 @@ def _leaves(cache: RadixCache) -> list[list[int]]:
 def _running(pool: int, cached: list[list[int]]) -> tuple[Scheduler, list[Any]]:
     """A scheduler with a request that runs, and finished ones in its tree."""
     bus = ev.EventBus()
-    ownership = CacheManager(RadixCache(), PageAllocator(pool), ReqToTokenPool(16, 64), bus)
+    manager = CacheManager(RadixCache(), PageAllocator(pool), ReqToTokenPool(16, 64), bus)
     options = ScheduleOptions(new_token_ratio=1.0, new_token_decay=0.0)
-    scheduler = Scheduler(ownership, "fcfs", 1000, bus, options)
+    scheduler = Scheduler(manager, "fcfs", 1000, bus, options)
     prompts = [*cached, [9, 9]]
     for number, tokens in enumerate(prompts):
         last = number == len(prompts) - 1
@@ -371,11 +371,11 @@ def _running(pool: int, cached: list[list[int]]) -> tuple[Scheduler, list[Any]]:
         assert batch is not None
         (request,) = batch.requests
         if last:
-            ownership.commit(request, finished=False)
+            manager.commit(request, finished=False)
             scheduler.prefilled(request)
             request.append(9, 0.0)
         else:
-            ownership.commit(request, finished=True)
+            manager.commit(request, finished=True)
             scheduler.finish(request)
     return scheduler, list(scheduler.running)
 

@@ -108,8 +108,8 @@ def order_cost(policy: str, waiting: int, reps: int) -> dict[str, Any]:
     """Milliseconds of one ordering, in four situations."""
     rng = np.random.default_rng(0)
     cache = RadixCache()
-    ownership = CacheManager(cache, PageAllocator(1, 1), ReqToTokenPool(1, 1), cache.bus)
-    scheduler = Scheduler(ownership, policy, 512, cache.bus)
+    cache_manager = CacheManager(cache, PageAllocator(1, 1), ReqToTokenPool(1, 1), cache.bus)
+    scheduler = Scheduler(cache_manager, policy, 512, cache.bus)
     beginnings = rng.integers(0, 50_000, (64, 768))
     continuations = rng.integers(0, 50_000, (8, 192))
     for number, beginning in enumerate(beginnings[::2]):
@@ -198,10 +198,10 @@ def run_load(load: Load, policy: str, options: ScheduleOptions, capacity: int = 
         engine.step()
         _note_passes([known[name] for name in admitted if name in known], engine.scheduler.waiting, passes)
         admitted.clear()
-    books, waits = engine.scheduler.books, [each.wait for each in engine.served.values()]
+    stats, waits = engine.scheduler.stats, [each.wait for each in engine.served.values()]
     return Ran(
-        books.hit_rate, statistics.mean(waits), max(waits), max(passes.values(), default=0), longest,
-        engine.now, books.retractions, books.again.tokens - books.again.cached,
+        stats.hit_rate, statistics.mean(waits), max(waits), max(passes.values(), default=0), longest,
+        engine.now, stats.retractions, stats.again.tokens - stats.again.cached,
     )  # fmt: skip
 
 

@@ -116,13 +116,13 @@ def run_once(
     started = time.perf_counter()
     play(engine, work)
     seconds = time.perf_counter() - started
-    books = engine.books
-    computed = sum(tally.tokens - tally.cached for tally in (books.first, books.again))
+    stats = engine.stats
+    computed = sum(tally.tokens - tally.cached for tally in (stats.first, stats.again))
     return {
         "workload": work.name, "kv_tokens": kv_tokens, "host_write": write,
-        "prompt_tokens": books.first.tokens + books.again.tokens,
-        "computed": computed, "hit_rate": (books.first.cached / books.first.tokens),
-        "loaded": engine.ownership.loaded_tokens, "copied_out": copied["out"], "copies": copied["copies"],
+        "prompt_tokens": stats.first.tokens + stats.again.tokens,
+        "computed": computed, "hit_rate": (stats.first.cached / stats.first.tokens),
+        "loaded": engine.cache_manager.loaded_tokens, "copied_out": copied["out"], "copies": copied["copies"],
         "seconds": seconds, "copy_seconds": clock.seconds,
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ is given back. What a request says, and what is left in tree and pool, is the sa
 Only `generate` and `stream` do this, only while nobody listens (a recording shows whole steps), and only
 for batches without anything that the host decides between two tokens: masks, stop texts. (What is drawn
 by chance is drawn on the device, from the same numbers.) Every other call first has what is in flight read
-(`settle`).
+(`drain`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Overlap:
         self._process_result(before)
         return True
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Reads what is in flight, so that the books are those of whole steps."""
         if self.in_flight is not None:
             before, self.in_flight = self.in_flight, None
@@ -108,15 +108,15 @@ class Overlap:
         graphs = self._runner.graphs
         if graphs is None or not requests or not graphs.fits(requests):
             return None
-        if not engine.ownership.make_room(engine.ownership.need_by_one(requests)):
+        if not engine.cache_manager.make_room(engine.cache_manager.need_by_one(requests)):
             return None  # somebody has to be retracted: the scheduler's business
-        engine.ownership.extend_by_one(requests)
+        engine.cache_manager.extend_by_one(requests)
         try:
             output = graphs.run(requests, None if before is None else _tokens_for(requests, before))
             chosen = _chosen(output, requests)
         except BaseException:  # no memory left for one more graph, say
             for request in requests:
-                engine.ownership.take_back_one(request)
+                engine.cache_manager.take_back_one(request)
             raise
         engine.scheduler.future.step(idle=False)
         self._turn = 1 - self._turn
@@ -129,7 +129,7 @@ class Overlap:
     def _process_result(self, flight: _InFlight) -> None:
         engine = self._engine
         try:
-            engine.ownership.tree.before_step()
+            engine.cache_manager.tree.before_step()
             began = time.perf_counter()
             results = flight.read()
             self.waited += time.perf_counter() - began

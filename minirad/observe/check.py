@@ -101,7 +101,7 @@ def cache_manager(manager: CacheManager, requests: Iterable[Request], pins: Mapp
     require(len(np.unique(tree_pages)) == len(tree_pages), "two nodes hold one page")
     expected[tree_pages] = TREE
     for request in live:
-        request.check()
+        lengths(request)
         _row(manager, request, expected)
     free = manager.allocator.free_pages()
     doubly = free[expected[free] != FREE]
@@ -137,3 +137,10 @@ def _locks(manager: CacheManager, live: list[Request], pins: Mapping[int, Any]) 
         below = sum(c.lock_ref for c in getattr(children, "values", lambda c=children: c)())
         own, held = node.lock_ref - below, holders.get(node.id, 0)
         require(own == held, f"n{node.id}: {own} locks of its own, {held} rows, pins and copies hold it")
+
+
+def lengths(request: Request) -> None:
+    """The one assertion about a request's three lengths."""
+    ordered = 0 <= request.protected_len <= request.kv_len <= request.length
+    said = f"{request.protected_len} <= {request.kv_len} <= {request.length}"
+    require(ordered, f"{request.id}: {said} fails")

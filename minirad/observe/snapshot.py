@@ -17,7 +17,7 @@ TIERS = ("device", "copying", "both", "loading", "host")
 
 def engine_snapshot(engine: Any) -> State:
     """Tree, pool, queue and rows of an Engine (any object that has these: nothing of it is imported here)."""
-    requests = sorted(engine.scheduler.everyone(), key=lambda r: (r.arrival, r.index))
+    requests = sorted(engine.scheduler.requests(), key=lambda r: (r.arrival, r.index))
     return {
         "step": engine.steps,
         "kv_tokens": engine.allocator.num_tokens,

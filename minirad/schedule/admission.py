@@ -26,7 +26,6 @@ from minirad.cache.radix_cache import RadixKey
 from minirad.config import ScheduleOptions
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
-from minirad.schedule.stats import Books as Books  # the old name and place
 
 RETRACT_MARGIN = 20  # tokens that each request that stays can generate after a retraction (SGLang)
 
@@ -88,7 +87,7 @@ class PrefillBudget:
     because a request of this one was preempted in this step.
     """
 
-    ownership: CacheManager
+    cache_manager: CacheManager
     future: FutureTokens
     tokens: int
     rows: int
@@ -98,7 +97,7 @@ class PrefillBudget:
     @property
     def alone(self) -> bool:
         """No request has a row."""
-        return self.rows == len(self.ownership.rows.rows)
+        return self.rows == len(self.cache_manager.rows.rows)
 
     def take(self, request: Request, tokens: int) -> None:
         """So many of a request's prompt tokens are in the batch."""
@@ -119,10 +118,10 @@ class PrefillBudget:
         Alone, nothing need be left for others or for later, and what is computed although the tree has it
         can come a page at a time: each chunk's duplicates are freed when it is committed.
         """
-        allocator = self.ownership.allocator
+        allocator = self.cache_manager.allocator
         if self.alone:
             return max(allocator.pages_needed(matched, request.length), 1) * allocator.page_size
-        cached = self.ownership.cached(request, matched)
+        cached = self.cache_manager.cached(request, matched)
         need = allocator.pages_needed(cached, request.length) * allocator.page_size
         return need + self.reserve + self.future.slots(request)
 
@@ -137,26 +136,26 @@ class PrefillBudget:
         if self.alone and isinstance(outcome, Refusal):
             # Locking the part of the match that is computed again anyway could make the difference: then
             # leave it out, but for what pins lock.
-            kept = max(request.usable_prefix, self.ownership.locked(request.key()))
+            kept = max(request.usable_prefix, self.cache_manager.locked(request.key()))
             key = request.key(kept + request.is_bigram)  # n tokens: n - 1 pairs
-            outcome = self._lock(request, key, self.ownership.find(key))
+            outcome = self._lock(request, key, self.cache_manager.find(key))
         return outcome
 
     def _lock(self, request: Request, key: RadixKey, found: Prefix) -> Admission | Refusal:
         """Locks what `key` matches, if there is room for the rest of the request beside it."""
-        need, room = self.need(request, found.length), self.ownership.room - found.cost
+        need, room = self.need(request, found.length), self.cache_manager.room - found.cost
         if room < need:
             return Refusal(f"{need} slots needed, {room} free or evictable beside its match")
-        match = self.ownership.lock(key, found)
+        match = self.cache_manager.lock(key, found)
         # A tree that cannot say what a lock costs (a student's) said 0: only now the room is known.
-        need, room = self.need(request, match.length), self.ownership.room
+        need, room = self.need(request, match.length), self.cache_manager.room
         if room < need:
-            self.ownership.unlock(match)
+            self.cache_manager.unlock(match)
             return Refusal(f"{need} slots needed, {room} left after locking the match")
         try:
-            return Admission(self.ownership.load_back(request, match, spare=room - need))
+            return Admission(self.cache_manager.load_back(request, match, spare=room - need))
         except BaseException:  # whatever the copying raises
-            self.ownership.unlock(match)
+            self.cache_manager.unlock(match)
             raise
 
 

@@ -230,7 +230,7 @@ class CacheManager:
         """Copies between the tiers are under way, and lock what they copy."""
         return bool(self.tree.copy_locks)
 
-    def settle(self) -> bool:
+    def wait_for_copies(self) -> bool:
         """Waits for copies that are under way; False if there are none."""
         return bool(self.tree.wait_for_copies())
 

@@ -35,8 +35,8 @@ def choose_victims(request: Request, running: Iterable[Request], budget: Prefill
     request: what the tree matches of it was found already.
     """
     lower = sorted((r for r in running if r.priority < request.priority), key=loss)
-    page = budget.ownership.allocator.page_size
-    room, after = budget.ownership.room - request.found.cost, replace(budget)
+    page = budget.cache_manager.allocator.page_size
+    room, after = budget.cache_manager.room - request.found.cost, replace(budget)
     for count, given_up in enumerate(slots_given_up(lower, request, page), start=1):
         after.preempted(lower[count - 1 : count])
         enough = room + given_up >= after.need(request, request.found.length)

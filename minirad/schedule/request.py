@@ -16,7 +16,6 @@ import numpy as np
 
 from minirad.cache.radix_cache import RadixKey, Slots
 from minirad.config import SamplingParams
-from minirad.errors import require
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 
@@ -137,8 +136,3 @@ class Request:
     def computed(self) -> bool:
         """All tokens have KV: the next one can be sampled."""
         return self.kv_len == self.length
-
-    def check(self) -> None:
-        """The one assertion about the three lengths."""
-        ordered = 0 <= self.protected_len <= self.kv_len <= self.length
-        require(ordered, f"{self.id}: {self.protected_len} <= {self.kv_len} <= {self.length} fails")

@@ -14,7 +14,7 @@ No request is given up while anything can change: running requests end, copies b
 running requests can go back to the queue. `stuck` is what is left then: no request has a row, and none of
 the waiting ones fits.
 
-Does not compute anything and does not commit: the engine does, and both work on CacheManager.
+Does not compute anything and does not commit: the engine does, and both work on the CacheManager.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, ownership: CacheManager, policy: str, chunk_tokens: int, bus: ev.EventBus,
+        self, cache_manager: CacheManager, policy: str, chunk_tokens: int, bus: ev.EventBus,
         options: ScheduleOptions | None = None,
     ) -> None:  # fmt: skip
-        self.ownership, self.bus = ownership, bus
+        self.cache_manager, self.bus = cache_manager, bus
         self.policy, self.chunk_tokens = policy, chunk_tokens
         self.options = options = options or ScheduleOptions()
         self.order = POLICIES[policy](options)
         # Under policies that do not look at the tree the order is all that counts.
-        self._in_batch = options.in_batch_prefix and policy in CACHE_AWARE and ownership.keep
-        self.future = FutureTokens(options, ownership.allocator.page_size)
+        self._in_batch = options.in_batch_prefix and policy in CACHE_AWARE and cache_manager.keep
+        self.future = FutureTokens(options, cache_manager.allocator.page_size)
         self.stats = Stats()
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # decoding: all but the last token have KV
@@ -85,11 +85,6 @@ class Scheduler:
         self.retracted: list[Request] = []  # in this step
         self.stuck: Request | None = None  # has no room even alone, and neither has any other
         self._last_order: tuple[Any, list[Request], list[Request]] = (None, [], [])
-
-    @property
-    def books(self) -> Stats:
-        """The old name of `stats`."""
-        return self.stats
 
     @property
     def live(self) -> list[Request]:
@@ -103,7 +98,7 @@ class Scheduler:
     @property
     def decodes_only(self) -> bool:
         """The next batch computes no prompt: no request is between chunks, and none can be admitted."""
-        return not self.chunking and not self._can_admit(self.ownership.rows.available)
+        return not self.chunking and not self._can_admit(self.cache_manager.rows.available)
 
     def _can_admit(self, rows: int) -> bool:
         """A request waits, and there is a row for it, or one that preemption could give it."""
@@ -113,8 +108,6 @@ class Scheduler:
     def requests(self) -> list[Request]:
         """All that have not finished."""
         return [*self.live, *self.waiting]
-
-    everyone = requests  # the old name
 
     def next_batch(self) -> Batch | None:
         """The next batch: prompts if there are any to compute, else decoding (or, with `mixed`, both);
@@ -127,7 +120,7 @@ class Scheduler:
             self._prefill(batch)
             if self.options.mixed or not batch.requests:
                 self._decode(batch)
-            if batch.requests or len(self.retracted) > before or self.ownership.settle():
+            if batch.requests or len(self.retracted) > before or self.cache_manager.wait_for_copies():
                 continue  # what was retracted made room, and what was copied is not locked any more
             if self.chunking:  # it began beside others: alone it may need less, or others may run instead
                 self.retract(self.chunking)
@@ -144,7 +137,7 @@ class Scheduler:
     def ordered(self) -> list[Request]:
         """The queue in the policy's order. What was found is used again as long as the tree holds the
         same tokens, and the whole order as long as the queue is the same, too."""
-        state, find = self._tree_state(), self.ownership.find
+        state, find = self._tree_state(), self.cache_manager.find
 
         def matched(request: Request) -> int:
             if request.found_at != state:
@@ -158,7 +151,7 @@ class Scheduler:
 
     def _find(self, request: Request) -> Prefix:
         """What the tree would match of a request now: the last look, unless the tree has changed since."""
-        found = request.found = self.ownership.find(request.key(), request.found)
+        found = request.found = self.cache_manager.find(request.key(), request.found)
         return found
 
     def _tree_state(self) -> tuple[int, int, int]:
@@ -168,9 +161,9 @@ class Scheduler:
         so both are as before only if nothing came and nothing went. (Splits change no match.) New weights
         leave all tokens where they are, and none of them match.
         """
-        tree = self.ownership.cache
+        tree = self.cache_manager.cache
         size = tree.evictable_size + tree.protected_size
-        return size, self.ownership.evicted_tokens, getattr(tree, "version", 0)
+        return size, self.cache_manager.evicted_tokens, getattr(tree, "version", 0)
 
     # ------------------------------------------------------------ prefill
 
@@ -194,7 +187,7 @@ class Scheduler:
                 self.bus.emit(ev.RequestDeferred(request.id, outcome.reason))
             # The first in order stays first: letting smaller ones pass would starve it. But without room even
             # alone it is passed: the pins may be held for a request that can run.
-            if outcome.for_room and (not budget.alone or self.ownership.copying):
+            if outcome.for_room and (not budget.alone or self.cache_manager.copying):
                 break
         if self.policy == "fair" and batch.admitted:  # no other policy asks who was passed
             last = max(map(rank, batch.admitted))
@@ -202,8 +195,8 @@ class Scheduler:
                 request.passes += rank(request) < last
 
     def _budget(self) -> PrefillBudget:
-        rows, reserve = self.ownership.rows.available, sum(map(self.future.slots, self.running))
-        return PrefillBudget(self.ownership, self.future, self.chunk_tokens, rows, reserve)
+        rows, reserve = self.cache_manager.rows.available, sum(map(self.future.slots, self.running))
+        return PrefillBudget(self.cache_manager, self.future, self.chunk_tokens, rows, reserve)
 
     def _try_admit(self, request: Request, budget: PrefillBudget) -> Admission | Refusal:
         """Admits a request, if need be by preempting running ones of smaller priority."""
@@ -214,14 +207,14 @@ class Scheduler:
                 budget.preempted(victims)
                 self.stats.preemptions += len(victims)
                 self.put_back(victims, by=request.id)
-                self.ownership.settle()
+                self.cache_manager.wait_for_copies()
                 return budget.try_admit(request, self._find(request))
         return outcome
 
     def _begin(self, request: Request, match: Any, batch: Batch, budget: PrefillBudget) -> None:
         """Gives an admitted request a row, and puts as much of its prompt as may be into the batch."""
-        cached = self.ownership.cached(request, match.length)
-        self.ownership.attach(request, match, cached)
+        cached = self.cache_manager.cached(request, match.length)
+        self.cache_manager.attach(request, match, cached)
         self.waiting.remove(request)
         batch.admitted.append(request)
         request.status = RUNNING
@@ -237,12 +230,12 @@ class Scheduler:
 
     def _extend(self, request: Request, batch: Batch, budget: PrefillBudget) -> bool:
         """Puts the next prompt tokens into the batch, as many as budget and room allow; False for none."""
-        ownership, page = self.ownership, self.ownership.allocator.page_size
+        cache_manager, page = self.cache_manager, self.cache_manager.allocator.page_size
         start = request.kv_len
-        room = ownership.room - (ownership.need_by_one(self.running) if self.options.mixed else 0)
+        room = cache_manager.room - (cache_manager.need_by_one(self.running) if self.options.mixed else 0)
         room = -start % page + room // page * page
         stop = min(start + budget.tokens, request.length, start + room)
-        if stop <= start or not ownership.extend(request, stop):
+        if stop <= start or not cache_manager.extend(request, stop):
             return False
         batch.add(request, start, prefill=True)
         budget.take(request, stop - start)
@@ -257,7 +250,7 @@ class Scheduler:
         due = self.policy == "fair" and request.passes >= options.fair_passes
         if due or self._find(request).length > options.in_batch_cached:
             return None
-        shared, other = in_batch_prefix(request, batch.requests, self.ownership.allocator.page_size)
+        shared, other = in_batch_prefix(request, batch.requests, self.cache_manager.allocator.page_size)
         if shared < options.in_batch_shared:
             return None
         request.has_waited = True  # whatever comes of it, next time it is tried
@@ -266,7 +259,7 @@ class Scheduler:
 
     def shortage(self, request: Request) -> tuple[int, int]:
         """Slots that `stuck` lacks room for, beside those of its tokens that pins hold; and these."""
-        shared = self.ownership.locked(request.key())
+        shared = self.cache_manager.locked(request.key())
         return self._budget().need(request, shared), shared
 
     # ------------------------------------------------------------ decode
@@ -281,12 +274,12 @@ class Scheduler:
         Beside prompts (`mixed`) there is room: they left it. A tree whose numbers are off would have the
         decoding wait for a step.
         """
-        while not self.ownership.make_room(self.ownership.need_by_one(self.running)):
+        while not self.cache_manager.make_room(self.cache_manager.need_by_one(self.running)):
             if batch.requests:
                 return
             self.retract(min(self.live, key=preemption.loss))
         if self.running:
-            self.ownership.extend_by_one(self.running)
+            self.cache_manager.extend_by_one(self.running)
         for request in self.running:
             batch.add(request, request.kv_len - 1, prefill=False)
 
@@ -312,7 +305,7 @@ class Scheduler:
         by: the request that they are preempted for. Else what they computed did not come or is of no use.
         """
         for request in requests:
-            freed = self.ownership.release(request, "released")
+            freed = self.cache_manager.release(request, "released")
             self.requeue(request)
             self.retracted.append(request)
             if self.bus.wants(ev.RequestRetracted):

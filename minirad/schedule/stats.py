@@ -46,6 +46,3 @@ class Stats:
         tally.requests += 1
         tally.tokens += request.length
         tally.cached += cached
-
-
-Books = Stats  # the old name
