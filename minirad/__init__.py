@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from minirad.engine import Engine
     from minirad.errors import InvariantError
     from minirad.model.load import resolve_model
+    from minirad.observe.recorder import Recorder
+    from minirad.observe.recording import Recording
     from minirad.outputs import GenerationOutput, StepReport
-    from minirad.record import Recorder, Recording
 
 _HOME = {
     "Engine": "engine",
@@ -24,8 +25,8 @@ _HOME = {
     "InvariantError": "errors",
     "RadixCache": "cache.radix_cache",
     "RadixKey": "cache.radix_cache",
-    "Recorder": "record",
-    "Recording": "record",
+    "Recorder": "observe.recorder",
+    "Recording": "observe.recording",
     "SamplingParams": "config",
     "StepReport": "outputs",
     "resolve_model": "model.load",

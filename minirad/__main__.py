@@ -132,7 +132,7 @@ def _recording(engine: Engine, path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    from minirad.record import Recorder
+    from minirad.observe.recorder import Recorder
 
     with Recorder(engine, path):
         yield
@@ -273,7 +273,7 @@ def _chat(args: argparse.Namespace) -> int:
 
 
 def _turn(engine: Engine, session: Any, line: str, params: Any) -> None:
-    from minirad import events as ev
+    from minirad.observe import events as ev
 
     admitted: list[ev.RequestAdmitted] = []
     unsubscribe = engine.bus.subscribe(ev.RequestAdmitted, admitted.append)

@@ -14,12 +14,12 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from minirad import errors
-from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.node import Slots
 from minirad.cache.prefix_cache import PrefixCache
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.intake import Intake
+from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput, Outbox, Pin, StepReport, StreamToken
 from minirad.parts import Parts, Prompt, Result
 from minirad.process_result import ResultProcessor

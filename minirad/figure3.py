@@ -30,10 +30,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.model.classroom.corpus import few_shot_header, few_shot_question
-from minirad.record import Frame, Recorder, Recording, ReplayState
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
+from minirad.observe.replay import Frame
 
 if TYPE_CHECKING:
     from pathlib import Path

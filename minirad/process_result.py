@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from minirad import events as ev
 from minirad.errors import InvariantError
+from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput, Outbox
 from minirad.parts import Result, Runner
 from minirad.schedule.cache_manager import CacheManager

@@ -37,7 +37,6 @@ import numpy as np
 from tqdm import tqdm
 
 from minirad import command
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.node import MAX_TOKEN
 from minirad.cache.radix_cache import RadixCache, RadixKey, Slots, as_int64
@@ -45,6 +44,7 @@ from minirad.config import EngineConfig, SamplingParams, ScheduleOptions, at_lea
 from minirad.doctor import EarlyBreak, diagnose, early_breaks
 from minirad.engine import Engine
 from minirad.errors import read_text, require
+from minirad.observe import events as ev
 from minirad.outputs import StepReport
 from minirad.parts import Parts, Result
 from minirad.schedule.policies import POLICIES as SCHEDULE

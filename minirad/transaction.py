@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from minirad.events import EventBus
+from minirad.observe.events import EventBus
 
 
 class Transaction:

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from minirad import errors
 from minirad.config import SamplingParams, drawn_seed
-from minirad.events import RequestAdded
 from minirad.frontend import Program
 from minirad.model.classroom import corpus
+from minirad.observe.events import RequestAdded
 from minirad.programs import programs
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def load(name_or_file: str | Path) -> Workload:
     with path.open("rb") as file:
         is_recording = file.read(13).removeprefix(b"\xef\xbb\xbf").startswith(b'{"minirad"')
     if is_recording:
-        from minirad.record import Recorder
+        from minirad.observe.recorder import Recorder
 
         return from_recording(Recorder.load(path), name=path.stem)
     try:

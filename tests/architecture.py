@@ -56,7 +56,8 @@ ROOMS: dict[str, Room] = {
     ),
     "policies": Room(
         "which leaf is evicted first, and which request is tried first",
-        ("minirad.cache.eviction", "minirad.cache.node", "minirad.schedule.policies"),
+        ("minirad.cache.eviction", "minirad.cache.node", "minirad.cache.other_policies",
+         "minirad.schedule.policies", "minirad.schedule.other_policies"),
         ("words",),
     ),
     "config": Room("every size and choice, checked", ("minirad.config",), ("words", "policies")),
@@ -76,7 +77,12 @@ ROOMS: dict[str, Room] = {
         ("minirad.schedule", "minirad.schedule.*"),
         (*_BASE, "cache"),
     ),
-    "kv": Room("where keys and values lie", ("minirad.kv", "minirad.kv.kv_pool"), ("words",), torch=True),
+    "kv": Room(
+        "where keys and values lie",
+        ("minirad.kv", "minirad.kv.kv_pool", "minirad.kv.poison"),
+        ("words",),
+        torch=True,
+    ),
     "attention": Room(
         "how tokens attend: the plan of a batch, the layer, the backend to read",
         ("minirad.attention", "minirad.attention.*"),

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from minirad import events as ev
 from minirad.attention.gather import GatherAttention
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.cache.radix_cache import RadixCache
@@ -20,6 +19,7 @@ from minirad.engine import Engine
 from minirad.errors import HostCopyError
 from minirad.model.llama import LlamaConfig, LlamaModel
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
+from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput, StepReport
 
 ROOT = Path(__file__).resolve().parents[1]  # of the repository

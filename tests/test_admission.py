@@ -10,10 +10,10 @@ import pytest
 from conftest import CheckedEngine
 from support import ColdReference, drive, listen
 
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
+from minirad.observe import events as ev
 from minirad.schedule.admission import RETRACT_MARGIN, FutureTokens, in_batch_prefix
 from minirad.schedule.request import Request
 from minirad.schedule.stats import Stats

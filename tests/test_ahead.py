@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from minirad import Recorder
-from minirad import events as ev
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.config import SamplingParams
 from minirad.engine import Engine
 from minirad.fast import graphs
+from minirad.observe import events as ev
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 

@@ -30,12 +30,10 @@ def test_the_path_is_the_engine_and_what_it_needs() -> None:
     assert not any(module.split(".")[-1] in ("events", "config", "errors") for module in reading_path())
 
 
-@pytest.mark.xfail(strict=True, reason="2,507 lines now")
 def test_the_path_can_be_read_in_an_evening() -> None:
     assert sum(map(lines_of, reading_path())) <= 2300
 
 
-@pytest.mark.xfail(strict=True, reason="464 lines now")
 def test_the_engine_is_short() -> None:
     assert len(text_of("minirad/engine.py").splitlines()) <= 420
 

@@ -11,7 +11,7 @@ from minirad.__main__ import main
 from minirad.bench import eviction, tiers
 from minirad.bench.streams import stream
 from minirad.cache.eviction import POLICIES
-from minirad.cache.hiradix_cache import HOST_WRITE
+from minirad.tiers.hiradix_cache import HOST_WRITE
 
 pytestmark = pytest.mark.slow
 

@@ -19,10 +19,10 @@ from support import ColdReference, drive, listen
 from test_preemption import foresees, reply
 
 from minirad import RadixCache, RadixKey
-from minirad import events as ev
 from minirad.config import HOST_WRITE, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
+from minirad.observe import events as ev
 
 MakeEngine = Callable[..., CheckedEngine]
 PAGES = (1, 2, 4)

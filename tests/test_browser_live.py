@@ -8,7 +8,7 @@ import time
 import pytest
 from browsers import CARDS, SEEK, at, browser, leaving, open_at, run_to_its_end, tab, until
 
-from minirad.record import Recorder
+from minirad.observe.recorder import Recorder
 from viz import live
 from viz.live import Driver, Live, Replay, Settings
 

@@ -19,11 +19,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES
 from minirad.cache.prefix_cache import Prefix
 from minirad.cache.radix_cache import Node, RadixCache, RadixKey
-from minirad.record import Recorder, ReplayState, bare_snapshot
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recorder import Recorder
+from minirad.observe.snapshot import bare_snapshot
 
 EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "80"))
 

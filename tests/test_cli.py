@@ -12,8 +12,8 @@ import torch
 
 from minirad.__main__ import main
 from minirad.engine import Engine
+from minirad.observe.recorder import Recorder
 from minirad.outputs import StreamToken
-from minirad.record import Recorder
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:

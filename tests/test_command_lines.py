@@ -20,8 +20,8 @@ import pytest
 from conftest import CheckedEngine
 
 from minirad import EngineConfig, RadixCache, RadixKey, Recorder, SamplingParams, command, resolve_model
-from minirad import events as ev
 from minirad.engine import Engine
+from minirad.observe import events as ev
 from minirad.workloads import load
 
 MakeEngine = Callable[..., CheckedEngine]

@@ -12,7 +12,7 @@ import pytest
 from test_live import Client, wait
 
 from minirad import workloads
-from minirad.record import Recorder
+from minirad.observe.recorder import Recorder
 from viz import live
 from viz.live import Driver, Live, Settings
 from viz.web.compare import Totals, difference

@@ -12,10 +12,10 @@ import torch
 from conftest import CheckedEngine, tiny_config
 from support import ColdReference, PlainCache, ScriptedModel, drive, listen
 
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.model.load import load_tokenizer, resolve_model
+from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput
 
 MakeEngine = Callable[..., CheckedEngine]

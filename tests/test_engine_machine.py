@@ -24,17 +24,19 @@ from hypothesis.stateful import (
 )
 from support import ColdReference, LateCopier, TransformersReference
 
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel, random_weights
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
 from minirad.outputs import GenerationOutput, Pin, StepReport
-from minirad.record import Recorder, Recording, ReplayState
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.policies import is_behind
 from minirad.schedule.request import Request
+from minirad.tiers.hiradix_cache import HOST_WRITE, HiRadixCache
 
 EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "60"))
 

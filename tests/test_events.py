@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from conftest import CheckedEngine
 
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.model.llama import LlamaModel
+from minirad.observe import events as ev
 from minirad.observe.event import ReplayState, event_type, forget
 from minirad.observe.reading import event_fields, parse_event
 from minirad.observe.recorder import Recorder

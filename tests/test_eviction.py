@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES, EvictionQueue, eviction_policy
 from minirad.cache.radix_cache import Node, RadixCache, RadixKey
+from minirad.observe import events as ev
 
 # Written down once more, apart from the code under test: smallest first, ties by node id.
 KEYS: dict[str, Callable[[Any], tuple[int, ...]]] = {

@@ -20,13 +20,13 @@ from test_mutants import FREED_TWICE, LOCK, LOCK_KEPT, NO_PAGES, NOT_REMAPPED, R
 from test_ownership import World
 
 from minirad import RadixCache, RadixKey
-from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.eviction import POLICIES
 from minirad.cache.radix_cache import Node
 from minirad.config import HOST_WRITE, SamplingParams
 from minirad.errors import HostCopyError, InvariantError
 from minirad.model.llama import LlamaModel, random_weights
+from minirad.observe import events as ev
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.scheduler import Scheduler
 from minirad.tiers.hiradix_cache import HiRadixCache, HostNode

@@ -33,10 +33,10 @@ import pytest
 from fault_support import Expected, require_nothing_held, small_model
 
 import minirad
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
+from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput, Pin
 
 INSIDE = str(Path(minirad.__file__).parent) + os.sep

@@ -22,12 +22,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import PlainCache
 
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.errors import HostCopyError
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
+from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput
 
 EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "60"))

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from minirad import events as ev
 from minirad import figure3
 from minirad.figure3 import KV_TOKENS, Panel, Strand, check_story, run
-from minirad.record import Recording
+from minirad.observe import events as ev
+from minirad.observe.recording import Recording
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES
-from minirad.record import Recording
+from minirad.observe import events as ev
+from minirad.observe.recording import Recording
 from viz import gallery, stories
 from viz.draw.dot import DotError, find_dot
 from viz.gallery import VISITS, Story, tell

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from minirad import EngineConfig, SamplingParams, figure3
-from minirad import events as ev
 from minirad.attention import AttentionBackend, BatchEntry, build_metadata
 from minirad.bench.dummy import dummy_config, dummy_model, dummy_weights
 from minirad.bench.gpu import AttentionCase, backend_for
@@ -32,6 +31,7 @@ from minirad.model.classroom.corpus import documents
 from minirad.model.classroom.score import EXAMS
 from minirad.model.llama import LlamaConfig, LlamaModel
 from minirad.model.load import load_tokenizer, load_weights, resolve_model
+from minirad.observe import events as ev
 
 CARD = torch.device("cuda")
 MISSING = what_is_missing(CARD if torch.cuda.is_available() else torch.device("cpu"), torch.bfloat16, 64)

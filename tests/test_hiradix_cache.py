@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from minirad import RadixKey
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES
 from minirad.errors import HostCopyError, InvariantError
+from minirad.observe import events as ev
 from minirad.tiers.hiradix_cache import HiRadixCache, HostNode
 
 

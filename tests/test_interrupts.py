@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from minirad import events as ev
 from minirad.config import SamplingParams
 from minirad.engine import Engine
+from minirad.observe import events as ev
 
 MakeEngine = Callable[..., Engine]
 PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11, 12], [20, 21, 22]]

@@ -15,9 +15,10 @@ import pytest
 from support import LateCopier
 
 from minirad import RadixCache, RadixKey
-from minirad import events as ev
-from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache, HostNode
-from minirad.cache.kv_events import (
+from minirad.config import SamplingParams
+from minirad.engine import Engine
+from minirad.observe import events as ev
+from minirad.observe.kv_events import (
     CPU,
     GPU,
     AllBlocksCleared,
@@ -32,8 +33,7 @@ from minirad.cache.kv_events import (
     from_dict,
     rebuild,
 )
-from minirad.config import SamplingParams
-from minirad.engine import Engine
+from minirad.tiers.hiradix_cache import HOST_WRITE, HiRadixCache, HostNode
 
 MakeEngine = Callable[..., Engine]
 
@@ -226,7 +226,7 @@ def test_pairs_are_told_as_pairs() -> None:
 
 SAID_ELSEWHERE = """
 from minirad import RadixCache, RadixKey
-from minirad.cache.kv_events import KVEventStream, block_hash
+from minirad.observe.kv_events import KVEventStream, block_hash
 print(block_hash(b"", b"abcd"))
 cache = RadixCache(2)
 KVEventStream(cache, print)

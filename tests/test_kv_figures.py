@@ -11,10 +11,11 @@ from itertools import pairwise
 import pytest
 from PIL import Image
 
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
-from minirad.record import Recorder, Recording
+from minirad.observe import events as ev
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
 from viz import kv
 from viz.draw.charts import shown
 from viz.trace import Trace

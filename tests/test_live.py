@@ -17,7 +17,7 @@ import pytest
 from support import ROOT
 from tornado.websocket import websocket_connect
 
-from minirad.record import Recorder
+from minirad.observe.recorder import Recorder
 from viz import live
 from viz.draw import tree
 from viz.live import Driver, Live, Replay, Settings

@@ -9,10 +9,11 @@ import pytest
 from conftest import CheckedEngine
 from support import ColdReference, drive, listen
 
-from minirad import events as ev
 from minirad.config import SamplingParams
 from minirad.model.llama import LlamaModel
-from minirad.record import Recorder, ReplayState
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recorder import Recorder
 
 MakeEngine = Callable[..., CheckedEngine]
 SYSTEM = list(range(5, 13))

@@ -14,11 +14,11 @@ from conftest import CheckedEngine
 from support import ColdReference, LateCopier, drive, listen
 
 from minirad import RadixCache, RadixKey
-from minirad import events as ev
-from minirad.cache.kv_events import namespace_of
 from minirad.config import HOST_WRITE, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
+from minirad.observe import events as ev
+from minirad.observe.kv_events import namespace_of
 from minirad.tiers.hiradix_cache import HiRadixCache
 
 MakeEngine = Callable[..., CheckedEngine]

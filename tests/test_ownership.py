@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import Node, RadixCache, RadixKey
 from minirad.config import SamplingParams
 from minirad.errors import InvariantError
+from minirad.observe import events as ev
 from minirad.schedule.cache_manager import CacheManager, path_slots
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request

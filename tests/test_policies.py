@@ -14,11 +14,11 @@ import pytest
 from conftest import CheckedEngine
 from support import drive, listen
 
-from minirad import events as ev
 from minirad.__main__ import main
 from minirad.bench.schedule import PASSES, Load, run_load
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams, ScheduleOptions
+from minirad.observe import events as ev
 from minirad.schedule.other_policies import dfs_weight, fair, lof, shuffled
 from minirad.schedule.policies import CACHE_AWARE, POLICIES, fcfs, is_behind, lpm
 from minirad.schedule.request import Request

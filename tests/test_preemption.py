@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import ColdReference, PlainCache, drive, listen
 
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
+from minirad.observe import events as ev
 from minirad.schedule.preemption import slots_given_up
 
 MakeEngine = Callable[..., CheckedEngine]

@@ -297,7 +297,7 @@ def test_company_changes_nothing_and_the_same_run_gives_the_same_schedule(
     def schedule() -> list[Any]:
         fresh = CheckedEngine(EngineConfig(kv_tokens=300), model=classroom[0], tokenizer=classroom[1])
         batches: list[Any] = []
-        from minirad.events import BatchScheduled
+        from minirad.observe.events import BatchScheduled
 
         fresh.bus.subscribe(BatchScheduled, batches.append)
         run_many(fresh, [*jobs, (capital, "Chile"), (self_consistency, "Name a fruit.")])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minirad import events as ev
 from minirad.cache.radix_cache import InsertResult, MatchResult, Node, RadixCache, RadixKey, as_int64
 from minirad.errors import InvariantError
+from minirad.observe import events as ev
 
 PAGES = (1, 2, 4, 16)
 A, B, C, D, E = 11, 12, 13, 14, 15

@@ -12,11 +12,14 @@ import pytest
 from conftest import CheckedEngine
 from support import PlainCache, drive
 
-from minirad import events as ev
 from minirad import recording_file
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams
-from minirad.record import Frame, Recorder, Recording, ReplayState
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
+from minirad.observe.replay import Frame
 
 MakeEngine = Callable[..., CheckedEngine]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]

@@ -18,7 +18,8 @@ from conftest import CheckedEngine
 from support import PlainCache
 
 from minirad.config import SamplingParams
-from minirad.record import Recorder, Recording
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
 from viz import kv
 from viz.draw import tree
 from viz.fork import fork

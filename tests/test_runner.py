@@ -13,12 +13,12 @@ import torch
 from conftest import CheckedEngine
 
 from minirad import Recorder
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.fast.fused_llama import FusedLlama, OneDnnLlama, faster, fused_runs
 from minirad.fast.graphs import batch_sizes
 from minirad.model.llama import LlamaModel, rms_norm
+from minirad.observe import events as ev
 
 MakeEngine = Callable[..., CheckedEngine]
 gpu = [

@@ -10,9 +10,9 @@ import pytest
 from conftest import CheckedEngine
 from support import PlainCache, drive, listen
 
-from minirad import events as ev
 from minirad.config import SamplingParams
 from minirad.errors import InvariantError
+from minirad.observe import events as ev
 from minirad.observe.check import lengths
 from minirad.schedule.policies import fcfs, lpm
 from minirad.schedule.req_to_token import ReqToTokenPool

@@ -8,9 +8,9 @@ import re
 import pytest
 from support import ROOT
 
-from minirad import events as ev
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION
+from minirad.observe import events as ev
 from viz import live
 
 pytestmark = pytest.mark.slow

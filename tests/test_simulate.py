@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minirad import events as ev
 from minirad.__main__ import main
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.radix_cache import RadixKey
 from minirad.config import SamplingParams, ScheduleOptions
+from minirad.observe import events as ev
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.simulate import (
     Answer,

@@ -13,12 +13,13 @@ import ipywidgets
 import pytest
 from PIL import Image
 
-from minirad import events as ev
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.errors import InvariantError
 from minirad.model.classroom import corpus
-from minirad.record import Recorder, Recording
+from minirad.observe import events as ev
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
 from viz import words
 from viz.draw.dot import find_dot
 from viz.fork import evict_by_hand, fork, forked_config

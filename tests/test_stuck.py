@@ -21,18 +21,18 @@ from conftest import TINY, CheckedEngine, tiny_config
 from mutants import Mutant, attribute, instead, says, while_in
 from support import LateCopier, PlainCache, drive
 
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine, Pin
 from minirad.model.llama import LlamaModel, random_weights
+from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput, StepReport
 from minirad.schedule.admission import PrefillBudget
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Scheduler
+from minirad.tiers.hiradix_cache import HOST_WRITE, HiRadixCache
 
 GAMES = int(os.environ.get("MINIRAD_STUCK_GAMES", "8"))
 TEXT = [3, 3, 4, 3, 5, 3, 6, 3, 7, 3, 8, 3, 9, 3, 10, 3, 11, 3, 4, 4, 5, 4, 6, 4]

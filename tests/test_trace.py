@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from minirad import events as ev
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams
-from minirad.record import Recorder
+from minirad.observe import events as ev
+from minirad.observe.recorder import Recorder
 from viz.trace import Trace, decoder_from, ids_as_text, path_of, summary
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minirad.cache.radix_cache import RadixCache, RadixKey
-from minirad.record import Recorder
+from minirad.observe.recorder import Recorder
 from viz.draw import dot, tree
 from viz.trace import STATUSES, Trace, View, ids_as_text
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from minirad.figure3 import Panel, run
-from minirad.record import Recording
+from minirad.observe.recording import Recording
 from viz import figure3
 from viz.draw.dot import DotError, find_dot
 from viz.trace import Trace

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from minirad import Engine, EngineConfig, Recorder, SamplingParams
-from minirad import events as ev
 from minirad.model.llama import LlamaConfig, LlamaModel, random_weights
-from minirad.record import Recording, ReplayState
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recording import Recording
 from viz import kv, live
 from viz.draw import tree
 from viz.draw.dot import DotError

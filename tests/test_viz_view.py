@@ -12,8 +12,8 @@ from support import PlainCache, drive
 
 import viz
 from minirad import Engine, EngineConfig, Recorder, SamplingParams
-from minirad import events as ev
-from minirad.record import Recording
+from minirad.observe import events as ev
+from minirad.observe.recording import Recording
 from viz import kv
 from viz.notebook.panels import Ledger, pool_cells
 from viz.trace import Trace, ids_as_text

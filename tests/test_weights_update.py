@@ -14,13 +14,15 @@ from conftest import CheckedEngine, tiny_config
 from support import ColdReference, LateCopier, PlainCache, drive, listen
 
 from minirad import RadixCache, RadixKey
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES
 from minirad.config import HOST_WRITE, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel, random_weights
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
 from minirad.outputs import GenerationOutput
-from minirad.record import Recorder, Recording, ReplayState
 from minirad.tiers.hiradix_cache import HiRadixCache, HostNode
 
 MakeEngine = Callable[..., CheckedEngine]

@@ -22,19 +22,20 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 from support import TransformersReference
 from test_engine_machine import EngineMachine, Watch, check_recording, options
 
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.cache.hiradix_cache import HOST_WRITE, HiRadixCache
 from minirad.cache.radix_cache import RadixKey
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.errors import HostCopyError
-from minirad.kv.host_tier import HostTier
 from minirad.model.llama import LlamaModel, random_weights
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recorder import Recorder
 from minirad.outputs import GenerationOutput, StepReport
-from minirad.record import Recorder, ReplayState
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.request import Request
+from minirad.tiers.hiradix_cache import HOST_WRITE, HiRadixCache
+from minirad.tiers.host_tier import HostTier
 
 EXAMPLES = int(os.environ.get("MINIRAD_WHOLE_EXAMPLES", "30"))
 STEPS = 40  # rules in a game

@@ -9,9 +9,9 @@ import pytest
 
 from minirad import workloads
 from minirad.config import EngineConfig, SamplingParams
-from minirad.events import RequestAdded
 from minirad.model.classroom import corpus
-from minirad.record import Recorder
+from minirad.observe.events import RequestAdded
+from minirad.observe.recorder import Recorder
 from minirad.workloads import Player, Session, Turn, Workload
 
 

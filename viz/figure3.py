@@ -28,8 +28,8 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from minirad.figure3 import Panel, add_options, caption, check_story, holds, run
-from minirad.record import Recording
-from minirad.snapshot import State
+from minirad.observe.recording import Recording
+from minirad.observe.snapshot import State
 from viz.draw.dot import DotError, run_dot
 from viz.draw.tree import SANS, STYLES, escape, svg
 from viz.trace import Trace

@@ -18,13 +18,15 @@ from typing import Any
 
 import torch
 
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.model.load import CLASSROOM, SMOLLM2
 from minirad.model.smollm2 import packaged_gguf
-from minirad.record import Frame, Recorder, Recording
+from minirad.observe import events as ev
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
+from minirad.observe.replay import Frame
 from minirad.workloads import recorded_request
 from viz.trace import local_folder
 

@@ -25,10 +25,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from minirad import events as ev
 from minirad import figure3
 from minirad.cache.eviction import POLICIES
-from minirad.record import Recording
+from minirad.observe import events as ev
+from minirad.observe.recording import Recording
 from viz import figure3 as nine
 from viz.draw import tree
 from viz.draw.dot import DotError

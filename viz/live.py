@@ -42,7 +42,7 @@ from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
 from minirad.config import HOST_WRITE
 from minirad.errors import InvariantError
 from minirad.model.load import resolve_model
-from minirad.record import Recorder
+from minirad.observe.recorder import Recorder
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.draw.dot import DotError
 from viz.web.commands import COMMANDS, FASTEST, make_run

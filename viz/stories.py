@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minirad import events as ev
 from minirad import figure3
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.classroom.corpus import chat_text, message
 from minirad.model.load import load_tokenizer, resolve_model
-from minirad.record import Recorder, Recording
+from minirad.observe import events as ev
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
 from viz.trace import VICTIMS, Trace
 
 

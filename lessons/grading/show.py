@@ -22,8 +22,8 @@ STYLE = (
 
 def tree_svg(state: dict[str, Any]) -> str:
     """A tree's snapshot as SVG; token ids are shown as numbers, or as its "words" say."""
+    from viz.draw.tree import tree_svg as draw
     from viz.trace import View
-    from viz.tree import tree_svg as draw
 
     status = {node["id"]: "locked" if node["lock_ref"] else "cached" for node in state["nodes"]}
     view = View(

@@ -18,7 +18,6 @@ import torch
 from tqdm import tqdm
 
 from minirad import command
-from minirad import events as ev
 from minirad.bench.dummy import SHAPES, dummy_model
 from minirad.bench.engine import make_prompts, processor
 from minirad.cache.radix_cache import RadixCache
@@ -26,7 +25,8 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.machine import choose_device
 from minirad.model.load import load_model, resolve_model
-from minirad.record import Recorder
+from minirad.observe import events as ev
+from minirad.observe.recorder import Recorder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -34,12 +34,12 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from minirad import events as ev
 from minirad.bench.tables import cpu_clock, table
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.command import above_zero, positive
 from minirad.config import SamplingParams, ScheduleOptions
+from minirad.observe import events as ev
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.policies import POLICIES, is_behind
 from minirad.schedule.req_to_token import ReqToTokenPool

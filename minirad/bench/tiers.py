@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from minirad import events as ev
 from minirad.bench.engine import processor
 from minirad.bench.tables import table
 from minirad.command import above_zero, positive
@@ -27,6 +26,7 @@ from minirad.engine import Engine
 from minirad.frontend.player import send_due
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, load_tokenizer, resolve_model
+from minirad.observe import events as ev
 from minirad.simulate import endless, from_workload
 from minirad.traces import tokenizer
 from minirad.workloads import Player, Session, Turn, Workload, load

@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minirad import events as ev
 from minirad.cache.eviction import POLICIES, EvictionPolicy, EvictionQueue
 from minirad.cache.eviction import eviction_policy as policy_named
 from minirad.cache.node import SLOT_BYTES, Node, RadixKey, Slots
 from minirad.cache.prefix_cache import Prefix, TreeHooks
 from minirad.errors import InvariantError, as_int64, said, whole
+from minirad.observe import events as ev
 from minirad.rooms import room
 
 __all__ = [

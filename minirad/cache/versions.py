@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minirad import events as ev
 from minirad.cache.eviction import EvictionPolicy
 from minirad.cache.node import Namespace, Node
+from minirad.observe import events as ev
 
 if TYPE_CHECKING:
     from minirad.cache.radix_cache import RadixCache

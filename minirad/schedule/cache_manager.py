@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from minirad import events as ev
 from minirad import rooms
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.node import RadixKey, Slots
 from minirad.cache.prefix_cache import Prefix, PrefixCache, path_slots
 from minirad.errors import require
+from minirad.observe import events as ev
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 

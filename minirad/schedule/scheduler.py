@@ -22,10 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from minirad import events as ev
 from minirad.cache.prefix_cache import Prefix
 from minirad.config import ScheduleOptions
 from minirad.errors import require
+from minirad.observe import events as ev
 from minirad.schedule import preemption
 from minirad.schedule.admission import Admission, FutureTokens, PrefillBudget, Refusal, in_batch_prefix
 from minirad.schedule.cache_manager import CacheManager

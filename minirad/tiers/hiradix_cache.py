@@ -35,7 +35,6 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.eviction import EvictionPolicy, EvictionQueue
 from minirad.cache.eviction import eviction_policy as policy_named
@@ -44,6 +43,7 @@ from minirad.cache.prefix_cache import Prefix
 from minirad.cache.radix_cache import NO_PRIORITY, EvictResult, MatchResult, RadixCache, Walk
 from minirad.config import HOST_WRITE
 from minirad.errors import as_int64, require, whole
+from minirad.observe import events as ev
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
 

@@ -19,8 +19,9 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.utils import PlotlyJSONEncoder
 
-from minirad.record import Recording, ReplayState
-from minirad.snapshot import State
+from minirad.observe.event import ReplayState
+from minirad.observe.recording import Recording
+from minirad.observe.snapshot import State
 from viz.draw.still import still
 from viz.trace import Decode, View, decoder_for, has_tiers
 from viz.view.pool import HostPage, PoolPage, host_pages, pages

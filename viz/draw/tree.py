@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from minirad.snapshot import State
+from minirad.observe.snapshot import State
 from viz.draw.dot import run_dot
 from viz.trace import Decode, View, has_tiers, text_tokens, tier_of, units
 from viz.view.text import pretty, visible

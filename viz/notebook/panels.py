@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minirad import events as ev
-from minirad.record import Recording
+from minirad.observe import events as ev
+from minirad.observe.recording import Recording
 from viz.draw.charts import OWNERS
 from viz.trace import (
     Decode,

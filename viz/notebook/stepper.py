@@ -35,9 +35,10 @@ from minirad.config import SamplingParams
 from minirad.engine import Engine
 from minirad.errors import InvariantError
 from minirad.model.classroom import corpus
-from minirad.record import Recorder, Recording
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
+from minirad.observe.snapshot import State
 from minirad.schedule.policies import POLICIES as SCHEDULE
-from minirad.snapshot import State
 from viz.draw.dot import DotError
 from viz.draw.tree import Options, tree_png, tree_svg
 from viz.fork import changeable_policy, evict_by_hand, fork

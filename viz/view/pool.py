@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from minirad.record import ReplayState
-from minirad.snapshot import State
+from minirad.observe.event import ReplayState
+from minirad.observe.snapshot import State
 from viz.trace import Decode, View, has_tiers, ids_as_text, key_tokens, tier_of
 
 

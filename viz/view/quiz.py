@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from minirad import events as ev
-from minirad.snapshot import State
+from minirad.observe import events as ev
+from minirad.observe.snapshot import State
 from viz.trace import VICTIMS, Trace, View, units
 from viz.view.victims import Victim, victims
 

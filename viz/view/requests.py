@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minirad import events as ev
-from minirad.record import Frame, Recording
-from minirad.snapshot import State
+from minirad.observe import events as ev
+from minirad.observe.recording import Recording
+from minirad.observe.replay import Frame
+from minirad.observe.snapshot import State
 from viz.trace import Decode, decoder_for
 
 # What a request does, by its phase, in a step in which it is not computed.

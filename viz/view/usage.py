@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from minirad import events as ev
-from minirad.record import Frame, Recording, ReplayState
-from minirad.snapshot import State
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recording import Recording
+from minirad.observe.replay import Frame
+from minirad.observe.snapshot import State
 from viz.trace import host_used
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minirad import events as ev
-from minirad.record import Recording, ReplayState
-from minirad.snapshot import State
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.recording import Recording
+from minirad.observe.snapshot import State
 from viz.trace import VICTIMS, Decode, Trace, View, decoder_for, evictable_leaves, text_tokens, units
 
 AnyEviction = ev.NodeEvicted | ev.NodeDemoted | ev.HostEvicted

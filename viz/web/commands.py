@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from minirad import events as ev
 from minirad import workloads
 from minirad.config import EngineConfig, SamplingParams
-from minirad.record import Frame, Recording
+from minirad.observe import events as ev
+from minirad.observe.recording import Recording
+from minirad.observe.replay import Frame
 from viz.fork import evict_by_hand, forked_config, require_here
 from viz.view.text import asked_text
 from viz.web.compare import Pair, Shown

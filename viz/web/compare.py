@@ -15,7 +15,7 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from minirad import events as ev
+from minirad.observe import events as ev
 from viz.web.page import Page
 from viz.web.runs import Replay, Run
 from viz.web.settings import Settings

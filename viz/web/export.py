@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minirad import command
-from minirad import events as ev
+from minirad.observe import events as ev
 from viz.draw import tree
 from viz.draw.dot import find_dot
 from viz.trace import MARKS, Trace, summary

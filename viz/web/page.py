@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
-from minirad import events as ev
-from minirad.record import Frame, ReplayState, apply_frame
-from minirad.snapshot import State
+from minirad.observe import events as ev
+from minirad.observe.event import ReplayState
+from minirad.observe.replay import Frame, apply_frame
+from minirad.observe.snapshot import State
 from viz.draw import tree
 from viz.trace import (
     MARKS,

@@ -17,7 +17,8 @@ from pathlib import Path
 from minirad import workloads
 from minirad.engine import Engine
 from minirad.frontend.player import send_due
-from minirad.record import Recorder, Recording
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
 from minirad.workloads import Workload
 from viz.fork import changeable_policy
 from viz.trace import Trace, decoder_of
