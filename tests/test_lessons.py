@@ -1,6 +1,6 @@
 """Every lesson that has exercises: stubs score nothing, right solutions everything, wrong ones not all.
 
-Solutions and mutants run in this process; tests/test_grading_isolation.py has the child processes.
+Solutions and mutants run in this process; tests/course/test_grading_isolation.py has the child processes.
 """
 
 from __future__ import annotations

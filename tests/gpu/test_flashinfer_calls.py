@@ -2,7 +2,7 @@
 
 The stand-in also computes, slowly and by the book, what the lists that it was given ask for. So a wrong
 indptr, page count, mask or target shows as a wrong answer, and a wrong argument name as a TypeError. What
-it cannot show is that the kernels themselves are right: tests/test_gpu.py does that on a card.
+it cannot show is that the kernels themselves are right: tests/gpu/test_gpu.py does that on a card.
 """
 
 from __future__ import annotations

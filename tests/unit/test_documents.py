@@ -19,11 +19,11 @@ from pathlib import Path
 
 import architecture
 import pytest
+from support import ROOT
 from test_recipes import BLOCK
 
 from minirad.__main__ import main
 
-ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -116,7 +116,7 @@ def test_every_command_is_known_to_a_test(name: str, command: str) -> None:
         "python tests/architecture.py",
         ".ci/run",
     )
-    assert command.startswith(known), f"{name}: say in tests/test_documents.py how `{command}` is tried"
+    assert command.startswith(known), f"{name}: say in tests/unit/test_documents.py how `{command}` is tried"
 
 
 def test_the_readme_has_two_commands() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support import ROOT
 
-ROOT = Path(__file__).parent.parent
 RECIPES = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("\n## Recipes\n")[2]
 BLOCK = re.compile(r"(?P<before>[^\n]*(?:\n[^\n]+)*)\n\n```(?P<kind>\w*)\n(?P<code>.*?)\n```", re.DOTALL)
 

@@ -1,7 +1,7 @@
 """The Triton kernels without a GPU: Triton's interpreter runs them, program by program, on small shapes.
 
 It says nothing of speed, of reading ahead or of programs that run at once: on a GPU, others do (see
-tests/test_ops.py). Skipped where the package triton is not installed.
+tests/gpu/test_ops.py). Skipped where the package triton is not installed.
 """
 
 from __future__ import annotations
