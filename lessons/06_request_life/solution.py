@@ -1,4 +1,4 @@
-"""Lesson 06, solved on plain lists. minirad/schedule/cache_manager.py and scheduler.py do it for the engine."""
+"""Lesson 06, solved on plain lists. schedule/cache_manager.py and scheduler.py do it for the engine."""
 
 from __future__ import annotations
 
