@@ -31,6 +31,7 @@ import traitlets
 from IPython import get_ipython
 
 from minirad.cache.eviction import POLICIES as EVICTION
+from minirad.cache.prefix_cache import TreeHooks
 from minirad.config import SamplingParams
 from minirad.engine import Engine
 from minirad.errors import InvariantError
@@ -409,7 +410,7 @@ class Stepper:
         return True
 
     def _forked(self, engine: Engine, changes: dict[str, Any]) -> tuple[Engine, Recorder]:
-        if not getattr(engine.cache, "eviction_policies", ()):  # a fork chooses its tree by the config
+        if not isinstance(engine.cache, TreeHooks):  # a fork chooses its tree by the config
             raise ValueError(
                 f"this engine runs on a tree of its own ({type(engine.cache).__name__}): a fork would run on "
                 "minirad's, and show another tree than yours. Make a new engine with a new tree instead."

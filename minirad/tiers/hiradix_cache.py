@@ -215,6 +215,10 @@ class HiRadixCache(RadixCache):
             cost += shared // key.width if child.lock_ref == 0 else 0
         return found._replace(length=length, cost=cost)
 
+    def peek(self, key: RadixKey) -> int:
+        """How many units would match *on the device*, rounded down to whole pages. Changes nothing."""
+        return self.find(key).length
+
     def peek_tiers(self, key: RadixKey) -> tuple[int, int]:
         """How many units match on the device, and how many more after them on the host."""
         found = self.find(key)
