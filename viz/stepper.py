@@ -597,7 +597,7 @@ class Output:
 
     def _engine_controls(self, engine: Engine) -> dict[str, Any]:
         step, config = self.stepper, engine.config
-        own = bool(getattr(engine.cache, "eviction_policies", ()))
+        own = isinstance(engine.cache, TreeHooks)
         hits, refused = self._hits()
         present = "The past is on view: a prompt goes to the present, or fork from here."
         return {
