@@ -16,7 +16,7 @@ from typing import Any
 from minirad import errors
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.node import Slots
-from minirad.cache.prefix_cache import PrefixCache
+from minirad.cache.prefix_cache import PrefixCache, TreeHooks
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.intake import Intake
 from minirad.observe import events as ev
@@ -318,12 +318,12 @@ class Engine:
 
         ValueError names the policies that there are, or the tree that decides itself (a student's).
         """
-        if not self.cache_manager.tree.eviction_policies:
+        if not (isinstance(self.cache, TreeHooks) and self.cache.eviction_policies):
             raise ValueError(
                 f"{type(self.cache).__name__} decides itself who is evicted: its policy cannot be changed"
             )
         with self.transaction:
-            self.cache_manager.tree.eviction_policy = name
+            self.cache.eviction_policy = name
 
     def update_weights(self, model: Any) -> None:
         """Goes on with other weights of the same shape: nothing that the old ones computed is used again.

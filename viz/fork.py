@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from minirad.cache.eviction import POLICIES
+from minirad.cache.prefix_cache import TreeHooks
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.model.load import CLASSROOM, SMOLLM2
@@ -83,7 +84,7 @@ def evict_by_hand(engine: Engine, tokens: int) -> int:
 
 def changeable_policy(engine: Engine) -> str:
     """The eviction policy that may be changed in a running engine; "" where the tree decides itself."""
-    return str(engine.cache_manager.tree.eviction_policy)
+    return engine.cache.eviction_policy if isinstance(engine.cache, TreeHooks) else ""
 
 
 def forked_config(recording: Recording, **changes: Any) -> EngineConfig:

@@ -169,7 +169,8 @@ class RadixCache(TreeHooks):
         and can be locked. Touches the path; counts a hit on it unless told not to.
         found: what `find` said of this key.
         """
-        path, end = self._touch(self.find(key, found).walk, count_hit, NO_PRIORITY)
+        walk = self._walk(key) if found is None else self.find(key, found).walk
+        path, end = self._touch(walk, count_hit, NO_PRIORITY)
         if not path:
             return MatchResult(np.empty(0, dtype=np.int64), 0, self.root)
         return MatchResult(_unpack([node.packed for node in path]), end // key.width, path[-1])

@@ -219,6 +219,10 @@ class HiRadixCache(RadixCache):
         inside = child is not None and child.packed and child.lock_ref == 0
         return int(cost) + (int(shared) // int(found.key.width) if inside else 0)
 
+    def peek(self, key: RadixKey) -> int:
+        """How many units would match *on the device*, rounded down to whole pages. Changes nothing."""
+        return self.find(key).length
+
     def peek_tiers(self, key: RadixKey) -> tuple[int, int]:
         """How many units match on the device, and how many more after them on the host."""
         found = self.find(key)
@@ -232,7 +236,8 @@ class HiRadixCache(RadixCache):
 
         Under write_through_selective, nodes hit for the second time begin to be copied.
         """
-        path, end = self._touch(self.find(key, found).walk, count_hit, NO_PRIORITY)
+        walk = self._walk(key) if found is None else self.find(key, found).walk
+        path, end = self._touch(walk, count_hit, NO_PRIORITY)
         nodes = cast("list[HostNode]", path)
         device = [node for node in nodes if node.packed]
         below = nodes[len(device) :]

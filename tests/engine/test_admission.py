@@ -363,7 +363,7 @@ def test_samples_count_their_prompt_once(make_engine: MakeEngine) -> None:
 
 def test_no_tokens_no_rate(make_engine: MakeEngine) -> None:
     assert Stats().hit_rate is None
-    assert make_engine().books.hit_rate is None
+    assert make_engine().stats.hit_rate is None
 
 
 # ---------------------------------------------------------------------- options

@@ -342,13 +342,13 @@ def test_a_stream_that_is_interrupted_while_it_is_left_leaves_nothing(
     stream = engine.stream([5, 6, 7], LONG)
     while engine.overlap.steps < 2:
         next(stream)
-    settle = engine.overlap.drain
+    drain = engine.overlap.drain
 
     def press() -> None:
         signal.raise_signal(signal.SIGINT)
-        settle()
+        drain()
 
-    monkeypatch.setattr(engine.overlap, "settle", press)
+    monkeypatch.setattr(engine.overlap, "drain", press)
     with pytest.raises(KeyboardInterrupt):
         stream.close()
     assert not engine.has_work

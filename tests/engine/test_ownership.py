@@ -79,7 +79,7 @@ class World:
         self.own.check(self.live, self.pins)
 
     @property
-    def books(self) -> tuple[int, int, int]:
+    def stats(self) -> tuple[int, int, int]:
         return self.allocator.available, self.cache.evictable_size, self.cache.protected_size
 
 
@@ -217,7 +217,7 @@ def test_without_a_tree_a_finished_request_frees_everything(world: World) -> Non
     assert forgetful.line(request) and forgetful.cache.total_size == 0
     forgetful.check()
     forgetful.end(request)
-    assert forgetful.books == (64 * world.page, 0, 0)
+    assert forgetful.stats == (64 * world.page, 0, 0)
 
 
 def test_priority_reaches_the_node(world: World) -> None:

@@ -99,7 +99,7 @@ def test_no_old_node_matches_in_any_tier(tiers: str | None, page: int, seed: int
     cache.check()
     assert (cache.total_size, getattr(cache, "host_size", 0)) == held
     for key in keys:
-        assert cache.find(key)[:2] == (0, 0)
+        assert (cache.find(key).length, cache.find(key).cost) == (0, 0)
         match = cache.match_prefix(key)
         assert (match.length, match.host_length, match.last_node) == (0, 0, cache.root)
     for key in keys:  # the new ones' nodes stand beside the old ones

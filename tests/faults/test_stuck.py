@@ -588,7 +588,7 @@ def _none_locked(able: bool) -> Callable[[Broken], Broken]:
 
 MUTANTS = [
     (6, instead("who was retracted made no room", NEXT, _stops_at_a_retraction)),
-    (10, while_in(NEXT, (CacheManager, "settle"), says(False), "copies are not waited for")),
+    (10, while_in(NEXT, (CacheManager, "wait_for_copies"), says(False), "copies are not waited for")),
     (155, GOES_ON),
     (6, instead("the only one stays", DECODE, _ends_where_one_stays)),
     (

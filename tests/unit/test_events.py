@@ -19,7 +19,8 @@ from minirad.observe.reading import event_fields, parse_event
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import State
-from viz import panels, tree
+from viz import tree
+from viz.notebook import panels
 from viz.page import Page
 from viz.trace import Trace, ids_as_text, summary
 from viz.web.export import page_data

@@ -360,10 +360,11 @@ def test_what_is_found_says_what_locking_the_match_takes(page: int) -> None:
     for query in queries:
         cache = planted()
         foreseen = cache.find(RadixKey(query))
+        length, cost = foreseen.length, foreseen.cost
         found = match(cache, query)
-        assert found.length == foreseen.length == cache.peek(RadixKey(query))
+        assert found.length == length == cache.peek(RadixKey(query))
         before = cache.evictable_size
-        assert cache.inc_lock_ref(found.last_node) == foreseen.cost == before - cache.evictable_size
+        assert cache.inc_lock_ref(found.last_node) == cost == before - cache.evictable_size
         cache.check()
 
 
@@ -373,10 +374,12 @@ def test_one_walk_is_enough_for_looking_and_matching(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(RadixCache, "_walk", lambda self, key: walks.append(key) or real(self, key))
     key = RadixKey([1, 2, 3, 9])
     found = cache.find(key)
-    assert found[:2] == (3, 3) and len(walks) == 1
+    assert (found.length, found.cost) == (3, 3) and len(walks) == 1
     cache.inc_lock_ref(cache.root.children[(None, False), RadixKey([1]).data])  # locks change the cost only
-    assert cache.find(RadixKey([1, 2, 3, 9]), found)[:2] == (3, 0) and len(walks) == 1
-    assert cache.find(RadixKey([1, 2]), found)[:2] == (2, 0) and len(walks) == 2, "another key"
+    again = cache.find(RadixKey([1, 2, 3, 9]), found)
+    assert (again.length, again.cost) == (3, 0) and len(walks) == 1
+    other = cache.find(RadixKey([1, 2]), found)
+    assert (other.length, other.cost) == (2, 0) and len(walks) == 2, "another key"
     end = cache.match_prefix(key, found=found).last_node  # splits
     assert len(end) == 3 and len(walks) == 2
     assert cache.match_prefix(key, found=found).last_node is end and len(walks) == 3, "the tree has changed"
