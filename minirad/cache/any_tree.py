@@ -53,19 +53,16 @@ class AnyTree(TreeHooks):
     def __init__(self, tree: PrefixCache) -> None:
         super().__init__()
         self._tree: Any = tree
-        self._options = {
-            name: inspect.signature(getattr(tree, name)).parameters for name in ("match_prefix", "insert")
-        }
 
     def find(self, key: Any, found: Prefix | None = None) -> Prefix:
         """What matches now; the tree cannot say what locking that costs."""
         return Prefix(int(self._tree.peek(key)))
 
-    def match_prefix(self, key: Any, **options: Any) -> Any:
-        return self._tree.match_prefix(key, **self._known("match_prefix", options))
+    def match_prefix(self, key: Any, found: Prefix | None = None, **options: Any) -> Any:
+        return self._tree.match_prefix(key, **known(self._tree.match_prefix, options))
 
     def insert(self, key: Any, slots: Any, **options: Any) -> Any:
-        return self._tree.insert(key, slots, **self._known("insert", options))
+        return self._tree.insert(key, slots, **known(self._tree.insert, options))
 
     def locked(self, key: Any) -> int:
         """How much of a key's match is locked: what locking the match does not take from the evictable."""
@@ -84,8 +81,3 @@ class AnyTree(TreeHooks):
         check = getattr(self._tree, "check", None)
         if check is not None:
             check()
-
-    def _known(self, method: str, options: dict[str, Any]) -> dict[str, Any]:
-        known = self._options[method]
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in known.values())
-        return {name: value for name, value in options.items() if takes_all or name in known}
