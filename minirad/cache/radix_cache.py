@@ -146,10 +146,9 @@ class RadixCache(TreeHooks):
     def lock_cost(self, found: Prefix) -> int:
         """How many evictable tokens would become protected if this match were locked."""
         path, _, child, shared = found.walk
-        cost = sum(len(node.edge) for node in path if node.lock_ref == 0)
-        if child is not None and child.lock_ref == 0:
-            cost += shared
-        return int(cost) // int(found.key.width)
+        inside = shared if child is not None and child.lock_ref == 0 else 0
+        cost: int = inside + sum(len(node.edge) for node in path if node.lock_ref == 0)
+        return cost // int(found.key.width)
 
     def locked(self, key: RadixKey) -> int:
         """How much of a key's match is locked, and so costs no room."""

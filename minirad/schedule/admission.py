@@ -167,12 +167,16 @@ def shared_units(one: Request, other: Request, tokens: int) -> int:
     return max(alike - one.is_bigram, 0)
 
 
-def in_batch_prefix(request: Request, batch: Iterable[Request], page: int) -> tuple[int, str]:
+def in_batch_prefix(request: Request, batch: Iterable[Request], page: int, least: int) -> tuple[int, str]:
     """How many units of a request a batch computes in this step, in whole pages, and the request that does.
+
+    Only where the first `least` units are alike, which the first bytes of most pairs deny at once.
 
     Of several cold requests with one beginning the first is admitted; the others find it here and wait a
     step for it. What is not computed in this step (the rest of a long prompt, a request without room) is
     in no batch, so no request waits for what does not come.
     """
-    shared = [(shared_units(request, each, each.kv_len) // page * page, each.id) for each in batch]
+    head = request.key().data[: least * request.key().width]
+    alike = [each for each in batch if each.key().data.startswith(head)]
+    shared = [(shared_units(request, each, each.kv_len) // page * page, each.id) for each in alike]
     return max(shared, key=lambda each: each[0], default=(0, ""))  # of equals, the first computes the end

@@ -250,8 +250,9 @@ class Scheduler:
         due = self.policy == "fair" and request.passes >= options.fair_passes
         if due or self._find(request).length > options.in_batch_cached:
             return None
-        shared, other = in_batch_prefix(request, batch.requests, self.cache_manager.allocator.page_size)
-        if shared < options.in_batch_shared:
+        page, least = self.cache_manager.allocator.page_size, options.in_batch_shared
+        shared, other = in_batch_prefix(request, batch.requests, page, least)
+        if shared < least:
             return None
         request.has_waited = True  # whatever comes of it, next time it is tried
         self.stats.deferrals += 1

@@ -184,13 +184,15 @@ def test_the_request_that_computes_the_last_shared_token(
     for number, computed in enumerate(([1, 2, 3, 4], [1, 2, 7, 8, 9]), start=1):
         batch.append(Request(f"R{number}", np.array(computed), SamplingParams(), 0, number))
         batch[-1].kv_len = 4
-    assert in_batch_prefix(Request("R9", np.array(prompt), SamplingParams(), 0, 9), batch, page) == expected
+    assert (
+        in_batch_prefix(Request("R9", np.array(prompt), SamplingParams(), 0, 9), batch, page, 1) == expected
+    )
 
 
 def test_without_a_common_beginning_nothing_is_shared_in_a_batch() -> None:
     asked = Request("R9", np.array([9]), SamplingParams(), 0, 9)
-    assert in_batch_prefix(asked, [], 1) == (0, "")
-    assert in_batch_prefix(asked, [Request("R1", np.array([1]), SamplingParams(), 0, 1)], 1)[0] == 0
+    assert in_batch_prefix(asked, [], 1, 1) == (0, "")
+    assert in_batch_prefix(asked, [Request("R1", np.array([1]), SamplingParams(), 0, 1)], 1, 1)[0] == 0
 
 
 def test_deferring_changes_no_output(make_engine: MakeEngine, tiny_model: LlamaModel) -> None:
