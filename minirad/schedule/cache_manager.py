@@ -67,7 +67,7 @@ class CacheManager:
 
         found: an earlier answer for this key: nothing is walked again if the tree is as it was.
         """
-        return self.tree.find(key, found)  # type: ignore[no-any-return]  (of any tree)
+        return self.tree.find(key, found)  # type: ignore[no-any-return]  # any tree
 
     def lock(self, key: RadixKey, found: Prefix | None = None, count_hit: bool = True) -> Any:
         """Matches a key and locks what matched, so that it is not evicted; returns the tree's match.
