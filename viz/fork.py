@@ -122,7 +122,7 @@ def _replay_frame(engine: Engine, frame: Frame, names: dict[str, str], keep_poli
 
     names: the recorded ids of the requests so far, with those that they have here.
     """
-    is_step = any(isinstance(event, ev.StepEnded) for event in frame.events)
+    is_step = any(event.ends_frame for event in frame.events)
     for event in frame.events:
         if isinstance(event, ev.RequestAdded):
             renumbered = event.request != f"R{len(names) + 1}"  # else its seed is the same by itself
@@ -139,8 +139,8 @@ def _replay_frame(engine: Engine, frame: Frame, names: dict[str, str], keep_poli
             engine.update_weights(engine.model)
         elif isinstance(event, ev.CacheFlushed):
             _flush(engine)
-        elif isinstance(event, ev.NodeEvicted | ev.NodeDemoted) and not is_step:
-            evict_by_hand(engine, len(event.slots))
+        elif not is_step and (gone := ev.device_eviction(event)) is not None:
+            evict_by_hand(engine, len(gone.slots))
     if is_step:
         engine.step()
 

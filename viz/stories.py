@@ -22,7 +22,7 @@ from minirad.model.load import load_tokenizer, resolve_model
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
-from viz.trace import VICTIMS, Trace
+from viz.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +218,10 @@ def _victims(recording: Recording) -> tuple[tuple[str, str], ...]:
         view = trace.view("scene", scene)
         nodes = {**view.nodes, **view.ghosts}
         for event in view.so_far:
-            if isinstance(event, VICTIMS):
-                text = _question(trace, nodes[event.node]) if event.node in nodes else ""
-                found.append((text, event.reason))
+            gone = ev.eviction(event)
+            if gone is not None:
+                text = _question(trace, nodes[gone.node]) if gone.node in nodes else ""
+                found.append((text, gone.reason))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from minirad.observe.bus import EventBus as EventBus
 from minirad.observe.event import CPU, GPU, BlockStream, ReplayState, check_host_slots, expect, request_order
@@ -1008,3 +1008,14 @@ class StepEnded(Event):
 
 # To be asked for by `isinstance`: each has a node, a policy, a reason and a runner-up.
 VICTIMS = (NodeEvicted, NodeDemoted, HostEvicted)
+AnyEviction = NodeEvicted | NodeDemoted | HostEvicted
+
+
+def eviction(event: Event) -> AnyEviction | None:
+    """The event, if a node lost its KV in some tier by it (its `victim` says how), else None."""
+    return cast("AnyEviction", event) if event.victim else None
+
+
+def device_eviction(event: Event) -> NodeEvicted | NodeDemoted | None:
+    """The event, if slots of the device became free by it, else None."""
+    return cast("NodeEvicted | NodeDemoted", event) if event.victim in ("evicted", "demoted") else None

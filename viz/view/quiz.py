@@ -13,7 +13,7 @@ from itertools import islice
 
 from minirad.observe import events as ev
 from minirad.observe.snapshot import State
-from viz.trace import VICTIMS, Trace, View, units
+from viz.trace import Trace, View, units
 from viz.view.victims import Victim, victims
 
 
@@ -32,13 +32,14 @@ class Question:
         return given.strip().lower().removeprefix("n") == self.answer.lower().removeprefix("n")
 
 
-def asked_about(view: View) -> ev.NodeEvicted | ev.NodeDemoted | ev.RequestAdmitted | None:
+def asked_about(view: View) -> ev.AnyEviction | ev.RequestAdmitted | None:
     """The first event that can be guessed from what was on view before: an eviction of a node that was
     there, or a request's first admission. None where nothing worth asking happens."""
     for event in view.events:
-        if isinstance(event, ev.NodeEvicted | ev.NodeDemoted):
-            if "new" not in view.also.get(event.node, ()):
-                return event
+        gone = ev.device_eviction(event)
+        if gone is not None:
+            if "new" not in view.also.get(gone.node, ()):
+                return gone
         elif isinstance(event, ev.RequestAdmitted) and event.attempt == 1:
             return event
     return None
@@ -70,7 +71,7 @@ def _hit_question(event: ev.RequestAdmitted) -> Question:
 def why(trace: Trace, view: View, most: int = 3) -> list[str]:
     """For each eviction of a position (`most` of them): the policy's key, and how near the next one was."""
     lines = [_why(victim) for victim in islice(victims(trace, view), most)]
-    more = sum(isinstance(event, VICTIMS) for event in view.events) - most
+    more = sum(bool(event.victim) for event in view.events) - most
     return [*lines, f"and {more} more in the same way"] if more > 0 else lines
 
 

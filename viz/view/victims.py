@@ -9,16 +9,7 @@ from minirad.observe import events as ev
 from minirad.observe.event import ReplayState
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import State
-from viz.trace import VICTIMS, Decode, Trace, View, decoder_for, evictable_leaves, text_tokens, units
-
-AnyEviction = ev.NodeEvicted | ev.NodeDemoted | ev.HostEvicted
-# What became of a node that is not gone altogether: its copy on the host stays; or that copy went.
-_WHAT: dict[type[ev.Event], str] = {ev.NodeDemoted: "demoted", ev.HostEvicted: "host"}
-
-
-def what_became(event: AnyEviction) -> str:
-    """ "evicted" (gone), "demoted" (gone from the device, its copy stays) or "host" (gone from the host)."""
-    return _WHAT.get(type(event), "evicted")
+from viz.trace import Decode, Trace, View, decoder_for, evictable_leaves, text_tokens, units
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +20,7 @@ class Victim:
     have gone (the victim first, then the runner-up, then by last access).
     """
 
-    event: AnyEviction
+    event: ev.AnyEviction
     what: str
     nodes: dict[int, State]
     choices: list[State]
@@ -43,23 +34,24 @@ def first_frame(trace: Trace, view: View) -> int:
 
 def victims(trace: Trace, view: View) -> Iterator[Victim]:
     """Each eviction of a position in order. Fewer for a silent tree, where what led to them is not known."""
-    if not any(isinstance(event, VICTIMS) for event in view.events):
+    if not any(event.victim for event in view.events):
         return
     on_view = {id(event) for event in view.events}
     first = first_frame(trace, view)
     state = trace.recording.replay_to(first - 1)
     for frame in range(first, view.frame + 1):
         for event in trace.frame_events(frame):
-            if isinstance(event, VICTIMS) and id(event) in on_view:
-                yield _victim(event, state.nodes)
+            gone = ev.eviction(event)
+            if gone is not None and id(event) in on_view:
+                yield _victim(gone, state.nodes)
             try:
                 state.apply(event)
             except (KeyError, ValueError):
                 return
 
 
-def _victim(event: AnyEviction, nodes: dict[int, State]) -> Victim:
-    what = what_became(event)
+def _victim(event: ev.AnyEviction, nodes: dict[int, State]) -> Victim:
+    what = event.victim
     choices = evictable_leaves(nodes, host=what == "host")
     choices.sort(key=lambda n: (n["id"] != event.node, n["id"] != event.runner_up, n["last_access"], n["id"]))
     return Victim(event, what, nodes, choices)
@@ -72,7 +64,7 @@ def _victim(event: AnyEviction, nodes: dict[int, State]) -> Victim:
 class Eviction:
     """A node that left the tree, or a tier. age: clock ticks since it was last used; life: since it was made.
 
-    what: as `what_became` says.
+    what: "evicted" (gone), "demoted" (gone from the device, its copy stays) or "host" (gone from the host).
     """
 
     step: int
@@ -95,8 +87,9 @@ def evictions(recording: Recording, decode: Decode | None = None) -> list[Evicti
     step = 0
 
     def note(event: ev.Event, replay: ReplayState) -> None:
-        if isinstance(event, VICTIMS) and event.node in replay.nodes:
-            found.append(_eviction(step, event, replay, decode))
+        gone = ev.eviction(event)
+        if gone is not None and gone.node in replay.nodes:
+            found.append(_eviction(step, gone, replay, decode))
 
     frames = recording.walk(note)
     for step in [frame.step for frame in recording]:  # noqa: B007  (`note` reads it)
@@ -104,10 +97,10 @@ def evictions(recording: Recording, decode: Decode | None = None) -> list[Evicti
     return found
 
 
-def _eviction(step: int, event: AnyEviction, replay: ReplayState, decode: Decode) -> Eviction:
+def _eviction(step: int, event: ev.AnyEviction, replay: ReplayState, decode: Decode) -> Eviction:
     node, now = replay.nodes[event.node], int(replay.tree["tick"])
     return Eviction(
         step, event.node, units(node), now - node["last_access"], now - node["created"],
         node["hits"], event.policy, event.reason, event.runner_up, decode(text_tokens(node)),
-        what_became(event),
+        event.victim,
     )  # fmt: skip

@@ -14,7 +14,6 @@ from typing import Any
 
 from minirad import workloads
 from minirad.config import EngineConfig, SamplingParams
-from minirad.observe import events as ev
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from viz.fork import evict_by_hand, forked_config, require_here
@@ -243,21 +242,12 @@ def _left_out(frames: Sequence[Frame]) -> str:
     """One sentence on what was done to the engine beside its requests: a fork on the page leaves it out."""
     counts: Counter[str] = Counter()
     for frame in frames:
-        kinds = Counter(type(event) for event in frame.events)
-        for kind, what in LEFT_OUT.items():
-            counts[what] += kinds[kind]
-        if not kinds[ev.StepEnded] and (kinds[ev.NodeEvicted] or kinds[ev.NodeDemoted]):
+        counts.update(event.by_caller for event in frame.events if event.by_caller)
+        evicts = any(event.victim in ("evicted", "demoted") for event in frame.events)
+        if evicts and not any(event.ends_frame for event in frame.events):
             counts["evictions by hand"] += 1
-    told = ", ".join(f"{what} ({count})" for what, count in counts.items() if count)
+    told = ", ".join(f"{what} ({count})" for what, count in sorted(counts.items()))
     return told and f"This fork has the recorded requests only; what was done beside is left out: {told}."
-
-
-LEFT_OUT = {
-    ev.RequestAborted: "aborts",
-    ev.CacheFlushed: "flushes",
-    ev.PolicyChanged: "policy changes",
-    ev.VersionBumped: "new weights",
-}
 
 
 def _restart(session: Session, arguments: Json) -> Json:

@@ -196,8 +196,8 @@ class PairPage:
             for each in frames[len(counts) : frame + 1]:
                 evicted, retracted = counts[-1] if counts else (0, 0)
                 for event in each.events:
-                    if isinstance(event, ev.NodeEvicted | ev.NodeDemoted):
-                        evicted += len(event.slots)
+                    gone = ev.device_eviction(event)
+                    evicted += 0 if gone is None else len(gone.slots)
                     retracted += isinstance(event, ev.RequestRetracted)
                 counts.append((evicted, retracted))
             return counts[frame] if frame >= 0 else (0, 0)

@@ -20,17 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from minirad import command
-from minirad.observe import events as ev
 from viz.draw import tree
 from viz.draw.dot import find_dot
-from viz.trace import MARKS, Trace, summary
+from viz.trace import Trace, summary
 from viz.web.compare import AnyPage
 from viz.web.page import Page
 
 STATIC = Path(__file__).parents[1] / "static"
 MOST_VIEWS = 1200
 MOST_EVENTS = 1500
-TELLING = (*MARKS, ev.RequestAdmitted, ev.LoadStarted, ev.PolicyChanged, ev.VersionBumped)
 TREE_HEIGHTS = {"page": 304, "compare": 232}  # pixels that trees are drawn for in a window of 1280x800
 GIF_SIZE = (1100, 620)
 GIF_PACE = 700  # milliseconds per picture
@@ -152,7 +150,7 @@ def _telling(trace: Trace, granularity: str, count: int) -> Sequence[int]:
         return range(count)
     telling = {0, count - 1}
     for index, frame in enumerate(trace.recording.frames):
-        if any(isinstance(e, TELLING) for e in frame.events):
+        if any(event.mark or event.is_turn for event in frame.events):
             telling.add(trace.position_of(granularity, index))
     ordered = sorted(telling)
     if len(ordered) > MOST_VIEWS:

@@ -20,7 +20,6 @@ from minirad.observe.replay import Frame, apply_frame
 from minirad.observe.snapshot import State
 from viz.draw import tree
 from viz.trace import (
-    MARKS,
     Trace,
     View,
     has_tiers,
@@ -133,10 +132,10 @@ class Page:
         # Cut off between two steps (an eviction by hand, say), it is counted from the state itself.
         usage = counted_usage(frame) or usage_of(self.trace.view("step", index + 1).state)
         tiers = {"h": self._host_used(frame)} if self._tiers else {}
-        marks = sorted({MARKS[type(event)] for event in frame.events if type(event) in MARKS})
+        marks = sorted({event.mark for event in frame.events if event.mark})
         return {
             "s": frame.step,
-            "k": ended.kind if isinstance(ended, ev.StepEnded) else "",
+            "k": getattr(ended, "kind", "") if ended is not None and ended.ends_frame else "",
             "u": list(usage),
             "m": marks,
             "e": len(frame.events),
@@ -307,8 +306,8 @@ class Page:
 
     def _event(self, event: ev.Event, present: bool, future: bool) -> Json:
         text = event.describe()
-        if isinstance(event, ev.TokenSampled):
-            text += f": {visible(self.trace.decode([event.token]))!r}"
+        if event.says():
+            text += f": {visible(self.trace.decode(list(event.says())))!r}"
         return {
             **word_of(event)._asdict(),
             "text": text,
