@@ -250,7 +250,7 @@ class Engine:
         return bool(mine)
 
     def leave(self, request_ids: Iterable[str]) -> None:
-        """None of these is left running, and nobody is told of them.
+        """None of these is left running, and no report tells of them.
 
         In the middle of a step (Python collects a stream when it wants) that is done by the next one.
         """
@@ -276,7 +276,7 @@ class Engine:
         return int(self.cache.peek(self.intake.key(self.encode(prompt), extra_key)))
 
     def pin(self, prefix: Prompt, extra_key: Hashable = None) -> Pin:
-        """Holds what of a prefix is in the tree, so that it is not evicted, until `unpin`."""
+        """Holds the part of a prefix that is in the tree, so that it is not evicted, until `unpin`."""
         key = self.intake.key(self.encode(prefix), extra_key)
         number = self._next_pin
         try:

@@ -452,7 +452,7 @@ MARKS = (
 )
 """Texts that say which turns a node holds: what was asked, not what the model made of it."""
 
-ANSWER = "no question"  # a node that holds nobody's question, such as a sampled answer
+ANSWER = "no question"  # a node that holds no question, such as a sampled answer
 
 Row = tuple[str, str, str, str | None]  # what it holds, its parent, state, letter
 _S, _U1, _V1 = ("S", "", "hit", None), ("U1", "S", "cached", None), ("V1", "S", "cached", None)

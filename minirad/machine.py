@@ -145,8 +145,8 @@ def choose_attention(
 def kv_tokens_that_fit(model: LlamaModel, device: torch.device) -> int:
     """How many tokens' KV fill most of the memory that a GPU has free now.
 
-    A fifth is left for what a batch computes. A tiny model is not given all of a large card: nobody
-    would fill it, and the host's lists of free pages grow with it.
+    A fifth is left for what a batch computes. A tiny model is not given all of a large card: it
+    would not fill it, and the host's lists of free pages grow with it.
     """
     free, _ = torch.cuda.mem_get_info(device)
     c = model.config

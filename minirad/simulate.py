@@ -66,7 +66,7 @@ SHARES_OF_THE_TREE = (64, 16, 4)  # default capacities: all distinct units divid
 class Replay:
     """One request at a time through a RadixCache of `capacity` units (None: no limit).
 
-    Slots are fresh numbers that are never used again: nobody reads them, and so no pool is needed.
+    Slots are fresh numbers that are never used again: no KV is read, and so no pool is needed.
     """
 
     def __init__(self, capacity: int | None = None, page_size: int = 1, eviction_policy: str = "lru") -> None:

@@ -1,6 +1,6 @@
 """An engine's texts: prompts to ids, replies to text, and where a reply ends.
 
-The tokenizer is loaded when it is first asked for: whoever gives token ids needs none. What single tokens
+The tokenizer is loaded when it is first asked for: callers that give token ids need none. What single tokens
 say, and how they join, is text.py's business.
 """
 

@@ -441,7 +441,7 @@ class Player:
     """Says which requests of a workload are due: those of its sessions, or those its programs ask for.
 
     encode: text -> token ids, called for the texts of the workload only. engine: what programs pin their
-    prefixes in and read replies with; None in a simulation. Whoever stops before `done` calls `close`.
+    prefixes in and read replies with; None in a simulation. A driver that stops before `done` calls `close`.
     """
 
     def __init__(self, workload: Workload, encode: Encode, engine: Engine | None = None) -> None:

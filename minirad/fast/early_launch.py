@@ -2,7 +2,7 @@
 
 Between two kernels the memory has nothing to do for one or two microseconds, which for a decode step of
 one request adds up to a fifth of its time. A kernel that is launched with `launch_options` may start as
-soon as all programs of the one in front have said `let_next_begin`; it may then read what nobody writes
+soon as all programs of the one in front have said `let_next_begin`; it may then read what no kernel writes
 (weights), and calls `wait_for_previous` before it touches what another kernel wrote. Both do no harm
 where the launch is an ordinary one.
 

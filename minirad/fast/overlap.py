@@ -10,7 +10,7 @@ before the last one's tokens are read:
 Who turns out to have stopped at N was computed once too often: the result is not looked at, and the slot
 is given back. What a request says, and what is left in tree and pool, is the same as step by step.
 
-Only `generate` and `stream` do this, only while nobody listens (a recording shows whole steps), and only
+Only `generate` and `stream` do this, only while no handler listens (a recording shows whole steps), and only
 for batches without anything that the host decides between two tokens: masks, stop texts. (What is drawn
 by chance is drawn on the device, from the same numbers.) Every other call first has what is in flight read
 (`drain`).
@@ -109,7 +109,7 @@ class Overlap:
         if graphs is None or not requests or not graphs.fits(requests):
             return None
         if not engine.cache_manager.make_room(engine.cache_manager.need_by_one(requests)):
-            return None  # somebody has to be retracted: the scheduler's business
+            return None  # a request has to be retracted: the scheduler's business
         engine.cache_manager.extend_by_one(requests)
         try:
             output = graphs.run(requests, None if before is None else _tokens_for(requests, before))

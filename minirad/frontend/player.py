@@ -217,7 +217,7 @@ class ProgramPlayer:
     encode: text -> ids. engine: for pins, chat template and masks; None in a simulation: then hints are
     sent but not pinned, replies are scripts without text, and `select` takes the first choice.
 
-    Whoever drives it sends what is `due` before each step, passes on what has `finished`, and calls
+    Its driver sends what is `due` before each step, passes on what has `finished`, and calls
     `close` if it stops before `done`. `outcomes` is in the jobs' order.
     """
 
@@ -335,7 +335,7 @@ def run_many(engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any,
     """Runs several programs at the same time; outcomes in their order, errors within them.
 
     programs: functions, tuples (function, *args), or Jobs. Requests that others have added go on
-    meanwhile; what of them finishes is in the next step's report.
+    meanwhile; those that finish are in the next step's report.
     """
     player = ProgramPlayer([_job(each) for each in programs], engine.encode, engine)
     others: list[Any] = []

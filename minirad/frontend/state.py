@@ -25,7 +25,7 @@ TokenMask = Callable[[list[int]], Any]
 
 
 class Host(Protocol):
-    """What a state asks of whoever runs its program."""
+    """What a state asks of the player that runs its program."""
 
     @property
     def texts(self) -> Texts: ...

@@ -1,7 +1,7 @@
 """What a program can await, and how it is resumed: a trampoline, without asyncio and without threads.
 
 A program is a coroutine. Where it awaits something that is not there yet, it hands that thing out and
-stands still; whoever has the answer settles the thing, and the program is put into a queue to go on.
+stands still; the one that has the answer settles the thing, and the program is put into a queue to go on.
 Nothing here knows an engine or decides who is resumed first.
 """
 
@@ -29,7 +29,7 @@ class Waitable(Generic[T]):
         self.what = what
         self.done = False
         self.error: Exception | None = None
-        self.heard = False  # somebody has taken the result (so an error has reached the program)
+        self.heard = False  # a caller has taken the result (so an error has reached the program)
         self._value: T | None = None
         self._resume = resume
         self._waiting: list[Task[Any]] = []

@@ -63,7 +63,7 @@ class KVPool:
     def poison(self, slots: Tensor) -> None:
         """Fill `slots` `[N]` with NaN in all layers: a debug aid.
 
-        Poison what was freed: whoever still reads it gets NaN logits instead of a plausible wrong
+        Poison what was freed: a request that still reads it gets NaN logits instead of a plausible wrong
         word.
 
         Raises:

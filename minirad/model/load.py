@@ -153,7 +153,7 @@ def _weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
     """The files that a model's weights lie in, and (of an index) in which of them it says each tensor is.
 
     As transformers chooses: model.safetensors if there is one, else what the index names, and nothing
-    else. Other *.safetensors in the folder are somebody's copies, or what an earlier save left behind.
+    else. Other *.safetensors in the folder are copies, or left behind by an earlier save.
     """
     if (path / WEIGHTS).is_file():
         return [path / WEIGHTS], {}

@@ -40,7 +40,7 @@ def sample(
 
     Returns:
         token ids, and the log-probability of each under the model's own distribution (temperature
-        1, nothing filtered); NaN for rows whose logits hold NaN: some KV slot was read that nobody wrote.
+        1, nothing filtered); NaN for rows whose logits hold NaN: a KV slot was read that was never written.
 
     Raises:
         ValueError: if the numbers of rows differ or a mask allows nothing.

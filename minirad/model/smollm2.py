@@ -83,7 +83,7 @@ def converted_dir(gguf: Path) -> Path:
         convert(gguf, work)
         work.rename(target)
     except OSError:
-        if not target.is_dir():  # else somebody else was faster: theirs is as good
+        if not target.is_dir():  # else another process was faster: its copy is as good
             raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

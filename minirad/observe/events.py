@@ -334,7 +334,7 @@ class RequestRetracted(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestAborted(Event):
-    """A request was cancelled; what of it was in the tree stays there."""
+    """A request was cancelled; its part that was in the tree stays there."""
 
     request: str
     freed: int

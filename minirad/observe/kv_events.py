@@ -56,7 +56,7 @@ class BlockStored:
     parent_block_hash: of the block before the first one; None where it begins a prompt.
     token_ids: block_size for each block; in a tree of bigram keys two for each unit.
     lora_id: always None, as in the newest vLLM. lora_name: the namespace's extra_key where that is a text.
-    extra_keys: what of the namespace went into the hashes, for each block; None outside any namespace.
+    extra_keys: the part of the namespace that is in the hashes, for each block; None outside any.
     """
 
     block_hashes: tuple[int, ...]

@@ -30,7 +30,7 @@ Walked = tuple[Frame, ReplayState]
 class Recording:
     """Frames and what they start from. `state(i)` is the whole state after frame i (-1: the start).
 
-    missing: one sentence on what of a file could not be read ("": nothing is missing).
+    missing: one sentence on the part of a file that could not be read ("": nothing is missing).
     """
 
     missing = ""
