@@ -124,6 +124,21 @@ def test_a_lesson_is_graded(told: dict[str, str]) -> None:
     assert "10/10" in told["lesson"], told["lesson"]
 
 
+@pytest.mark.slow
+def test_all_lessons_are_graded(copied: Path) -> None:
+    lessons = sorted((copied / "lessons").glob("0*"))
+    assert len(lessons) == 8
+    for lesson in lessons:
+        shutil.copy(lesson / "solution.py", lesson / "exercise.py")
+    environment = {**os.environ, "PYTHONPATH": str(copied), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lessons", "grade"], cwd=copied, env=environment, capture_output=True,
+        text=True, encoding="utf-8", timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(lesson.name in done.stdout for lesson in lessons)
+
+
 # ---------------------------------------------------------------------- who imports whom
 
 MODULES = {
