@@ -394,5 +394,4 @@ class Engine:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text, special tokens left out."""
-        text: str = self.tokenizing.decode(token_ids)
-        return text
+        return str(self.tokenizing.decode(token_ids))

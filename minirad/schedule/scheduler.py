@@ -109,6 +109,8 @@ class Scheduler:
         """All that have not finished."""
         return [*self.live, *self.waiting]
 
+    everyone = requests  # the name that programs from before know
+
     def next_batch(self) -> Batch | None:
         """The next batch: prompts if there are any to compute, else decoding (or, with `mixed`, both);
         None when nothing can run."""
