@@ -4,7 +4,7 @@
 
 Everything that happens in a step is done, checkable and told (events) when `step` returns. Sizes come
 from EngineConfig; which tokens run from schedule/; where KV lies from cache/ and kv/; what is computed
-from a runner (runner.py, launch.py). This file joins them and holds no policy of its own.
+from a runner (runner.py, parts.py). This file joins them and holds no policy of its own.
 """
 
 from __future__ import annotations
@@ -389,8 +389,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> Slots:
         """Text to token ids; ids are passed on."""
-        ids: Slots = self.tokenizing.encode(prompt)
-        return ids
+        return self.tokenizing.encode(prompt)  # type: ignore[no-any-return]  # of any tokenizer
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text, special tokens left out."""

@@ -46,7 +46,7 @@ class Prefix:
     @property
     def cost(self) -> int:
         """How many evictable tokens locking it would protect now; 0 where the tree cannot say."""
-        return 0 if self.tree is None else int(self.tree.lock_cost(self))
+        return 0 if self.tree is None else int(self.tree._cost(self))
 
 
 class TreeHooks:

@@ -104,13 +104,13 @@ class RadixCache(TreeHooks):
         self._queue = EvictionQueue(policy_named(eviction_policy))
         self._ids = count(1)  # never used again, also not after a reset
         self._tick = 0
-        self.version = self.changes = 0
+        self.version = self._changes = 0
         self._plant()
 
     def _plant(self) -> None:
         self.root = self._Node(0, None, None, b"", b"", RadixKey(()))
         self.evictable_size = self.protected_size = 0
-        self.changes += 1
+        self._changes += 1
 
     # -------------------------------------------------------------- looking up
 
@@ -138,13 +138,16 @@ class RadixCache(TreeHooks):
 
         found: an earlier answer, which still holds if it is of this key and the tree is as it was.
         """
-        if found is not None and found.changes == self.changes and found.key == key:
+        if found is not None and (found.tree, found.changes) == (self, self._changes) and found.key == key:
             return found
         walk = self._walk(key)
-        return Prefix((walk[1] + walk[3]) // key.width, self, key, self.changes, walk)
+        return Prefix((walk[1] + walk[3]) // key.width, self, key, self._changes, walk)
 
-    def lock_cost(self, found: Prefix) -> int:
-        """How many evictable tokens would become protected if this match were locked."""
+    def lock_cost(self, key: RadixKey) -> int:
+        """How many evictable tokens would become protected if this key's match were locked."""
+        return self.find(key).cost
+
+    def _cost(self, found: Prefix) -> int:
         path, _, child, shared = found.walk
         inside = shared if child is not None and child.lock_ref == 0 else 0
         cost: int = inside + sum(len(node.edge) for node in path if node.lock_ref == 0)
@@ -152,12 +155,11 @@ class RadixCache(TreeHooks):
 
     def locked(self, key: RadixKey) -> int:
         """How much of a key's match is locked, and so costs no room."""
-        found = self.find(key)
-        return found.length - found.cost
+        return self.peek(key) - self.lock_cost(key)
 
     def peek(self, key: RadixKey) -> int:
         """How many units would match, rounded down to whole pages. Changes nothing, says nothing."""
-        return self.find(key).length
+        return RadixCache.find(self, key).length
 
     def match_prefix(
         self, key: RadixKey, *, count_hit: bool = True, found: Prefix | None = None
@@ -216,7 +218,7 @@ class RadixCache(TreeHooks):
         lower.edge, lower.packed, lower.parent = edge[at:], packed[cut:], upper
         upper.children[lower.first] = lower
         upper.last_access = lower.last_access = tick
-        self.changes += 1
+        self._changes += 1
         self._queue.offer(lower)
         if self.bus.wants(ev.NodeSplit):
             self.bus.emit(ev.NodeSplit(upper.id, lower.id, units, tick))
@@ -269,7 +271,7 @@ class RadixCache(TreeHooks):
         leaf.priority = priority
         parent.children[first] = leaf
         self.evictable_size += len(leaf)
-        self.changes += 1
+        self._changes += 1
         self._queue.offer(leaf)
         if self.bus.wants(ev.NodeInserted):
             space = self.namespace_number(key.namespace)
@@ -280,7 +282,7 @@ class RadixCache(TreeHooks):
     def _grow(self, leaf: Node, edge: bytes, packed: bytes, priority: int) -> None:
         leaf.edge += edge
         leaf.packed += packed
-        self.changes += 1
+        self._changes += 1
         if leaf.lock_ref:
             self.protected_size += len(packed) // SLOT_BYTES
         else:
@@ -390,7 +392,7 @@ class RadixCache(TreeHooks):
         assert parent is not None
         del parent.children[leaf.first]
         leaf.parent = None
-        self.changes += 1
+        self._changes += 1
         if not parent.children:
             self._queue.offer(parent)
         if self.bus.wants(ev.NodeEvicted):

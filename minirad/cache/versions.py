@@ -21,7 +21,7 @@ def bump(tree: RadixCache) -> None:
     They stay until they are evicted (rows may still point at them), but go before all others.
     """
     tree.version += 1
-    tree.changes += 1
+    tree._changes += 1
     moved: dict[Namespace, Namespace] = {}
     for node in tree.walk():
         if node is not tree.root and not node.outdated:

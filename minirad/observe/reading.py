@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from minirad.config import EngineConfig
 from minirad.observe.event import Event, check_host_slots, check_slots, event_type, expect
+from minirad.observe.events import EVENT_TYPES as EVENT_TYPES  # each kind registers itself there
 from minirad.observe.snapshot import State
 
 SCHEMA = 1  # of recordings

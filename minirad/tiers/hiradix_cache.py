@@ -212,16 +212,15 @@ class HiRadixCache(RadixCache):
             found.length = sum(len(node) for node in path) + (shared // key.width if inside else 0)
         return found
 
-    def lock_cost(self, found: Prefix) -> int:
-        """How many evictable tokens on the device would become protected if this match were locked."""
+    def peek(self, key: RadixKey) -> int:
+        """How many units would match on the device, rounded down to whole pages."""
+        return HiRadixCache.find(self, key).length
+
+    def _cost(self, found: Prefix) -> int:
         path, _, child, shared = found.walk
         cost = sum(len(node) for node in path if node.lock_ref == 0)
         inside = child is not None and child.packed and child.lock_ref == 0
         return int(cost) + (int(shared) // int(found.key.width) if inside else 0)
-
-    def peek(self, key: RadixKey) -> int:
-        """How many units would match *on the device*, rounded down to whole pages. Changes nothing."""
-        return self.find(key).length
 
     def peek_tiers(self, key: RadixKey) -> tuple[int, int]:
         """How many units match on the device, and how many more after them on the host."""
@@ -296,6 +295,7 @@ class HiRadixCache(RadixCache):
         node.packed = slots.tobytes()
         node.parent.resident += 1
         self.evictable_size += len(slots)
+        self._changes += 1
         self._queue.offer(node)
 
     def _add_leaf(self, parent: Node, key: RadixKey, edge: bytes, packed: bytes, priority: int) -> Node:
@@ -533,6 +533,7 @@ class HiRadixCache(RadixCache):
 
     def _demote(self, node: HostNode) -> None:
         slots, node.packed = node.slots, b""
+        self._changes += 1
         self._lost_child(node)
         self._host_queue.offer(node.entry)
         if self.bus.wants(ev.NodeDemoted):
@@ -563,7 +564,7 @@ class HiRadixCache(RadixCache):
         require(leaf.host_locks == 0, f"n{leaf.id} is being loaded and cannot leave the host")
         del parent.children[leaf.first]
         leaf.parent = None
-        self.changes += 1
+        self._changes += 1
         self.host_allocator.free(leaf.host_slots)
         self._host_queue.offer(parent.entry)
         if self.bus.wants(ev.HostEvicted):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CheckedEngine
-from support import PlainCache, drive
+from support import ROOT, PlainCache, drive
 
 from minirad import recording_file
 from minirad.cache.radix_cache import RadixCache, RadixKey
@@ -509,3 +511,23 @@ def test_notes_are_kept_and_may_come_later(tmp_path, make_engine):
     recorder.save(tmp_path / "copy.jsonl")
     assert Recorder.load(tmp_path / "copy.jsonl").header == late.header
     assert "notes" not in Recorder(engine).header
+
+
+@pytest.mark.parametrize(
+    "opens",
+    [
+        "from minirad import Recording; frames = Recording.load(path).frames",
+        "from minirad.observe.recording import Recording; frames = Recording.load(path).frames",
+        "from minirad.recording_file import read_recording; frames = read_recording(path).frames",
+        "from minirad.record import Recording; frames = Recording.load(path).frames",
+    ],
+)
+def test_a_fresh_process_opens_a_recording(make_engine: Any, tmp_path: Path, opens: str) -> None:
+    """Nothing else has been imported that would make the kinds of events known."""
+    path = tmp_path / "run.jsonl"
+    engine = make_engine()
+    with Recorder(engine, path):
+        engine.generate([[5, 6, 7]], SamplingParams(max_new_tokens=2))
+    code = f"path = {str(path)!r}\n{opens}\nassert frames"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -507,3 +507,33 @@ def test_a_load_without_a_whole_copy_is_a_broken_promise(tree: Tree) -> None:
     leaf = tree.put("abcd")
     with pytest.raises(InvariantError, match="without a whole copy"):
         tree.cache.load_back([leaf], [1, 2, 3, 4])
+
+
+def test_an_old_look_does_not_outlive_a_move_between_the_tiers() -> None:
+    """Demotion, adoption and loading back change what is on the device, not the tree's shape."""
+    cache, key = HiRadixCache(host_tokens=10), RadixKey(list(range(10)))
+    cache.seal(cache.insert(key, list(range(1, 11))).last_node)
+    cache.poll(wait=True)
+
+    def looked(found: Any) -> Any:
+        again, fresh = cache.find(key, found), cache.find(key)
+        assert (again.length, again.cost) == (fresh.length, fresh.cost)
+        assert fresh.length == cache.peek(key) == cache.match_prefix(key, count_hit=False).length
+        assert fresh.cost == cache.lock_cost(key)
+        return again
+
+    found = looked(None)
+    cache.evict(10)
+    found = looked(found)
+    assert found.length == 0
+    cache.insert(key, list(range(11, 21)))  # computed again: adopted
+    found = looked(found)
+    assert found.length == 10
+    cache.evict(10)
+    found = looked(found)
+    chain = cache.hold_host(cache.match_prefix(key))
+    assert cache.load_back(chain, list(range(31, 41)))
+    cache.release_host(chain)
+    assert looked(found).length == 10
+    cache.poll(wait=True)
+    cache.check()
