@@ -3,7 +3,8 @@
     machine        an engine's parts: device, weights, pool, attention (other parts: simulate.py)
     transaction    a public call happens whole or not at all: Ctrl-C and handlers' errors wait for its end
     serve          `generate` and `stream`, on top of `step`
-    snapshot       what an engine holds, as plain data
+    observe        what watches: snapshots, and checks of every invariant
+    cache.any_tree, cache.versions, the other policies of cache/ and schedule/, kv.poison: special cases
 
 These can be deleted, and the rest goes on working:
 
@@ -13,14 +14,15 @@ These can be deleted, and the rest goes on working:
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 
+@cache
 def room(name: str) -> Any:
     """The module `minirad.<name>` ("fast.choose"); None where its file is not there."""
     # Not asked of the import system: an editable install would find another copy's.
-    path = Path(__file__).parent.joinpath(*name.split("."))
-    there = path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
-    return import_module(f"minirad.{name}") if there else None
+    file = Path(__file__).parent.joinpath(*name.split(".")).with_suffix(".py")
+    return import_module(f"minirad.{name}") if file.is_file() else None

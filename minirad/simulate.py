@@ -161,7 +161,7 @@ class Served:
 class Script:
     """What will be generated, in place of a model: the runner and the texts of an engine without one.
 
-    replies: token ids by the request's id, for those that are given; the others' are `scripted_reply`s.
+    given: token ids by the request's id; the replies of the others are `scripted_reply`s.
     """
 
     vocab_size = MAX_TOKEN + 1
@@ -190,7 +190,7 @@ class Script:
     def copy_slots(self, source: Slots, target: Slots) -> None:
         pass
 
-    # The texts' part (parts.Texts): ids in, ids out.
+    # The texts' part (tokenizing.Tokenizing): ids in, ids out.
 
     def encode(self, prompt: Any) -> Slots:
         return as_int64(prompt, "a prompt")
@@ -217,15 +217,19 @@ class Scripted:
         """The next token of each request whose prompt is computed, and of the samples that branch off it."""
         results = []
         for request in self.batch.requests:
-            samples = [request]
-            samples += [request.branch(index) for index in range(1, 1 + request.unbranched)]
-            first, *branches = [self._next(each, request) for each in samples]
-            results.append(Result(first.tokens, branches if request.computed else ()))
+            if not request.computed:
+                results.append(Result())
+                continue
+            said = len(request.output)
+            samples = [request, *map(request.branch, range(1, 1 + request.unbranched))]
+            first, *branches = [self.script.reply(sample)[said : said + 1] for sample in samples]
+            results.append(Result(_sampled(first), [Result(_sampled(each)) for each in branches]))
         return results
 
-    def _next(self, sample: Request, leader: Request) -> Result:
-        rest = self.script.reply(sample)[len(leader.output) :] if leader.computed else []
-        return Result(tuple((token, 0.0) for token in rest[:1]))
+
+def _sampled(tokens: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """Tokens with log-probabilities, as a runner gives them."""
+    return tuple((token, 0.0) for token in tokens)
 
 
 class ModelFreeEngine(Engine):

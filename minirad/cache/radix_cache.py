@@ -155,7 +155,8 @@ class RadixCache(TreeHooks):
 
     def locked(self, key: RadixKey) -> int:
         """How much of a key's match is locked, and so costs no room."""
-        return self.peek(key) - self.lock_cost(key)
+        found = self.find(key)
+        return found.length - found.cost
 
     def peek(self, key: RadixKey) -> int:
         """How many units would match, rounded down to whole pages. Changes nothing, says nothing."""
@@ -181,7 +182,7 @@ class RadixCache(TreeHooks):
         path, pos, child, shared = walk
         self._tick = tick = self._tick + 1
         if shared and child is not None:
-            path.append(self._split(child, shared, tick))
+            path = [*path, self._split(child, shared, tick)]  # the walk may be a look that is kept
             pos += shared
         if hit:
             for node in path:

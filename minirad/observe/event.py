@@ -195,9 +195,8 @@ def _register(kind: type[Event]) -> None:
     if known is not None:
         if known.__module__ != kind.__module__:
             raise TypeError(f"there is an event called {kind.__name__} already, in {known.__module__}")
-        forget(
-            known
-        )  # a dataclass with slots is made twice, a notebook's cell runs twice: the last one counts
+        # A dataclass with slots is made twice, a notebook's cell runs twice: the last one counts.
+        forget(known)
     EVENT_TYPES[kind] = kind.__name__
     _BY_NAME[kind.__name__] = kind
 

@@ -144,8 +144,7 @@ class Scheduler:
         def matched(request: Request) -> int:
             if request.found_at != state:
                 request.found, request.found_at = find(request.key(), request.found), state
-            length: int = request.found.length
-            return length
+            return int(request.found.length)
 
         if self._last_order[:2] != (state, self.waiting):
             self._last_order = state, list(self.waiting), self.order(self.waiting, matched)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minirad.observe import events as ev
+from minirad.observe.event import request_order
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State
@@ -244,9 +245,7 @@ class Lives:
                     self.changed[name] = index
 
     def _rank(self, name: str) -> tuple[int, int, int]:
-        number, _, sample = name.removeprefix("R").partition(".")
-        place = int(number) if number.isdigit() else 0
-        return (-self.by_id[name].priority, place, int(sample) if sample.isdigit() else 0)
+        return (-self.by_id[name].priority, *request_order(name))
 
 
 def spans(recording: Recording) -> list[Span]:
