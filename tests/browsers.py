@@ -108,3 +108,14 @@ def open_at(tab, url: str, position: str) -> None:
     granularity, index = position.split()
     tab.goto(f"{url}#{granularity}={index}")
     at(tab, position)
+
+
+def cards_lie_apart(tab: Any, size: tuple[int, int]) -> None:
+    """All of the page is inside a window of this size, and no card covers another."""
+    assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    assert tab.evaluate("document.documentElement.scrollHeight") <= size[1]
+    boxes = tab.evaluate(CARDS)
+    for i, a in enumerate(boxes):
+        assert a[0] >= 0 and a[1] >= 0 and a[2] <= size[0] and a[3] <= size[1]
+        for b in boxes[i + 1 :]:
+            assert a[2] <= b[0] + 1 or b[2] <= a[0] + 1 or a[3] <= b[1] + 1 or b[3] <= a[1] + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,18 @@ TINY: dict[str, Any] = {
     "eos_token_id": 2, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
     "hidden_act": "silu",
 }  # fmt: skip
+
+
+# Each policy's key, written down apart from the code under test: smallest first, ties by node id.
+EVICTION_KEYS: dict[str, Callable[[Any], tuple[int, ...]]] = {
+    "lru": lambda n: (n.last_access,),
+    "lfu": lambda n: (n.hits, n.last_access),
+    "fifo": lambda n: (n.created,),
+    "mru": lambda n: (-n.last_access,),
+    "filo": lambda n: (-n.created,),
+    "priority": lambda n: (n.priority, n.last_access),
+    "slru": lambda n: (int(n.hits >= 2), n.last_access),
+}
 
 
 def tiny_config(**changes: object) -> LlamaConfig:
@@ -248,3 +260,16 @@ def listen(engine: Engine, *kinds: type[ev.Event]) -> list[Any]:
     for kind in kinds or (None,):
         engine.bus.subscribe(kind, heard.append)
     return heard
+
+
+def refuses_a_file_as_out(
+    main: Callable[[list[str]], int], command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command whose --out is a folder says so in one line where a file is named, and leaves it alone."""
+    taken = folder / "taken"
+    taken.write_text("something", encoding="utf-8")
+    for out in (taken, taken / "below"):
+        assert main(["--out", str(out)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"python -m {command}: ") and str(out) in err and err.count("\n") == 1
+    assert taken.read_text(encoding="utf-8") == "something"

@@ -6,7 +6,7 @@ import statistics
 import time
 
 import pytest
-from browsers import CARDS, SEEK, at, browser, leaving, open_at, run_to_its_end, tab, until
+from browsers import SEEK, at, browser, cards_lie_apart, leaving, open_at, run_to_its_end, tab, until
 
 from minirad.observe.recorder import Recorder
 from viz import live
@@ -151,13 +151,7 @@ def test_why_and_quiz(tab, url, served):
 def test_nothing_overlaps_or_is_cut_off(tab, url, served, size):
     tab.set_viewport_size({"width": size[0], "height": size[1]})
     open_at(tab, url, f"step {first_mark(served, 'retract')}")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
-    assert tab.evaluate("document.documentElement.scrollHeight") <= size[1]
-    boxes = tab.evaluate(CARDS)
-    for i, a in enumerate(boxes):
-        assert a[0] >= 0 and a[1] >= 0 and a[2] <= size[0] and a[3] <= size[1]
-        for b in boxes[i + 1 :]:
-            assert a[2] <= b[0] + 1 or b[2] <= a[0] + 1 or a[3] <= b[1] + 1 or b[3] <= a[1] + 1
+    cards_lie_apart(tab, size)
     bottom = "document.querySelector('{}').getBoundingClientRect().bottom"
     last_page, card = (tab.evaluate(bottom.format(at)) for at in (".pool i:last-child", ".poolcard"))
     assert last_page <= card, "every page is seen"

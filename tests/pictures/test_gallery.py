@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import refuses_a_file_as_out
 
 from minirad.cache.eviction import POLICIES
 from minirad.observe import events as ev
@@ -215,10 +216,4 @@ def test_the_victim_is_shown(pages: Path, browser: Any) -> None:
 def test_an_out_that_is_a_file_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("something", encoding="utf-8")
-    for out in (taken, taken / "below"):
-        assert gallery.main(["--out", str(out)]) == 2
-        err = capsys.readouterr().err
-        assert err.startswith("python -m viz.gallery: ") and str(out) in err and err.count("\n") == 1
-    assert taken.read_text(encoding="utf-8") == "something"
+    refuses_a_file_as_out(gallery.main, "viz.gallery", tmp_path, capsys)

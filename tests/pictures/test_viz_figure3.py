@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from support import refuses_a_file_as_out
 
 from minirad.figure3 import Panel, run
 from minirad.observe.recording import Recording
@@ -183,10 +184,4 @@ def test_without_dot_it_says_what_to_do(
 def test_an_out_that_is_a_file_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("something", encoding="utf-8")
-    for out in (taken, taken / "below"):
-        assert figure3.main(["--out", str(out)]) == 2
-        err = capsys.readouterr().err
-        assert err.startswith("python -m viz.figure3: ") and str(out) in err and err.count("\n") == 1
-    assert taken.read_text(encoding="utf-8") == "something"
+    refuses_a_file_as_out(figure3.main, "viz.figure3", tmp_path, capsys)

@@ -11,13 +11,13 @@ import dataclasses
 import itertools
 import os
 import typing
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support import EVICTION_KEYS as KEYS
 
 from minirad.cache.eviction import POLICIES
 from minirad.cache.prefix_cache import Prefix
@@ -29,15 +29,6 @@ from minirad.observe.snapshot import bare_snapshot
 
 EXAMPLES = int(os.environ.get("MINIRAD_EXAMPLES", "80"))
 
-KEYS: dict[str, Callable[[Any], tuple[int, ...]]] = {
-    "lru": lambda n: (n.last_access,),
-    "lfu": lambda n: (n.hits, n.last_access),
-    "fifo": lambda n: (n.created,),
-    "mru": lambda n: (-n.last_access,),
-    "filo": lambda n: (-n.created,),
-    "priority": lambda n: (n.priority, n.last_access),
-    "slru": lambda n: (int(n.hits >= 2), n.last_access),
-}
 
 Prompt = tuple[tuple[int, ...], str | None, bool]  # tokens, extra_key, is_bigram
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from support import EVICTION_KEYS as KEYS
 
 from minirad.cache.eviction import POLICIES, EvictionQueue, eviction_policy
 from minirad.cache.radix_cache import Node, RadixCache, RadixKey
 from minirad.observe import events as ev
-
-# Written down once more, apart from the code under test: smallest first, ties by node id.
-KEYS: dict[str, Callable[[Any], tuple[int, ...]]] = {
-    "lru": lambda n: (n.last_access,),
-    "lfu": lambda n: (n.hits, n.last_access),
-    "fifo": lambda n: (n.created,),
-    "mru": lambda n: (-n.last_access,),
-    "filo": lambda n: (-n.created,),
-    "priority": lambda n: (n.priority, n.last_access),
-    "slru": lambda n: (int(n.hits >= 2), n.last_access),
-}
 
 
 def put(cache: RadixCache, tokens: list[int], first: int = 0, **options: object) -> Node:
