@@ -51,7 +51,7 @@ _OUTSIDE = (*_BASE, "cache", "schedule", "model", "observe", "engine", "classroo
 ROOMS: dict[str, Room] = {
     "words": Room(
         "errors and checks, outputs, texts, how a command ends",
-        ("minirad", "minirad.checks", "minirad.errors", "minirad.outputs", "minirad.text", "minirad.rooms",
+        ("minirad", "minirad.errors", "minirad.outputs", "minirad.text", "minirad.rooms",
          "minirad.command"),
     ),
     "policies": Room(
@@ -101,9 +101,9 @@ ROOMS: dict[str, Room] = {
         ("words", "config", "kv", "attention"),
         torch=True,
     ),
-    "launch": Room(
+    "parts": Room(
         "the seam: what an engine is made of, a runner and texts",
-        ("minirad.launch", "minirad.parts", "minirad.tokenizing"),
+        ("minirad.parts", "minirad.tokenizing"),
         (*_BASE, "cache", "schedule"),
     ),
     "observe": Room(
@@ -115,14 +115,14 @@ ROOMS: dict[str, Room] = {
     "machine": Room(
         "what computes on this machine: the plain runner, the device, the pool's size",
         ("minirad.runner", "minirad.machine"),
-        (*_COMPUTE, "launch"),
+        (*_COMPUTE, "parts"),
         torch=True,
     ),
     "engine": Room(
         "step() = schedule -> launch -> read -> commit, and the calls around it",
         ("minirad.engine", "minirad.process_result", "minirad.serve", "minirad.transaction",
          "minirad.intake"),
-        (*_BASE, "cache", "schedule", "launch", "observe"),
+        (*_BASE, "cache", "schedule", "parts", "observe"),
     ),
     "tiers": Room(
         "a second tier of the cache, in host memory; may be deleted",
@@ -133,7 +133,7 @@ ROOMS: dict[str, Room] = {
     "fast": Room(
         "the same, faster: CUDA graphs, fused kernels, a step ahead; may be deleted",
         ("minirad.fast", "minirad.fast.*"),
-        (*_COMPUTE, "launch", "machine"),
+        (*_COMPUTE, "parts", "machine"),
         torch=True,
     ),
     "frontend": Room(
@@ -144,13 +144,13 @@ ROOMS: dict[str, Room] = {
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
         ("minirad.simulate", "minirad.traces", "minirad.theorem", "minirad.doctor", "minirad.workloads",
-         "minirad.figure3", "minirad.labs", "minirad.labs.*"),
-        (*_OUTSIDE, "launch", "frontend"),
+         "minirad.figure3", ),
+        (*_OUTSIDE, "parts", "frontend"),
     ),
     "bench": Room(
         "measurements",
         ("minirad.bench", "minirad.bench.*"),
-        (*_OUTSIDE, "kv", "attention", "launch", "machine", "frontend", "labs", "tiers", "fast"),
+        (*_OUTSIDE, "kv", "attention", "parts", "machine", "frontend", "labs", "tiers", "fast"),
         torch=True,
     ),
     "commands": Room(
@@ -160,8 +160,8 @@ ROOMS: dict[str, Room] = {
     ),
     "draw": Room(
         "a recording becomes a view, and the view pictures",
-        ("viz", "viz.view", "viz.view.*", "viz.draw", "viz.draw.*", "viz.dot", "viz.kv", "viz.page",
-         "viz.panels", "viz.quiz", "viz.still", "viz.trace", "viz.tree", "viz.words"),
+        ("viz", "viz.view", "viz.view.*", "viz.draw", "viz.draw.*", "viz.kv", "viz.page",
+         "viz.trace", "viz.tree", "viz.words"),
         ("words", "events", "model", "observe"),
     ),
     "grading": Room(
@@ -199,10 +199,9 @@ LOOKED_UP: dict[str, str] = {
 
 # In which order to read; a module of the path that is not named here comes last.
 READING = (
-    "engine", "request", "intake", "checks", "tokenizing", "text", "scheduler", "policies", "admission",
-    "preemption", "radix_cache", "eviction", "allocator", "cache_manager", "ownership", "req_to_token",
-    "launch", "runner", "machine", "metadata", "radix_attention", "gather", "kv_pool", "llama", "load",
-    "sampler", "process_result", "serve", "transaction", "outputs", "snapshot", "rooms",
+    "engine", "parts", "request", "intake", "scheduler", "policies", "admission", "preemption", "stats", "node",
+    "radix_cache", "prefix_cache", "eviction", "allocator", "cache_manager", "req_to_token", "runner",
+    "metadata", "radix_attention", "kv_pool", "llama", "sampler", "process_result", "outputs", "rooms",
 )  # fmt: skip
 
 # ------------------------------------------------------------------ modules and imports
