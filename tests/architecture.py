@@ -144,7 +144,7 @@ ROOMS: dict[str, Room] = {
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
         ("minirad.simulate", "minirad.traces", "minirad.theorem", "minirad.doctor", "minirad.workloads",
-         "minirad.figure3", ),
+         "minirad.figure3"),
         (*_OUTSIDE, "parts", "frontend"),
     ),
     "bench": Room(
@@ -199,8 +199,8 @@ LOOKED_UP: dict[str, str] = {
 
 # In which order to read; a module of the path that is not named here comes last.
 READING = (
-    "engine", "parts", "request", "intake", "scheduler", "policies", "admission", "preemption", "stats", "node",
-    "radix_cache", "prefix_cache", "eviction", "allocator", "cache_manager", "req_to_token", "runner",
+    "engine", "parts", "request", "intake", "scheduler", "policies", "admission", "preemption", "stats",
+    "node", "radix_cache", "prefix_cache", "eviction", "allocator", "cache_manager", "req_to_token", "runner",
     "metadata", "radix_attention", "kv_pool", "llama", "sampler", "process_result", "outputs", "rooms",
 )  # fmt: skip
 
