@@ -21,9 +21,13 @@ class Victim:
     """
 
     event: ev.AnyEviction
-    what: str
     nodes: dict[int, State]
     choices: list[State]
+
+    @property
+    def what(self) -> str:
+        """What became of the node: see Eviction."""
+        return self.event.victim
 
 
 def first_frame(trace: Trace, view: View) -> int:
@@ -51,10 +55,9 @@ def victims(trace: Trace, view: View) -> Iterator[Victim]:
 
 
 def _victim(event: ev.AnyEviction, nodes: dict[int, State]) -> Victim:
-    what = event.victim
-    choices = evictable_leaves(nodes, host=what == "host")
+    choices = evictable_leaves(nodes, host=event.victim == "host")
     choices.sort(key=lambda n: (n["id"] != event.node, n["id"] != event.runner_up, n["last_access"], n["id"]))
-    return Victim(event, what, nodes, choices)
+    return Victim(event, nodes, choices)
 
 
 # ---------------------------------------------------------------------- of a whole recording
