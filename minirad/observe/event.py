@@ -34,9 +34,10 @@ GPU, CPU = "GPU", "CPU"  # the media of KV events: the device's pool and host me
 # What a node can be drawn as: what happened to it, or how it is; viz/trace.py says what each means.
 STATUSES = (
     "new", "hit", "split", "grown", "locked", "cached", "evicted", "host", "demoted", "loaded", "again",
-    "stale",
+    "stale", "stored", "removed", "hole", "unseen",
 )  # fmt: skip
-MARKS_OF_TIME = ("split", "evict", "retract")  # on the time line, each with a button that jumps to the next
+# On the time line, each with a button that jumps to the next; a gap is in a stream of other servers only.
+MARKS_OF_TIME = ("split", "evict", "retract", "gap")
 TIER_SUMS = ("copied", "demoted", "loaded", "again", "host_evicted")  # tokens that moved between the tiers
 VICTIM_FATES = ("evicted", "demoted", "host")  # gone; on the host only; gone from the host
 _CHOICES = {"status": STATUSES, "mark": MARKS_OF_TIME, "tier_sum": TIER_SUMS, "victim": VICTIM_FATES}
