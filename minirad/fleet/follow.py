@@ -200,7 +200,8 @@ class _Rank:
         watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         failures = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._monitor = self._sub.get_monitor_socket(watched | failures | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-        follower._poller.register(self._monitor, zmq.POLLIN)
+        for socket in (self._sub, self._monitor):
+            follower._poller.register(socket, zmq.POLLIN)
         self._open(self._sub, endpoint, bind)
         self._tell_state(self._live_at)
 
