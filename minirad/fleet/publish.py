@@ -1,12 +1,12 @@
-"""Our engine tells others which blocks it holds, as SGLang does: a PUB socket, and a ROUTER for who missed some.
+"""Our engine tells others which blocks it holds, as SGLang does: a PUB socket, and a ROUTER for the rest.
 
     with Publisher(engine):
         engine.generate(...)
 
-A message is `[topic, sequence number, batch]`, the number as 8 bytes from 0 on. A batch is what one call of the
-engine told, a step above all, or several whole ones where they come faster than they are sent. Who asks the
-ROUTER with `[b"", first number]` gets `[b"", number, batch]` for each that is still in the buffer, and at the
-end number -1 with nothing behind it; as SGLang's, without the topic.
+A message is `[topic, sequence number, batch]`, the number as 8 bytes from 0 on. A batch is what one call of
+the engine told, a step above all, or several whole ones where they come faster than they are sent. Who asks
+the ROUTER with `[b"", first number]` gets `[b"", number, batch]` for each that is still in the buffer, and at
+the end number -1 with nothing behind it; as SGLang's, without the topic.
 
 The engine's thread only puts events into a queue. One thread of our own owns both sockets and never waits for
 a subscriber: who is too slow loses messages, sees it by the numbers, and asks the ROUTER. The engine may run
@@ -46,9 +46,9 @@ _ENDPOINT = re.compile(r"tcp://(\*|[^\s:/\[\]*]+|\[[0-9A-Fa-f:.%]+\]):([0-9]{1,5
 class Publisher:
     """Publishes what an engine's tree holds: first what is there, then every change.
 
-    engine: None for one that comes later (`attach`). endpoint, replay: tcp://HOST:PORT to bind, HOST may be *;
-    replay None: nobody can ask for what they missed. rank is added to both ports (but for port 0, which takes
-    any free one) and stands in each batch. buffer: how many batches are kept, of MOST_BYTES in all.
+    engine: None for one that comes later (`attach`). endpoint, replay: tcp://HOST:PORT to bind, HOST may be
+    *; replay None: nobody can ask for what they missed. rank is added to both ports (but for port 0, which
+    takes any free one) and stands in each batch. buffer: how many batches are kept, of MOST_BYTES in all.
 
     Attributes:
         endpoint, replay: as they are bound.
@@ -112,7 +112,7 @@ class Publisher:
         except zmq.ZMQError as error:
             if error.errno == zmq.EADDRINUSE:
                 raise ValueError(f"cannot publish at {endpoint}: the port is taken") from None
-            raise ValueError(f"cannot publish at {endpoint}: {zmq.strerror(error.errno)}") from None
+            raise ValueError(f"cannot publish at {endpoint}: {zmq.strerror(error.errno or 0)}") from None
         return socket
 
     # ------------------------------------------------------------ in the engine's thread
@@ -122,7 +122,8 @@ class Publisher:
 
         ValueError, with nothing changed, within a step, and for a tree that tells no events (a student's).
         """
-        bus, cache = getattr(engine, "bus", None), getattr(engine, "cache", None)
+        bus: Any = getattr(engine, "bus", None)
+        cache: Any = getattr(engine, "cache", None)
         if bus is None or cache is None:
             raise ValueError(f"an engine is needed, got {said(engine)}")
         if getattr(cache, "bus", None) is not bus:

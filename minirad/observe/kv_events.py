@@ -44,7 +44,7 @@ from minirad.observe.event import CPU as CPU  # the media of these events
 from minirad.observe.event import EVENT_TYPES, Event, Ints
 from minirad.observe.event import GPU as GPU
 
-HASH_BYTES = 8
+HASH_BYTES, TOKEN_BYTES = 8, 4
 
 BlockHash = Callable[[bytes, bytes], int]  # (hash of the block before or the namespace's seed, tokens)
 
@@ -176,8 +176,9 @@ class _Blocks:
 class KVEventStream:
     """Calls `publish` with the KV events of a tree, as its own events come; first with what is there already.
 
-    cache: a RadixCache (or HiRadixCache), between two calls that change it. hash_block: for tests; block_hash.
-    `close` ends it. A tree without a stream pays nothing, and one with a stream lets its engine run ahead.
+    cache: a RadixCache (or HiRadixCache), between two calls that change it. hash_block: for tests;
+    block_hash. `close` ends it. A tree without a stream pays nothing; the engine of one with a stream may
+    run ahead.
     """
 
     def __init__(
@@ -264,13 +265,13 @@ class KVEventStream:
 
     def _append(self, node: _Blocks, tokens: tuple[int, ...], units: int) -> None:
         size = len(tokens) // units * self._cache.page_size
-        blocks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
         before = self._before(node, len(node.hashes))
         seed = _bytes(before) if before is not None else node.space.seed
-        for block in blocks:
-            name = self._hash(seed, np.array(block, dtype="<i4").tobytes())
+        data = np.array(tokens, dtype="<i4").tobytes()  # at once: an array a block costs more than its hash
+        for at in range(0, len(tokens), size):
+            name = self._hash(seed, data[TOKEN_BYTES * at : TOKEN_BYTES * (at + size)])
             node.hashes.append(name)
-            node.tokens.append(block)
+            node.tokens.append(tokens[at : at + size])
             seed = _bytes(name)
 
     def _before(self, node: _Blocks, at: int) -> int | None:
