@@ -122,13 +122,12 @@ class Publisher:
 
         ValueError, with nothing changed, within a step, and for a tree that tells no events (a student's).
         """
-        bus: Any = getattr(engine, "bus", None)
         cache: Any = getattr(engine, "cache", None)
-        if bus is None or cache is None:
+        if cache is None or not hasattr(engine, "bus"):
             raise ValueError(f"an engine is needed, got {said(engine)}")
-        if getattr(cache, "bus", None) is not bus:
+        if getattr(cache, "bus", None) is not engine.bus:
             raise ValueError(f"{type(cache).__name__} tells no events, so there is nothing to publish")
-        if not bus.settled:
+        if not engine.bus.settled:
             raise ValueError("a publisher is attached between two steps, not within one")
         if self._closing:
             raise ValueError("this publisher is closed")
@@ -137,7 +136,7 @@ class Publisher:
             self._take(AllBlocksCleared())
         self._engine = engine
         self._stream = KVEventStream(cache, self._take)
-        self._ends = [self._stream.close, bus.when_settled(self._cut)]
+        self._ends = [self._stream.close, engine.bus.when_settled(self._cut)]
         self._cut()
 
     def _detach(self) -> None:
