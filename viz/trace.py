@@ -19,6 +19,11 @@ and where evicted KV is kept in host memory, or weights were changed:
     again    was on the host only, computed anew       host     on the host only, and nothing happened
     stale    of older weights: matches nothing any more
 
+and of the tree of other servers (minirad/fleet):
+
+    stored   a further rank or medium got it           hole     no rank holds it: what is below cannot
+    removed  a rank lost it, others hold it            unseen   be hit; told only as a parent
+
 Over a scene these add up: a node inserted and then hit within it stays new. By event they add up
 from the beginning of the step, so that the last event of a step shows what the step shows. In which
 tier a node's KV lies is another question than what happened to it: `tier_of` answers it.
@@ -47,8 +52,10 @@ from minirad.observe.snapshot import (
     has_tiers,
     host_used,
     is_bigram,
+    is_fleet,
     key_tokens,
     path_of,
+    rest_of,
     text_tokens,
     tier_of,
     units,
@@ -68,17 +75,18 @@ from viz.words import (
 __all__ = [
     "GRANULARITIES", "MARKS", "STATUSES", "TIERS", "VICTIMS", "Decode", "Trace", "View",
     "decoder_for", "decoder_from", "decoder_of", "evictable_leaves", "has_tiers", "host_used", "ids_as_text",
-    "is_bigram", "key_tokens", "local_folder", "nodes_of", "path_of", "requests_of", "summary", "text_tokens",
+    "is_bigram", "is_fleet", "key_tokens", "local_folder", "nodes_of", "path_of", "requests_of", "summary",
+    "text_tokens",
     "tier_of", "tier_sums", "units",
 ]  # fmt: skip
 
 GRANULARITIES = ("event", "step", "scene")
 # What a node is called when several things happened to it in one scene.
 _RANK = {name: rank for rank, name in enumerate(
-    ("cached", "host", "stale", "locked", "grown", "split", "hit", "again", "loaded", "new", "demoted",
-     "evicted"))}  # fmt: skip
-# A node that leaves the device and comes back in one scene is drawn as what it did last.
-_TIER_MOVES = frozenset(("demoted", "loaded", "again"))
+    ("cached", "host", "hole", "unseen", "stale", "locked", "grown", "split", "hit", "stored", "removed",
+     "again", "loaded", "new", "demoted", "evicted"))}  # fmt: skip
+# A node that leaves the device (a rank) and comes back in one scene is drawn as what it did last.
+_TIER_MOVES = frozenset(("demoted", "loaded", "again", "stored", "removed"))
 # What a node that is divided hands on to its new upper half: new tokens stay new, hit ones hit.
 _INHERITED = _TIER_MOVES | {"new", "hit"}
 # Events that deserve a mark on the time line, and a button to jump to the next of them.
@@ -135,7 +143,8 @@ class Trace:
         self._offsets = [0]  # events before frame i; one more entry than frames
         self._scenes: list[int] = []  # first frame of each scene
         self._titled = False
-        self._marks: dict[str, list[int]] = {kind: [] for kind in MARKS_OF_TIME}
+        theirs = is_fleet(recording.header["start"])
+        self._marks: dict[str, list[int]] = {kind: [] for kind in MARKS_OF_TIME if kind != "gap" or theirs}
         self._bumps: list[tuple[int, tuple[int, ...]]] = []  # events before it, dead namespaces from then on
         self._walk: _Walk | None = None
         self._views = _KeptViews(kept)
@@ -194,7 +203,7 @@ class Trace:
             return index if granularity == to else self.position_of(to, self.frame_at(granularity, index))
 
     def marks(self) -> dict[str, list[int]]:
-        """Frames with a split, an eviction, a retraction: {"split": [...], "evict", "retract"}."""
+        """Frames with a mark by its kind: {"split": [...], "evict", "retract"}; in a stream also "gap"."""
         with self._lock:
             self._catch_up()
             return {kind: list(frames) for kind, frames in self._marks.items()}
@@ -203,7 +212,7 @@ class Trace:
         """The position of the next (direction -1: previous) mark of a kind, or None."""
         with self._lock:
             frame = self.frame_at(granularity, index)
-            frames = self._marks[kind]
+            frames = self._marks.get(kind, [])
             if direction > 0:
                 at = bisect_right(frames, frame)
                 return self.position_of(granularity, frames[at]) if at < len(frames) else None
@@ -262,7 +271,7 @@ class Trace:
             self._offsets.append(self._offsets[-1] + len(frame.events))
             self._note_scene(index, frame)
             for kind in {event.mark for event in frame.events if event.mark}:
-                self._marks[kind].append(index)
+                self._marks.setdefault(kind, []).append(index)
 
     def _note_scene(self, index: int, frame: Frame) -> None:
         """Titled scenes if the recording has titles; else one from each admission to the next."""
@@ -453,8 +462,7 @@ class _Walk:
                 words.add("locked")
             if node["namespace"] in stale:
                 words.add("stale")
-            at_rest = "host" if tier_of(node) == "host" else "cached"
-            best = max(words, key=_RANK.__getitem__, default=at_rest)
+            best = max(words, key=_RANK.__getitem__, default=rest_of(node))
             status[number] = best
             if len(words) > 1:
                 also[number] = frozenset(words - {best})

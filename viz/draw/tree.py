@@ -89,6 +89,10 @@ STYLES: Mapping[str, Style] = {
     "loaded": Style("LOADED BACK", "#1864ab", "#e7f5ff", 3, "ROUNDED", "#1c7ed6"),
     "again": Style("COMPUTED AGAIN", "#2b8a3e", "#ebfbee", 2, "ROUNDED", "#2f9e44"),
     "stale": Style("OLD WEIGHTS", "#5c636a", "#e9ecef", 1, "ROUNDED,DASHED", "#adb5bd"),
+    "stored": Style("STORED", "#1864ab", "#e7f5ff", 2, "ROUNDED", "#1c7ed6"),
+    "removed": Style("REMOVED", "#c2255c", "#fff0f6", 2, "ROUNDED,DASHED", "#e64980"),
+    "hole": Style("HOLE", "#862e2e", "#fff8f8", 2, "ROUNDED,DASHED", "#c92a2a"),
+    "unseen": Style("NOT SEEN", "#868e96", "#ffffff", 1, "ROUNDED,DOTTED", "#ced4da"),
 }
 
 
@@ -264,23 +268,36 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
         style = replace(style, outline=_OUTLINES[tier])
     sign = f"{TIER_SIGNS[tier]} · " if tier else ""
     name = options.letter(number) or f"n{number}"
-    words = _words(node, view)
+    words, more = _words(node, view), _extra_rows(node, view, detail, page)
     title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)
     shown = text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])
     lines = [escape(line) or NO_TEXT for line in shown]
     if detail == "tiny":
         title = _font(9, style.stroke, escape(" · ".join([name, *words[:1]])), bold=True)
         text = f"{_font(10, _INK, lines[0], face=MONO)} {_font(9, _SOFT, f'{sign}{size}')}"
-        return _table(style, 3, _row(title, text))
+        return _table(style, 3, _row(title, text), *more)
     locks = node["lock_ref"] if number not in view.ghosts and status != "locked" else 0
     lock = f"lock {locks} · " if locks else ""
     body = _font(11, _INK, "".join(f'{line}<BR ALIGN="LEFT"/>' for line in lines), face=MONO)
     text = f'<TR><TD COLSPAN="2" ALIGN="LEFT" WIDTH="{_WIDTH[detail]}">{body}</TD></TR>'
     if detail == "compact":
-        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text)
+        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text, *more)
     top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
-    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, places(node["slots"], page) or "no slots"))
-    return _table(style, 4, top, text, bottom, *_second_floor(node, tier, page))
+    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, _where(node, page)))
+    return _table(style, 4, top, text, bottom, *more)
+
+
+def _where(node: State, page: int) -> str:
+    """In which slots a node lies; of a stream's, which has none, how many blocks it is."""
+    if "blocks" in node:
+        return f"{node['blocks']} block{'s' * (node['blocks'] != 1)}"
+    return places(node["slots"], page) or "no slots"
+
+
+def _extra_rows(node: State, view: View, detail: str, page: int) -> list[str]:
+    """What stands under a card's own rows: of a full one, its copy in host memory."""
+    tier = "" if node["id"] in view.ghosts else tier_of(node)
+    return _second_floor(node, tier, page) if detail == "full" else []
 
 
 def _second_floor(node: State, tier: str, page: int) -> list[str]:
