@@ -139,6 +139,11 @@ class View:
         """Numbers of these nodes as arrays."""
         return self.once("table", lambda: table_of(self.nodes))
 
+    @property
+    def marked(self) -> list[int]:
+        """The nodes that do not look as at rest, ghosts included."""
+        return self.once("marked", lambda: [n for n, status in self.status.items() if status != "cached"])
+
     def once(self, name: str, make: Callable[[], Made]) -> Made:
         """What is worked out from the view once and kept with it, by its name."""
         if name not in self._made:
@@ -168,7 +173,7 @@ class Trace:
         self._views = _KeptViews(kept)
         self._columns = Columns()
         self._tabled: tuple[ReplayState | None, dict[int, State]] = None, {}  # which nodes stand in them
-        self._landmarks: OrderedDict[int, State] = OrderedDict()  # states after frames, the latest made last
+        self._landmarks: OrderedDict[int, tuple[State, dict[int, State]]] = OrderedDict()  # after frames
 
     @property
     def numbers_kept(self) -> int:
@@ -332,13 +337,13 @@ class Trace:
         changed = walk.state.nodes.changed()
         nodes = walk.state.nodes.keep_all()
         table = self._table(walk, nodes, changed)
-        status, also = walk.statuses(nodes, table, stale)
+        status, also, marked = walk.statuses(nodes, table, stale)
         own = sum(_numbers_of(nodes[number]) for number in changed if number in nodes)
         return View(
             granularity, index, frame, int(walk.state.rest.get("step", 0)),
             self._title(granularity, index, frame), events, so_far, walk.state.snapshot(nodes), status,
             also, dict(walk.ghosts), frozenset(n for e in events for n in e.touches()),
-            {"own": own, "nodes": nodes, "table": table},
+            {"own": own, "nodes": nodes, "table": table, "marked": marked},
         )  # fmt: skip
 
     def _table(self, walk: _Walk, nodes: dict[int, State], changed: Iterable[int]) -> Table:
@@ -387,13 +392,14 @@ class Trace:
         while at >= 0 and frames[at].keyframe is None and at not in self._landmarks:
             at -= 1
         mark = self._landmarks.get(at)
-        replay = self.recording.replay_to(at) if mark is None else ReplayState(mark)
+        replay = self.recording.replay_to(at) if mark is None else ReplayState(*mark)
         walked = 0
         for index in range(at + 1, frame + 1):
             replay = apply_frame(replay, frames[index])
             walked += len(frames[index].events)
             if walked >= _LANDMARK_EVENTS and len(frames[index].events) < _LANDMARK_EVENTS:
-                self._landmarks[index], walked = replay.snapshot(), 0
+                nodes = replay.nodes.keep_all()
+                self._landmarks[index], walked = (replay.snapshot(nodes), nodes), 0
                 while len(self._landmarks) > _LANDMARKS:
                     self._landmarks.popitem(last=False)
         return replay
@@ -508,8 +514,8 @@ class _Walk:
 
     def statuses(
         self, nodes: Mapping[int, State], table: Table, stale: frozenset[int]
-    ) -> tuple[dict[int, str], dict[int, frozenset[str]]]:
-        """nodes, table: those in the tree. stale: namespaces whose nodes are of older weights.
+    ) -> tuple[dict[int, str], dict[int, frozenset[str]], list[int]]:
+        """Status, the lesser things, and those that do not look as at rest. nodes, table: those in the tree. stale: namespaces whose nodes are of older weights.
 
         Nearly all nodes are "cached", and only the others are looked at.
         """
@@ -529,7 +535,7 @@ class _Walk:
             best = status[number] = max(said, key=_RANK.__getitem__)
             if len(said) > 1:
                 also[number] = frozenset(said - {best})
-        return status, also
+        return status, also, list(words)
 
 
 def _of_spaces(nodes: Mapping[int, State], namespaces: frozenset[int]) -> list[int]:

@@ -221,11 +221,14 @@ class Nodes(dict[int, State]):
 
     __slots__ = ("_gone", "_last", "_own", "_rising")
 
-    def __init__(self, nodes: Iterable[State] = ()) -> None:
-        super().__init__({node["id"]: node for node in nodes})
+    def __init__(self, nodes: Mapping[int, State]) -> None:
+        super().__init__(nodes)
         self._own: set[int] = set()  # those that no snapshot has
         self._gone: set[int] = set()  # taken out since the last snapshot
-        self._rising, self._last = False, 0  # they stand in the order of their numbers, up to this one
+        numbers = list(self)
+        rising = sorted(numbers)
+        self._rising = numbers == rising  # they stand in the order of their numbers, up to the last one
+        self._last = rising[-1] if rising else 0
 
     def __getitem__(self, number: int) -> State:
         node = super().__getitem__(number)
@@ -312,10 +315,12 @@ class ReplayState:
     tree: what a snapshot says of the whole tree; rest: what it says beside (step, kv_tokens, free).
     """
 
-    def __init__(self, snapshot: State) -> None:
+    def __init__(self, snapshot: State, nodes: Mapping[int, State] | None = None) -> None:
+        """nodes: the snapshot's by number, if at hand."""
         rest = dict(snapshot)
         tree = dict(rest.pop("tree"))
-        self.nodes = Nodes(tree.pop("nodes"))
+        listed = tree.pop("nodes")
+        self.nodes = Nodes({node["id"]: node for node in listed} if nodes is None else nodes)
         self.tree: State = _deep(tree)
         self.requests: dict[str, State] = {n: _copied(each) for n, each in rest.pop("requests").items()}
         self.waiting: list[str] = list(rest.pop("waiting"))
