@@ -77,9 +77,10 @@ def _static(name: str) -> str:
 
 
 def one_script(kind: str = "page") -> str:
-    """tree.js, parts.js and the page's own as one module: files on disk may not import one another."""
-    tree_js, parts, own = (_alone(_static(name)) for name in ("tree.js", "parts.js", f"{kind}.js"))
-    return f"{tree_js}\n{parts}\n{{\n{own}\n}}\n".replace("</script", "<\\/script")
+    """tree.js, parts.js, fleet.js and the page's own as one module: files on disk may not import one another."""
+    names = ("tree.js", "parts.js", "fleet.js", f"{kind}.js")
+    tree_js, parts, fleet, own = (_alone(_static(name)) for name in names)
+    return f"{tree_js}\n{parts}\n{fleet}\n{{\n{own}\n}}\n".replace("</script", "<\\/script")
 
 
 def _alone(script: str) -> str:

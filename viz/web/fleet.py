@@ -1,0 +1,167 @@
+"""The page of a stream of other servers: what it shows of a position, and who brings it there.
+
+`FleetPage` is a page over a recording of a stream (minirad/fleet): ranks in place of a pool, growth and shares
+in place of requests, one rank alone where that is asked for. Nothing of a stream is trusted: its texts are data,
+shortened and made visible here, and set as text by static/fleet.js.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from minirad.fleet import events as fe
+from minirad.observe.event import Event
+from minirad.observe.snapshot import State
+from viz.draw import fleet as cards
+from viz.draw import tree
+from viz.trace import Trace, View
+from viz.view import fleet
+from viz.view.text import visible
+from viz.web.page import Page
+from viz.words import word_of
+
+Json = dict[str, Any]
+NEWS = 25  # frames for which a gap, a restart or garbage is still told
+_ENDS = 160  # tokens of either end of a node that are spelled in its box
+_TEXT = 600  # characters of them
+_SENTENCE = 400  # characters of an event's sentence
+_KEPT = 12  # views of one rank alone, and sums, that are kept
+_TROUBLES = (fe.GapSeen, fe.RankRestarted, fe.TroubleSeen)
+
+
+class FleetPage(Page):
+    """The page's data about the recording of a stream, finished or growing."""
+
+    def __init__(self, trace: Trace, labels: Mapping[str, str] | None = None) -> None:
+        super().__init__(trace, labels)
+        self._growth = fleet.Growth(trace.recording.header["start"])
+        self._news: list[tuple[int, Event]] = []  # troubles by frame
+        self._kept: OrderedDict[Any, Any] = OrderedDict()
+
+    def meta(self, title: str = "", note: str = "") -> Json:
+        """What does not change: no pool and no policies of ours."""
+        meta = super().meta(short(title, 120), note)
+        words = {letter: word for letter, word in zip(fleet.SIGNS, MEDIA_WORDS, strict=True)}
+        return {**meta, "model": "", "schedule_policy": "", "fleet": {"media": words, "colours": cards.COLOURS}}
+
+    def _frame_record(self, index: int) -> Json:
+        frame = self.trace.recording.frames[index]
+        grown = self._growth.take(frame.events)
+        self._news += [(index, event) for event in frame.events if isinstance(event, _TROUBLES)]
+        ended = frame.events[-1] if frame.events else None
+        return {
+            "s": frame.step,
+            "k": getattr(ended, "kind", "") if ended is not None and ended.ends_frame else "",
+            "u": [0, 0, 0, 0],
+            "m": sorted({event.mark for event in frame.events if event.mark}),
+            "e": len(frame.events),
+            "c": self.trace.position_of("scene", index),
+            "b": grown.media,
+            "d": grown.tokens,
+            "v": grown.lost,
+        }
+
+    # ------------------------------------------------------------ one position
+
+    def view(
+        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400,
+        rank: int | None = None,
+    ) -> Json:  # fmt: skip
+        """As Page.view; rank: of what it alone holds. ValueError: there is no such rank."""
+        shown = super().view(granularity, index, opened, height, rank)
+        if rank is not None and not shown["events"] and shown["frame"] >= 0:
+            shown["say"] = f"Nothing of rank {rank} changed here"
+        return {**shown, "say": short(shown["say"], _SENTENCE), "rank": rank}
+
+    def _look(self, granularity: str, index: int, rank: int | None) -> View:
+        view = self.trace.view(granularity, index)
+        if rank is None:
+            return view
+        return self._once(("alone", granularity, index, rank), view, lambda: fleet.alone(view, rank))
+
+    def _once(self, key: Any, view: View, make: Callable[[], Any]) -> Any:
+        """Kept for the next asking, as long as it is of this very view."""
+        with self._lock:
+            if key in self._kept and self._kept[key][0] is view:
+                self._kept.move_to_end(key)
+                return self._kept[key][1]
+        made = make()
+        with self._lock:
+            self._kept[key] = view, made
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _parts(self, view: View, options: tree.Options) -> dict[str, tuple[Callable[[], Any], Any]]:
+        parts = super()._parts(view, options)
+        nothing: dict[str, Any] = {
+            "pool": [], "usage": [0, 0, 0, 0], "requests": {}, "left": {}, "why": [], "quiz": None,
+        }  # fmt: skip
+        for name, empty in nothing.items():
+            parts[name] = (lambda empty=empty: empty), empty
+        return {**parts, "fleet": (lambda: self._fleet(view), {"ranks": [], "shares": [], "wrong": ""})}
+
+    def _fleet(self, view: View) -> Json:
+        whole = self.trace.view(view.granularity, view.index)  # view may be of one rank alone
+        found = self._once(("sums", view.granularity, view.index), whole, lambda: fleet.sums(whole.state))
+        ranks = whole.state["tree"]["ranks"]
+        return {
+            "ranks": [self._rank(row, found.ranks.get(int(row["rank"]), {})) for row in ranks],
+            "shares": found.shares,
+            "wrong": short(fleet.wrong(whole.state, self._still_news(view)), _SENTENCE),
+        }
+
+    def _rank(self, row: State, media: Mapping[str, tuple[int, int]]) -> Json:
+        numbers = {name: row[name] for name in ("rank", "seq", "batches", "replayed", "lost", "unknown")}
+        texts = {name: short(str(row[name]), 200) for name in ("where", "state")}
+        return {**numbers, **texts, "media": {letter: list(sums) for letter, sums in media.items()}}
+
+    def _still_news(self, view: View) -> list[Event]:
+        """Troubles of the last frames before a position; of its own frame those that have come by then."""
+        with self._lock:
+            first = bisect_right(self._news, view.frame - NEWS, key=lambda each: each[0])
+            last = bisect_left(self._news, view.frame, key=lambda each: each[0])
+            before = [event for _, event in self._news[first:last]]
+        return before + [event for event in view.so_far if isinstance(event, _TROUBLES)]
+
+    def _node(self, node: State, view: View) -> Json:
+        tokens = node["tokens"][:: 2 if node["pairs"] else 1]
+        cut = len(tokens) > 2 * _ENDS
+        ends = [tokens[:_ENDS], tokens[-_ENDS:]] if cut else [tokens]
+        text = " … ".join(short(self.trace.decode(end), _TEXT) for end in ends)
+        return {
+            "status": view.status[node["id"]],
+            "parent": node["parent"],
+            "lock": 0,
+            "t": node["last_access"],
+            "created": node["created"],
+            "hits": 0,
+            "priority": 0,
+            "space": node["namespace"],
+            "named": cards.space_name(view.state["tree"], node) if node["namespace"] else "",
+            "blocks": node["blocks"],
+            "held": {rank: fleet.sign(media) for rank, media in node["held"].items()},
+            "body": {"text": text, "slots": [], "size": node["units"], "pieces": []},
+        }
+
+    def _event(self, event: Event, present: bool, future: bool) -> Json:
+        return {
+            **word_of(event)._asdict(),
+            "text": short(event.describe(), _SENTENCE),
+            "nodes": list(event.touches()),
+            "requests": [],
+            "on": present,
+            "later": future,
+        }
+
+
+MEDIA_WORDS = ("GPU", "CPU", "disk", "external", "may be there")
+
+
+def short(text: str, most: int) -> str:
+    """A text from outside, harmless on screen, of bounded length."""
+    text = visible(text[: 2 * most])
+    return text if len(text) <= most else f"{text[: most - 1]}…"
