@@ -112,6 +112,11 @@ ROOMS: dict[str, Room] = {
          "minirad.cache.kv_events"),
         (*_BASE, "cache", "schedule"),
     ),
+    "fleet": Room(
+        "production servers' streams of KV events: read, rebuilt as a tree, recorded, published",
+        ("minirad.fleet", "minirad.fleet.*"),
+        (*_BASE, "cache", "observe"),
+    ),
     "machine": Room(
         "what computes on this machine: the plain runner, the device, the pool's size",
         ("minirad.runner", "minirad.machine"),

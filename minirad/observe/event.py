@@ -104,6 +104,7 @@ class Event:
     is_turn: ClassVar[bool] = False  # a thinned-out export keeps its step, as it does every step with a mark
     ends_frame: ClassVar[bool] = False  # a step is over with it
     begins_scene: ClassVar[bool] = False  # where a recording has no scenes with titles of its own
+    by_engine: ClassVar[bool] = True  # an engine of ours tells it; False: of others' (fleet_events.py)
 
     def __init_subclass__(cls) -> None:
         taken = [name for name in inspect.get_annotations(cls) if hasattr(Event, name) or name == "word"]
@@ -181,7 +182,7 @@ class Event:
         return cls.headline.tone, events[-1].describe()
 
 
-# Every event type, with the name that recordings know it by. It grows where an event class is defined.
+# Every event type that our engine tells, with its name in recordings. It grows where a class is defined.
 EVENT_TYPES: dict[type[Event], str] = {}
 _BY_NAME: dict[str, type[Event]] = {}
 
@@ -198,13 +199,15 @@ def _register(kind: type[Event]) -> None:
             raise TypeError(f"there is an event called {kind.__name__} already, in {known.__module__}")
         # A dataclass with slots is made twice, a notebook's cell runs twice: the last one counts.
         forget(known)
-    EVENT_TYPES[kind] = kind.__name__
+    if kind.by_engine:
+        EVENT_TYPES[kind] = kind.__name__
     _BY_NAME[kind.__name__] = kind
 
 
 def forget(kind: type[Event]) -> None:
     """There is no such event type any more (a notebook or a test has defined one for itself)."""
-    del EVENT_TYPES[kind], _BY_NAME[kind.__name__]
+    EVENT_TYPES.pop(kind, None)
+    del _BY_NAME[kind.__name__]
 
 
 def expect(holds: bool, message: str) -> None:
