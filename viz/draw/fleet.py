@@ -1,8 +1,8 @@
-"""What a card of a stream's node says beside its text: which ranks hold it and where, and what is wrong with it.
+"""What a card of a stream's node says beside its text: which ranks hold it, and what is wrong with it.
 
 The strip has a cell for each rank: its number, and below it the letter of the tier (D device, H host, K disk,
-X external, ? may be there), in the tier's colour. Of more ranks than can be read it says how many there are of
-each letter. tree.py draws the rest of the card.
+X external, ? may be there), in the tier's colour. Of more ranks than can be read it counts how many have each
+letter. tree.py draws the rest of the card.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ MOST_CELLS = 16  # ranks that get a cell each
 _A_ROW = 8  # cells beside one another: as wide as a card is anyway
 _SPACE = 26  # characters of a namespace's name
 COLOURS: Mapping[str, str] = {
-    "D": "#a5d8ff", "H": "#d0bfff", "DH": "#91a7ff", "K": "#ffd8a8", "X": "#ced4da", "?": "#fff3bf", "": "#ffffff",
+    "D": "#a5d8ff", "H": "#d0bfff", "DH": "#91a7ff", "K": "#ffd8a8", "X": "#ced4da", "?": "#fff3bf",
+    "": "#ffffff",
 }  # fmt: skip
 _INK, _SOFT, _FAINT, _BAD = "#212529", "#495057", "#868e96", "#862e2e"
 SENTENCES = {
-    "hole": "nothing below can be hit",
-    "unseen": "only told as a parent",
-    "maybe": "?: may be there",
+    "hole": "HOLE: nothing below can be hit",
+    "unseen": "NOT SEEN: only told as a parent",
+    "maybe": "?: may be there, told twice",
 }
+_SINGLE_LINE = 4  # ranks whose cells are wide enough for number and letter beside one another
 
 
 def colour(held: str) -> str:
@@ -117,30 +119,29 @@ def _strip(held: Mapping[str, str], ranks: Sequence[str]) -> str:
     if len(ranks) == 1:
         return _one(held.get(ranks[0], ""))
     cells = [(rank, held.get(rank, "")) for rank in ranks]
+    if len(cells) <= _SINGLE_LINE:
+        return _table([cells], 17, " ")
     return _table([cells[at : at + _A_ROW] for at in range(0, len(cells), _A_ROW)], 17)
 
 
-def _table(rows_of_cells: list[list[tuple[str, str]]], width: int) -> str:
+def _table(rows_of_cells: list[list[tuple[str, str]]], width: int, between: str = "<BR/>") -> str:
     """One cell a (text, media), text above letter."""
-    inner = "".join(
-        "<TR>" + "".join(_cell(text, media, width) for text, media in cells) + "</TR>" for cells in rows_of_cells
-    )
-    return (
-        '<TABLE BORDER="0" CELLBORDER="1" CELLSPACING="1" CELLPADDING="0" COLOR="#adb5bd">' f"{inner}</TABLE>"
-    )
+    lines = ["".join(_cell(text, media, width, between) for text, media in cells) for cells in rows_of_cells]
+    inner = "".join(f"<TR>{line}</TR>" for line in lines)
+    return f'<TABLE BORDER="0" CELLBORDER="1" CELLSPACING="1" CELLPADDING="0" COLOR="#adb5bd">{inner}</TABLE>'
 
 
-def _cell(text: str, media: str, width: int) -> str:
+def _cell(text: str, media: str, width: int, between: str) -> str:
     from viz.draw.tree import _font
 
     letter = sign(media)
     if len(letter) > 3:  # D+H+K would make its cell wider than the others
         letter = letter.replace("+", "")
     ink = _INK if media else _FAINT
-    return (
-        f'<TD WIDTH="{width}" HEIGHT="19" BGCOLOR="{colour(media)}">{_font(7, ink, text)}<BR/>'
-        f"{_font(7, ink, letter or '–', bold=bool(letter))}</TD>"
-    )
+    size, height = (7, 19) if between == "<BR/>" else (8, 12)
+    letters_there = _font(size, ink, letter or "–", bold=bool(letter))
+    inner = f"{_font(size, ink, text)}{between}{letters_there}"
+    return f'<TD WIDTH="{width}" HEIGHT="{height}" BGCOLOR="{colour(media)}">{inner}</TD>'
 
 
 def _one(media: str) -> str:
@@ -149,7 +150,9 @@ def _one(media: str) -> str:
 
     if not media:
         return _font(8, _FAINT, "not held")
-    words = "may be there" if media == "?" else "in " + ", ".join(visible(each)[:16] for each in media.split("+"))
+    words = (
+        "may be there" if media == "?" else "in " + ", ".join(visible(each)[:16] for each in media.split("+"))
+    )
     return (
         '<TABLE BORDER="0" CELLBORDER="1" CELLSPACING="0" CELLPADDING="1" COLOR="#adb5bd"><TR>'
         f'<TD WIDTH="20" BGCOLOR="{colour(media)}">{_font(8, _INK, sign(media), bold=True)}</TD>'

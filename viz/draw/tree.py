@@ -226,7 +226,7 @@ def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
 
 
 def detail_for(picture: Plan, height: int, floors: Mapping[str, int] | None = None) -> str:
-    """How much a card can say: all, one line of text, or all in one line. floors: strips under it, by detail."""
+    """How much a card can say: all, one line of text, or all in one. floors: strips under it, by detail."""
     for detail, each in _LEAF.items():
         if picture.leaves * (each + _STRIP * (floors or {}).get(detail, 0)) <= height:
             return detail
@@ -291,7 +291,8 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     if detail == "compact":
         return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text, *more)
     top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
-    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, _where(node, page)))
+    told = _tokens(size) if size or "held" not in node else ""  # of a block that was never told: nothing
+    bottom = _row(_font(9, _SOFT, told), _font(9, _FAINT, _where(node, page)))
     return _table(style, 4, top, text, bottom, *more)
 
 
@@ -303,7 +304,7 @@ def _where(node: State, page: int) -> str:
 
 
 def _extra_rows(node: State, view: View, detail: str, page: int) -> list[str]:
-    """What stands under a card's own rows: of a full one its copy in host memory, of a stream's who holds it."""
+    """What stands under a card's own rows: its copy in host memory; of a stream's, who holds it."""
     if "held" in node:
         from viz.draw import fleet  # which draws with what is here
 

@@ -35,7 +35,7 @@ export function makeFleet(page) {
         ...shown.map((letter) => { const [blocks, tokens] = r.media[letter] ?? [0, 0]; return h("td.n", { title: `${many(tokens)} tokens in ${plural(blocks, "block")} (${media()[letter]})` }, tokens ? short(tokens) : "–", h("small", {}, blocks ? ` ${short(blocks)}` : "")); }),
         h("td.n" + (r.lost ? ".bad" : ""), { title: "batches that were lost" }, many(r.lost)),
         h("td.n", { title: "events and fields that are not known here" }, many(r.unknown)),
-        h("td.where", { title: r.where }, r.where),
+        h("td.where", { title: r.where }, r.where.length > 19 ? "…" + r.where.slice(-18) : r.where),
       ];
       const able = pickable.includes(r.rank), picked = state.rank === r.rank;
       const pick = () => page.pickRank(picked ? null : r.rank);
@@ -103,8 +103,8 @@ export function makeFleet(page) {
   function growthWords(letters) {
     const f = source.frames[state.view.frame];
     if (!f) return "nothing yet";
-    const parts = letters.filter((letter) => f.b[letter]).map((letter) => `${short(f.b[letter])} in ${media()[letter]}`);
-    return `${short(f.d)} tokens${parts.length ? ", with copies " + parts.join(", ") : ""}${f.v ? `; ${short(f.v)} evicted here` : ""}`;
+    const parts = letters.filter((letter) => f.b[letter]).map((letter) => `${media()[letter]} ${short(f.b[letter])}`);
+    return `${short(f.d)} tokens${parts.length ? "; all copies: " + parts.join(", ") : ""}${f.v ? `; ${short(f.v)} evicted here` : ""}`;
   }
 
   function drawWrong() {

@@ -1,8 +1,8 @@
 """A stream of other servers: which ranks hold what, one of them alone, who shares, and how it grows.
 
-The state of a stream (minirad/fleet) is a tree in which each node says which ranks hold it, and in which media.
-Here that is counted, and a view is cut down to what one rank holds: its runs joined again as that rank alone has
-them, its own holes. Draws nothing and asks nobody.
+The state of a stream (minirad/fleet) is a tree in which each node says which ranks hold it, in which media.
+Here that is counted, and a view is cut down to what one rank holds: its runs joined again as that rank alone
+has them, its own holes. Draws nothing and asks nobody.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from minirad.fleet import events as fe
+from minirad.observe import fleet_events as fe
 from minirad.observe.event import Event
 from minirad.observe.snapshot import State, rest_of
 from viz.trace import View
@@ -26,7 +26,7 @@ _WORDS = ("split", "grown", "stored", "removed", "new")  # what a joined run is 
 
 @lru_cache(maxsize=1024)
 def letters(held: str) -> str:
-    """The media "CPU+GPU" in which a rank holds a node as letters in the order of SIGNS: "DH"; "" for none."""
+    """The media "CPU+GPU" in which a rank holds a node as letters in the order of SIGNS, "DH"; "": none."""
     found = {LETTERS.get(medium, "X") for medium in held.split("+")} if held else set()
     return "".join(letter for letter in SIGNS if letter in found)
 
@@ -82,8 +82,8 @@ def _holders(media: Iterable[str]) -> int:
 
 
 class Grown(NamedTuple):
-    """After one frame: tokens in each kind of medium, copies in several ranks counted each (by letter); tokens
-    that a rank holds, each counted once; tokens that ranks lost within the frame."""
+    """After one frame, in tokens. media: by letter, copies in several ranks counted each. tokens: of all
+    nodes that a rank holds, each counted once. lost: what left a rank's medium within the frame."""
 
     media: dict[str, int]
     tokens: int
@@ -109,7 +109,7 @@ class Growth:
 
     def _take(self, event: Event) -> None:
         if isinstance(event, fe.NodeStored):
-            self._put(event.node, event.units, holders(event.held))
+            self._put(event.node, event.units, fe.held_of(event.held))
         elif isinstance(event, fe.NodeExtended):
             units, held = self._drop(event.node)
             self._put(event.node, units + event.units, held)
@@ -118,8 +118,8 @@ class Growth:
             self._put(event.upper, event.units, held)
             self._put(event.lower, units - event.units, held)
         elif isinstance(event, fe.NodesJoined):
-            (units, held), (more, _) = self._drop(event.upper), self._drop(event.lower)
-            self._put(event.upper, units + more, held)
+            (units, held), (more, _) = self._drop(event.lower), self._drop(event.upper)
+            self._put(event.lower, units + more, held)
         elif isinstance(event, fe.NodeHeld):
             units, held = self._drop(event.node)
             self._lost += units * len(set(letters(event.was)) - set(letters(event.now)) - {"?"})
@@ -146,19 +146,14 @@ class Growth:
             self._tokens += sense * units
 
 
-def holders(held: Iterable[str]) -> dict[str, str]:
-    """("0:GPU", "3:CPU+GPU") as {"0": "GPU", "3": "CPU+GPU"}."""
-    return {rank: media for rank, _, media in (each.partition(":") for each in held)}
-
-
 # ---------------------------------------------------------------------- one rank alone
 
 
 def alone(view: View, rank: int) -> View:
     """The view of what one rank holds. ValueError: there is no such rank.
 
-    A run of nodes that this rank holds alike, with nothing of its own branching off, is one node again, called
-    as its last part. What only leads to a node that it holds is its hole.
+    A run of nodes that this rank holds alike, with nothing of its own branching off, is one node again, with
+    the name of its last part. What only leads to a node that it holds is its hole.
     """
     tree, name = view.state["tree"], str(rank)
     rows = [row for row in tree["ranks"] if row["rank"] == rank]
@@ -204,11 +199,13 @@ def _of(node: State, name: str) -> dict[str, str]:
 
 
 def _alike(upper: State, lower: State, name: str) -> bool:
-    return (
+    return bool(
         upper["held"].get(name) == lower["held"].get(name)
         and upper["namespace"] == lower["namespace"]
-        and upper["seen"] == lower["seen"]
         and upper["pairs"] == lower["pairs"]
+        and upper["seen"]
+        and lower["seen"]
+        and bool(upper["tokens"]) == bool(lower["tokens"])
     )
 
 
@@ -257,7 +254,7 @@ def concerns(event: Event, rank: int, kept: Collection[int]) -> bool:
     if own is not None:
         return bool(own == rank)
     if isinstance(event, fe.NodeStored | fe.NodeLeft):
-        return str(rank) in holders(event.held)
+        return str(rank) in fe.held_of(event.held)
     if isinstance(event, fe.BatchesTaken):
         return rank in event.ranks
     return any(number in kept for number in event.touches())
@@ -283,7 +280,7 @@ def _ghosts(
     gone: dict[int, State] = {}
     for event in view.so_far:
         lost = isinstance(event, fe.NodeHeld) and event.rank == rank and not event.now
-        if lost or (isinstance(event, fe.NodeLeft) and str(rank) in holders(event.held)):
+        if lost or (isinstance(event, fe.NodeLeft) and str(rank) in fe.held_of(event.held)):
             number = event.touches()[0]
             node = nodes.get(number) or view.ghosts.get(number)
             if node is not None and number not in kept:
@@ -309,18 +306,16 @@ def wrong(state: State, events: Iterable[Event] = ()) -> str:
     """
     rows = state["tree"]["ranks"]
     told = [event.describe() for event in events]
-    away = [row for row in rows if row["state"] not in ("live", "")]
+    away = [row for row in rows if row["state"] in ("connecting", "lost")]
     if away and len(away) == len(rows) and not any(row["batches"] for row in rows):
-        return f"{_places(away)} does not answer yet: nothing has come"
-    parts = [f"{_ranks(away)} {'is' if len(away) == 1 else 'are'} {_states(away)}"] if away else []
+        return f"Nothing answers at {_places(away)} yet: it is tried again until something does"
+    parts = [_away(away)] if away else []
     parts += told[-1:]
     lost = [row for row in rows if row["lost"]]
     if lost and not told:
         count = sum(row["lost"] for row in lost)
-        parts.append(
-            f"{count} {'batch' if count == 1 else 'batches'} of {_ranks(lost)} were lost: blocks may be missing "
-            "here, or be gone there"
-        )
+        batches = "batch was" if count == 1 else "batches were"
+        parts.append(f"{count:,} {batches} lost of {_ranks(lost)}: what they told is not in this picture")
     return "; ".join(parts)
 
 
@@ -332,8 +327,12 @@ def _ranks(rows: list[State]) -> str:
     return f"{word} {' and '.join([', '.join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)}"
 
 
-def _states(rows: list[State]) -> str:
-    return "/".join(dict.fromkeys(str(row["state"]) for row in rows))
+def _away(rows: list[State]) -> str:
+    lost = [row for row in rows if row["state"] == "lost"]
+    new = [row for row in rows if row["state"] != "lost"]
+    parts = [f"the connection to {_ranks(lost)} is lost and is tried again"] if lost else []
+    parts += [f"{_ranks(new)} {'does' if len(new) == 1 else 'do'} not answer yet"] if new else []
+    return ", ".join(parts)
 
 
 def _places(rows: list[State]) -> str:

@@ -77,7 +77,7 @@ def _static(name: str) -> str:
 
 
 def one_script(kind: str = "page") -> str:
-    """tree.js, parts.js, fleet.js and the page's own as one module: files on disk may not import one another."""
+    """The page's script and all that it imports as one module: files on disk may not import one another."""
     names = ("tree.js", "parts.js", "fleet.js", f"{kind}.js")
     tree_js, parts, fleet, own = (_alone(_static(name)) for name in names)
     return f"{tree_js}\n{parts}\n{fleet}\n{{\n{own}\n}}\n".replace("</script", "<\\/script")

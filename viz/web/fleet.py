@@ -1,8 +1,8 @@
 """The page of a stream of other servers: what it shows of a position, and who brings it there.
 
-`FleetPage` is a page over a recording of a stream (minirad/fleet): ranks in place of a pool, growth and shares
-in place of requests, one rank alone where that is asked for. Nothing of a stream is trusted: its texts are data,
-shortened and made visible here, and set as text by static/fleet.js.
+`FleetPage` is a page over a recording of a stream (minirad/fleet): ranks in place of a pool, growth and
+shares in place of requests, one rank alone where that is asked for. Nothing of a stream is trusted: its texts
+are shortened and made visible here, and set as text by static/fleet.js.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from copy import deepcopy
+from functools import partial
+from typing import Any, TypeVar
 
-from minirad.fleet import events as fe
+from minirad.observe import fleet_events as fe
 from minirad.observe.event import Event
 from minirad.observe.snapshot import State
 from viz.draw import fleet as cards
@@ -24,6 +26,7 @@ from viz.web.page import Page
 from viz.words import word_of
 
 Json = dict[str, Any]
+T = TypeVar("T")
 NEWS = 25  # frames for which a gap, a restart or garbage is still told
 _ENDS = 160  # tokens of either end of a node that are spelled in its box
 _TEXT = 600  # characters of them
@@ -44,8 +47,13 @@ class FleetPage(Page):
     def meta(self, title: str = "", note: str = "") -> Json:
         """What does not change: no pool and no policies of ours."""
         meta = super().meta(short(title, 120), note)
-        words = {letter: word for letter, word in zip(fleet.SIGNS, MEDIA_WORDS, strict=True)}
-        return {**meta, "model": "", "schedule_policy": "", "fleet": {"media": words, "colours": cards.COLOURS}}
+        words = dict(zip(fleet.SIGNS, MEDIA_WORDS, strict=True))
+        return {
+            **meta,
+            "model": "",
+            "schedule_policy": "",
+            "fleet": {"media": words, "colours": cards.COLOURS},
+        }
 
     def _frame_record(self, index: int) -> Json:
         frame = self.trace.recording.frames[index]
@@ -82,12 +90,13 @@ class FleetPage(Page):
             return view
         return self._once(("alone", granularity, index, rank), view, lambda: fleet.alone(view, rank))
 
-    def _once(self, key: Any, view: View, make: Callable[[], Any]) -> Any:
+    def _once(self, key: Any, view: View, make: Callable[[], T]) -> T:
         """Kept for the next asking, as long as it is of this very view."""
         with self._lock:
             if key in self._kept and self._kept[key][0] is view:
                 self._kept.move_to_end(key)
-                return self._kept[key][1]
+                known: T = self._kept[key][1]
+                return known
         made = make()
         with self._lock:
             self._kept[key] = view, made
@@ -101,7 +110,7 @@ class FleetPage(Page):
             "pool": [], "usage": [0, 0, 0, 0], "requests": {}, "left": {}, "why": [], "quiz": None,
         }  # fmt: skip
         for name, empty in nothing.items():
-            parts[name] = (lambda empty=empty: empty), empty
+            parts[name] = partial(deepcopy, empty), empty
         return {**parts, "fleet": (lambda: self._fleet(view), {"ranks": [], "shares": [], "wrong": ""})}
 
     def _fleet(self, view: View) -> Json:
