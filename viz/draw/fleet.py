@@ -60,7 +60,7 @@ def rows(node: State, view: View, detail: str) -> list[str]:
     if told and detail != "tiny":
         lines.append(_font(9, _BAD, told))
     found = [_row(line) for line in lines]
-    if node["id"] in view.ghosts and not held:
+    if not held and (len(ranks) == 1 or node["id"] in view.ghosts):
         return found
     if detail == "tiny":
         return [_row(_font(8, _SOFT, escape(grouped(held, len(ranks)))))]
@@ -148,15 +148,12 @@ def _one(media: str) -> str:
     """Of a single rank: the letter, and the media by name."""
     from viz.draw.tree import _font, escape
 
-    if not media:
-        return _font(8, _FAINT, "not held")
-    words = (
-        "may be there" if media == "?" else "in " + ", ".join(visible(each)[:16] for each in media.split("+"))
-    )
+    names = ", ".join(visible(each)[:16] for each in media.split("+"))
+    words = " may be there" if media == "?" else f" in {names}"
+    inner = _font(8, _INK, sign(media), bold=True) + _font(8, _SOFT, escape(words))
     return (
-        '<TABLE BORDER="0" CELLBORDER="1" CELLSPACING="0" CELLPADDING="1" COLOR="#adb5bd"><TR>'
-        f'<TD WIDTH="20" BGCOLOR="{colour(media)}">{_font(8, _INK, sign(media), bold=True)}</TD>'
-        f'<TD BORDER="0">{_font(8, _SOFT, " " + escape(words))}</TD></TR></TABLE>'
+        '<TABLE BORDER="0" CELLBORDER="1" CELLSPACING="0" CELLPADDING="2" COLOR="#adb5bd"><TR>'
+        f'<TD ALIGN="LEFT" BGCOLOR="{colour(media)}">{inner}</TD></TR></TABLE>'
     )
 
 

@@ -598,7 +598,7 @@ function drawEvents() {
   for (const [k, item] of items.entries()) item.mrEvent = shown[k];
   const hidden = events.length - shown.length;
   el.events.replaceChildren(...items, hidden ? h("li.rest", {}, `${plural(hidden, "smaller event")}${source.meta.fleet ? "" : " (tokens, slots, locks)"}: tick “all”`) : "");
-  if (!events.length) el.events.replaceChildren(h("li.rest", {}, "none: this is the start"));
+  if (!events.length) el.events.replaceChildren(h("li.rest", {}, state.view.frame < 0 ? "none: this is the start" : "none"));
   el.events.querySelector(".on")?.scrollIntoView({ block: "nearest" });
 }
 

@@ -175,6 +175,8 @@ export class FileSource extends Source {
   }
   granularities() { return Object.keys(this.stored ?? { step: 0 }); }
   async view(g, i, opened, height, rank = null) {
+    if (rank !== null && !this.alone[rank][g]) // by event a rank alone is shown as its step ends
+      return { ...(await this.view("step", this.positionOf("step", this.frameAt(g, i)), opened, height, rank)), g, i };
     const known = this.known[g];
     let index = i;
     if (!(i in this.stored[g])) index = known.filter((k) => k <= i).at(-1) ?? known[0]; // thinned out

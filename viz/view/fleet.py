@@ -150,16 +150,13 @@ class Growth:
 
 
 def alone(view: View, rank: int) -> View:
-    """The view of what one rank holds. ValueError: there is no such rank.
+    """The view of what one rank holds.
 
     A run of nodes that this rank holds alike, with nothing of its own branching off, is one node again, with
     the name of its last part. What only leads to a node that it holds is its hole.
     """
     tree, name = view.state["tree"], str(rank)
-    rows = [row for row in tree["ranks"] if row["rank"] == rank]
-    if not rows:
-        known = ", ".join(str(row["rank"]) for row in tree["ranks"][:16])
-        raise ValueError(f"there is no rank {rank} in this stream: its ranks are {known}")
+    rows = [row for row in tree["ranks"] if row["rank"] == rank] or [fe.new_rank(rank)]
     nodes: dict[int, State] = {node["id"]: node for node in tree["nodes"]}
     kept = _kept(nodes, name)
     only, ends = _ends(nodes, kept, name)

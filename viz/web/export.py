@@ -24,6 +24,7 @@ from viz.draw import tree
 from viz.draw.dot import find_dot
 from viz.trace import Trace, summary
 from viz.web.compare import AnyPage
+from viz.web.fleet import FleetPage
 from viz.web.page import Page
 
 STATIC = Path(__file__).parents[1] / "static"
@@ -122,12 +123,26 @@ def page_data(page: AnyPage, title: str = "", note: str = "") -> dict[str, Any]:
         granularity: {index: pool.pack(page.view(granularity, index, height=height)) for index in wanted}
         for granularity, wanted in kept.items()
     }
+    alone = _alone_views(page, kept["step"], pool, height) if isinstance(page, FleetPage) else {}
     return {
         "meta": page.meta(title, note),
         "frames": page.frames(),
         "requests": page.requests(),
         "views": views,
+        "alone": alone,
         "shared": pool.shared,
+    }
+
+
+def _alone_views(page: FleetPage, wanted: Sequence[int], pool: _Pool, height: int) -> dict[int, Any]:
+    """Of a stream's ranks that are there from the start on, each one alone, by step; none where that would be
+    more views than a file has of all together."""
+    ranks = page.ranks()
+    if len(ranks) < 2 or len(ranks) * len(wanted) > MOST_VIEWS:
+        return {}
+    return {
+        rank: {"step": {i: pool.pack(page.view("step", i, height=height, rank=rank)) for i in wanted}}
+        for rank in ranks
     }
 
 

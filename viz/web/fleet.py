@@ -42,6 +42,7 @@ class FleetPage(Page):
         super().__init__(trace, labels)
         self._growth = fleet.Growth(trace.recording.header["start"])
         self._news: list[tuple[int, Event]] = []  # troubles by frame
+        self._ranks = {int(row["rank"]) for row in trace.recording.header["start"]["tree"]["ranks"]}
         self._kept: OrderedDict[Any, Any] = OrderedDict()
 
     def meta(self, title: str = "", note: str = "") -> Json:
@@ -59,7 +60,10 @@ class FleetPage(Page):
         frame = self.trace.recording.frames[index]
         grown = self._growth.take(frame.events)
         self._news += [(index, event) for event in frame.events if isinstance(event, _TROUBLES)]
+        self._ranks.update(event.rank for event in frame.events if isinstance(event, fe.RankStateSeen))
         ended = frame.events[-1] if frame.events else None
+        if isinstance(ended, fe.BatchesTaken):
+            self._ranks.update(ended.ranks)
         return {
             "s": frame.step,
             "k": getattr(ended, "kind", "") if ended is not None and ended.ends_frame else "",
@@ -72,6 +76,12 @@ class FleetPage(Page):
             "v": grown.lost,
         }
 
+    def ranks(self) -> list[int]:
+        """All that were told of by now; each can be asked for at any position."""
+        with self._lock:
+            self._catch_up()
+            return sorted(self._ranks)
+
     # ------------------------------------------------------------ one position
 
     def view(
@@ -82,12 +92,23 @@ class FleetPage(Page):
         shown = super().view(granularity, index, opened, height, rank)
         if rank is not None and not shown["events"] and shown["frame"] >= 0:
             shown["say"] = f"Nothing of rank {rank} changed here"
+        if shown["frame"] < 0:
+            shown["say"] = self._beginning()
         return {**shown, "say": short(shown["say"], _SENTENCE), "rank": rank}
+
+    def _beginning(self) -> str:
+        nodes = len(self.trace.recording.header["start"]["tree"]["nodes"])
+        if nodes:
+            return f"What was known when this part of the recording began: {nodes:,} nodes"
+        return "Nothing has come yet: the tree is empty"
 
     def _look(self, granularity: str, index: int, rank: int | None) -> View:
         view = self.trace.view(granularity, index)
         if rank is None:
             return view
+        if rank not in self.ranks():
+            known = ", ".join(map(str, self.ranks()[:16])) or "none"
+            raise ValueError(f"there is no rank {rank} in this stream: its ranks are {known}")
         return self._once(("alone", granularity, index, rank), view, lambda: fleet.alone(view, rank))
 
     def _once(self, key: Any, view: View, make: Callable[[], T]) -> T:
