@@ -37,14 +37,14 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from minirad.observe.event import EVENT_TYPES, MARKS_OF_TIME, STATUSES, Event, ReplayState
+from minirad.observe.event import EVENT_TYPES, MARKS_OF_TIME, STATUSES, Event, Nodes, ReplayState
 from minirad.observe.events import VICTIMS, listed
 from minirad.observe.recording import Recording
-from minirad.observe.replay import Frame
+from minirad.observe.replay import Frame, apply_frame
 from minirad.observe.snapshot import (
     TIERS,
     State,
@@ -81,6 +81,7 @@ __all__ = [
 ]  # fmt: skip
 
 GRANULARITIES = ("event", "step", "scene")
+Made = TypeVar("Made")
 # What a node is called when several things happened to it in one scene.
 _RANK = {name: rank for rank, name in enumerate(
     ("cached", "host", "hole", "unseen", "stale", "locked", "grown", "split", "hit", "stored", "removed",
@@ -95,7 +96,10 @@ MARKS: dict[type[Event], str] = {kind: kind.mark for kind in EVENT_TYPES if kind
 # How much the views that are kept may hold together, in numbers (tokens, slots, fields of nodes). A number
 # takes some 8 bytes, so these are tens of megabytes, however large the tree.
 KEPT_NUMBERS = 4_000_000
-_NUMBERS_OF_A_NODE = 64  # what a node takes beside its tokens and slots
+_NUMBERS_OF_A_NODE = 64  # what a node that no other view shares takes beside its tokens and slots
+_NUMBERS_OF_A_PLACE = 20  # what a node takes in the lists of each view
+# Going back, about so many events are replayed: a longer replay leaves states behind, so many of them.
+_LANDMARK_EVENTS, _LANDMARKS = 2000, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +126,19 @@ class View:
     also: dict[int, frozenset[str]]
     ghosts: dict[int, State]
     focus: frozenset[int]
+    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def nodes(self) -> dict[int, State]:
         """Nodes in the tree by id, ghosts left out."""
-        return {node["id"]: node for node in self.state["tree"]["nodes"]}
+        return self.once("nodes", lambda: {node["id"]: node for node in self.state["tree"]["nodes"]})
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What is worked out from the view once and kept with it, by its name."""
+        if name not in self._made:
+            self._made[name] = make()
+        made: Made = self._made[name]
+        return made
 
 
 class Trace:
@@ -148,6 +160,7 @@ class Trace:
         self._bumps: list[tuple[int, tuple[int, ...]]] = []  # events before it, dead namespaces from then on
         self._walk: _Walk | None = None
         self._views = _KeptViews(kept)
+        self._landmarks: OrderedDict[int, State] = OrderedDict()  # states after frames, the latest made last
 
     @property
     def numbers_kept(self) -> int:
@@ -308,11 +321,13 @@ class Trace:
         so_far = tuple(e for f in range(first, frame + 1) for e in self.frame_events(f))[: end - begin]
         events = so_far[-1:] if granularity == "event" else so_far
         stale = frozenset(number for at, new in self._bumps if at < end for number in new)
+        own = sum(map(_numbers_of, walk.state.nodes.changed()))
         status, also = walk.statuses(stale)
         return View(
             granularity, index, frame, int(walk.state.rest.get("step", 0)),
             self._title(granularity, index, frame), events, so_far, walk.state.snapshot(), status,
             also, dict(walk.ghosts), frozenset(n for e in events for n in e.touches()),
+            {"own": own, "nodes": walk.state.nodes.keep_all()},
         )  # fmt: skip
 
     def _title(self, granularity: str, index: int, frame: int) -> str:
@@ -334,7 +349,7 @@ class Trace:
         walk = self._walk
         if walk is None or not (walk.at == begin or (walk.begin == begin and walk.at <= end)):
             keyframed = first < len(self.recording.frames) and self.recording.frames[0].keyframe is not None
-            walk = _Walk(self.recording.replay_to(first - 1), begin, keyframed)
+            walk = _Walk(self._state_after(first - 1), begin, keyframed)
         elif walk.begin != begin:
             walk.begin_anew()
         self._walk = None  # should the walk fail half-way, it is not used again
@@ -346,6 +361,23 @@ class Trace:
             frame += 1
         self._walk = walk
         return walk
+
+    def _state_after(self, frame: int) -> ReplayState:
+        """A fresh state after a frame, from the nearest keyframe or landmark; a long way leaves landmarks."""
+        frames, at = self.recording.frames, frame
+        while at >= 0 and frames[at].keyframe is None and at not in self._landmarks:
+            at -= 1
+        mark = self._landmarks.get(at)
+        replay = self.recording.replay_to(at) if mark is None else ReplayState(mark)
+        walked = 0
+        for index in range(at + 1, frame + 1):
+            replay = apply_frame(replay, frames[index])
+            walked += len(frames[index].events)
+            if walked >= _LANDMARK_EVENTS and len(frames[index].events) < _LANDMARK_EVENTS:
+                self._landmarks[index], walked = replay.snapshot(), 0
+                while len(self._landmarks) > _LANDMARKS:
+                    self._landmarks.popitem(last=False)
+        return replay
 
 
 class _KeptViews:
@@ -375,10 +407,15 @@ class _KeptViews:
 
 
 def _numbers(view: View) -> int:
-    """About how many numbers a view holds that no other view shares."""
-    nodes = [*view.state["tree"]["nodes"], *view.ghosts.values(), *view.state["requests"].values()]
-    lists = sum(len(node.get(name, ())) for node in nodes for name in ("tokens", "slots", "host"))
-    return lists + _NUMBERS_OF_A_NODE * (len(nodes) + 1) + len(view.events) + len(view.so_far)
+    """About how many numbers a view holds that no view before it shares."""
+    own = view.once("own", lambda: 0) + sum(map(_numbers_of, view.state["requests"].values()))
+    places = _NUMBERS_OF_A_PLACE * (len(view.state["tree"]["nodes"]) + len(view.ghosts))
+    return own + places + _NUMBERS_OF_A_NODE + len(view.events) + len(view.so_far)
+
+
+def _numbers_of(node: State) -> int:
+    lists = len(node.get("tokens", ())) + len(node["slots"]) + len(node.get("host", ()))
+    return _NUMBERS_OF_A_NODE + lists
 
 
 @dataclass(slots=True)
@@ -412,7 +449,7 @@ class _Walk:
         if self.stumbled == frame.index:  # how it ended is known: the rest must not happen twice
             self.at += stop - start
             return
-        known = dict(self.state.nodes) if self.keyframed else {}
+        known = dict.copy(self.state.nodes) if self.keyframed else {}
         try:
             for event in frame.events[start:stop]:
                 self._note(event, self.state.nodes)
@@ -444,7 +481,7 @@ class _Walk:
             elif event.status == "new":
                 self.ghosts.pop(number, None)
             elif event.status == "evicted" and number in nodes and number not in self.ghosts:
-                self.ghosts[number] = _copy(nodes[number])
+                self.ghosts[number] = nodes.keep(number) if isinstance(nodes, Nodes) else nodes[number]
             words.add(event.status)
         if parts := event.split_off():
             upper, lower = parts
@@ -454,19 +491,32 @@ class _Walk:
         self, stale: frozenset[int] = frozenset()
     ) -> tuple[dict[int, str], dict[int, frozenset[str]]]:
         """stale: numbers of the namespaces whose nodes are of older weights."""
-        status: dict[int, str] = {}
+        nodes = {**dict.copy(self.state.nodes), **self.ghosts}
+        status = self._at_rest(nodes)
+        words = {number: set(said) for number, said in self.happened.items() if said and number in nodes}
+        for number in [n for n, node in nodes.items() if node["lock_ref"]]:
+            if number not in self.ghosts:
+                words.setdefault(number, set()).add("locked")
+        for number in [n for n, node in nodes.items() if node["namespace"] in stale] if stale else ():
+            words.setdefault(number, set()).add("stale")
         also: dict[int, frozenset[str]] = {}
-        for number, node in [*self.state.nodes.items(), *self.ghosts.items()]:
-            words = set(self.happened.get(number, ()))
-            if node["lock_ref"] and number not in self.ghosts:
-                words.add("locked")
-            if node["namespace"] in stale:
-                words.add("stale")
-            best = max(words, key=_RANK.__getitem__, default=rest_of(node))
-            status[number] = best
-            if len(words) > 1:
-                also[number] = frozenset(words - {best})
+        for number, said in words.items():
+            best = status[number] = max(said, key=_RANK.__getitem__)
+            if len(said) > 1:
+                also[number] = frozenset(said - {best})
         return status, also
+
+    def _at_rest(self, nodes: Mapping[int, State]) -> dict[int, str]:
+        """How nodes look to which nothing happened: nearly all are "cached", so only others are looked at."""
+        status = dict.fromkeys(nodes, "cached")
+        if "ranks" in self.state.tree:
+            others = [n for n, node in nodes.items() if not (node.get("held") and node.get("seen"))]
+        elif self.state.tiers:
+            others = [n for n, node in nodes.items() if not node["slots"]]
+        else:
+            return status
+        status.update((number, rest_of(nodes[number])) for number in others)
+        return status
 
 
 def nodes_of(event: Event) -> tuple[int, ...]:
@@ -477,10 +527,6 @@ def nodes_of(event: Event) -> tuple[int, ...]:
 def requests_of(event: Event) -> tuple[str, ...]:
     """The requests that an event names."""
     return event.about()
-
-
-def _copy(node: State) -> State:
-    return {name: list(value) if isinstance(value, list) else value for name, value in node.items()}
 
 
 def _check_granularity(granularity: str) -> None:
