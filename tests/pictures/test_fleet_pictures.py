@@ -89,7 +89,7 @@ def blocks_by_chance(seed, count, ranks, size=4):
     blocks, leaves = {}, []
     for number in range(1, count + 1):
         longer = leaves and rng.random() < 0.6
-        parent = rng.choice(leaves) if longer else rng.choice([0, *blocks] if blocks else [0])
+        parent = rng.choice(leaves) if longer else rng.randrange(0, number)
         space = blocks[parent][2] if parent else rng.choice([0, 0, 1])
         above = blocks[parent][3] if parent else {}
         held = dict(above) if above and rng.random() < 0.75 else {}

@@ -15,13 +15,20 @@ from typing import NamedTuple
 
 from minirad.observe import fleet_events as fe
 from minirad.observe.event import Event
-from minirad.observe.snapshot import State, rest_of
+from minirad.observe.snapshot import State
 from viz.trace import View
 
 # A letter for each kind of medium: device, host, disk, external (as all of another name); "?": may be there.
 LETTERS: Mapping[str, str] = {"GPU": "D", "CPU": "H", "CPU_PINNED": "H", "DISK": "K", "?": "?"}
 SIGNS = "DHKX?"
-_WORDS = ("split", "grown", "stored", "removed", "new")  # what a joined run is called: the last of these
+_WORDS = ("cached", "split", "grown", "stored", "removed", "new")  # of a joined run the last that fits
+    "cached",
+    "split",
+    "grown",
+    "stored",
+    "removed",
+    "new",
+)  # what a joined run is called: the last of these
 
 
 @lru_cache(maxsize=1024)
@@ -36,114 +43,122 @@ def sign(held: str) -> str:
     return "+".join(letters(held))
 
 
-# ---------------------------------------------------------------------- sums of one position
+# ---------------------------------------------------------------------- sums, and how they grow
 
 
 class Sums(NamedTuple):
-    """What ranks hold at a position, in blocks and tokens.
+    """What is held after a frame.
 
     ranks: by rank and letter (blocks, tokens). shares: tokens that exactly 1, 2, ... ranks hold ("?" is not
-    held). tokens: of all nodes that a rank holds, each counted once.
+    held). lost: tokens that left a rank's medium within the frame.
     """
 
     ranks: dict[int, dict[str, tuple[int, int]]]
-    shares: list[int]
+    shares: tuple[int, ...]
+    lost: int
 
     @property
     def tokens(self) -> int:
+        """Tokens that a rank holds, each counted once."""
         return sum(self.shares)
 
-
-def sums(state: State) -> Sums:
-    """Counted from all nodes; those that are held alike, which are most, together."""
-    together: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for node in state["tree"]["nodes"]:
-        own = together.setdefault(tuple(node["held"].items()), [0, 0])
-        own[0] += node["blocks"]
-        own[1] += node["units"]
-    found: dict[int, dict[str, tuple[int, int]]] = {int(row["rank"]): {} for row in state["tree"]["ranks"]}
-    shared: Counter[int] = Counter()
-    for held, (blocks, tokens) in together.items():
-        shared[_holders(media for _, media in held)] += tokens
-        for rank, media in held:
-            rows = found.setdefault(int(rank), {})
-            for letter in letters(media):
-                before = rows.get(letter, (0, 0))
-                rows[letter] = before[0] + blocks, before[1] + tokens
-    most = max((count for count, tokens in shared.items() if tokens), default=0)
-    return Sums(found, [shared[count] for count in range(1, most + 1)])
+    @property
+    def media(self) -> dict[str, int]:
+        """Tokens by letter, the copies in several ranks counted each."""
+        found: Counter[str] = Counter()
+        for media in self.ranks.values():
+            found.update({letter: tokens for letter, (_, tokens) in media.items()})
+        return {letter: found[letter] for letter in SIGNS if found[letter]}
 
 
-def _holders(media: Iterable[str]) -> int:
-    return sum(each not in ("", "?") for each in media)
-
-
-# ---------------------------------------------------------------------- growth over time
-
-
-class Grown(NamedTuple):
-    """After one frame, in tokens. media: by letter, copies in several ranks counted each. tokens: of all
-    nodes that a rank holds, each counted once. lost: what left a rank's medium within the frame."""
-
-    media: dict[str, int]
-    tokens: int
-    lost: int
+class _Node(NamedTuple):
+    blocks: int
+    units: int
+    held: dict[str, str]
 
 
 class Growth:
-    """Follows a recording's events with sums alone: takes the time of what changes, not of what is there."""
+    """Follows a recording's events with sums alone: takes the time of what changes, not of what is there.
+
+    now: the sums at present.
+    """
 
     def __init__(self, start: State) -> None:
-        self._nodes: dict[int, tuple[int, dict[str, str]]] = {}  # units, held
-        self._media: Counter[str] = Counter()
-        self._tokens = self._lost = 0
+        self._nodes: dict[int, _Node] = {}
+        self._sums: dict[int, dict[str, list[int]]] = {int(row["rank"]): {} for row in start["tree"]["ranks"]}
+        self._changed = set(self._sums)
+        self._shares: Counter[int] = Counter()
+        self._lost = 0
         for node in start["tree"]["nodes"]:
-            self._put(node["id"], node["units"], dict(node["held"]))
+            self._put(node["id"], _Node(node["blocks"], node["units"], node["held"]))
+        self.now = Sums({}, (), 0)
+        self.take(())
 
-    def take(self, events: Iterable[Event]) -> Grown:
+    def take(self, events: Iterable[Event]) -> Sums:
         """Moves on by the events of one frame."""
         self._lost = 0
         for event in events:
             self._take(event)
-        return Grown({k: self._media[k] for k in SIGNS if self._media[k]}, self._tokens, self._lost)
+        ranks = dict(self.now.ranks)  # what did not change is shared with the frames before
+        for rank in self._changed:
+            media = self._sums[rank]
+            ranks[rank] = {k: (media[k][0], media[k][1]) for k in SIGNS if k in media and media[k][0]}
+        self._changed.clear()
+        most = max((count for count, tokens in self._shares.items() if tokens), default=0)
+        self.now = Sums(ranks, tuple(self._shares[count] for count in range(1, most + 1)), self._lost)
+        return self.now
 
     def _take(self, event: Event) -> None:
         if isinstance(event, fe.NodeStored):
-            self._put(event.node, event.units, fe.held_of(event.held))
+            self._put(event.node, _Node(event.blocks, event.units, fe.held_of(event.held)))
         elif isinstance(event, fe.NodeExtended):
-            units, held = self._drop(event.node)
-            self._put(event.node, units + event.units, held)
+            node = self._drop(event.node)
+            self._put(event.node, _Node(node.blocks + event.blocks, node.units + event.units, node.held))
         elif isinstance(event, fe.NodeDivided):
-            units, held = self._drop(event.lower)
-            self._put(event.upper, event.units, held)
-            self._put(event.lower, units - event.units, held)
+            node = self._drop(event.lower)
+            self._put(event.upper, _Node(event.blocks, event.units, node.held))
+            self._put(event.lower, _Node(node.blocks - event.blocks, node.units - event.units, node.held))
         elif isinstance(event, fe.NodesJoined):
-            (units, held), (more, _) = self._drop(event.lower), self._drop(event.upper)
-            self._put(event.lower, units + more, held)
+            upper, lower = self._drop(event.upper), self._drop(event.lower)
+            self._put(event.lower, _Node(upper.blocks + lower.blocks, upper.units + lower.units, lower.held))
         elif isinstance(event, fe.NodeHeld):
-            units, held = self._drop(event.node)
-            self._lost += units * len(set(letters(event.was)) - set(letters(event.now)) - {"?"})
-            rest = {rank: media for rank, media in held.items() if rank != str(event.rank)}
-            self._put(event.node, units, {**rest, str(event.rank): event.now} if event.now else rest)
+            node, rank = self._drop(event.node), str(event.rank)
+            self._lost += node.units * len(set(letters(event.was)) - set(letters(event.now)) - {"?"})
+            rest = {each: media for each, media in node.held.items() if each != rank}
+            held = {**rest, rank: event.now} if event.now else rest
+            self._put(event.node, _Node(node.blocks, node.units, held))
         elif isinstance(event, fe.NodeLeft):
-            units, held = self._drop(event.node)
-            self._lost += units * sum(len(letters(media).strip("?")) for media in held.values())
+            node = self._drop(event.node)
+            self._lost += node.units * sum(len(letters(media).strip("?")) for media in node.held.values())
+        elif isinstance(event, fe.RankStateSeen):
+            self._sums.setdefault(event.rank, {})
+            self._changed.add(event.rank)
 
-    def _put(self, node: int, units: int, held: dict[str, str]) -> None:
-        self._nodes[node] = units, held
-        self._count(units, held, 1)
+    def _put(self, number: int, node: _Node) -> None:
+        self._nodes[number] = node
+        self._count(node, 1)
 
-    def _drop(self, node: int) -> tuple[int, dict[str, str]]:
-        units, held = self._nodes.pop(node, (0, {}))
-        self._count(units, held, -1)
-        return units, held
+    def _drop(self, number: int) -> _Node:
+        node = self._nodes.pop(number, _Node(0, 0, {}))
+        self._count(node, -1)
+        return node
 
-    def _count(self, units: int, held: Mapping[str, str], sense: int) -> None:
-        for media in held.values():
+    def _count(self, node: _Node, sense: int) -> None:
+        for name, media in node.held.items():
+            rank = int(name)
+            self._changed.add(rank)
+            own = self._sums.setdefault(rank, {})
             for letter in letters(media):
-                self._media[letter] += sense * units
-        if _holders(held.values()):
-            self._tokens += sense * units
+                sums = own.setdefault(letter, [0, 0])
+                sums[0] += sense * node.blocks
+                sums[1] += sense * node.units
+        holders = sum(media != "?" for media in node.held.values())
+        self._shares[holders] += sense * node.units
+
+
+def sums(state: State) -> Sums:
+    """The sums of one state, counted anew."""
+    return Growth(state).now
 
 
 # ---------------------------------------------------------------------- one rank alone
@@ -157,25 +172,29 @@ def alone(view: View, rank: int) -> View:
     """
     tree, name = view.state["tree"], str(rank)
     rows = [row for row in tree["ranks"] if row["rank"] == rank] or [fe.new_rank(rank)]
-    nodes: dict[int, State] = {node["id"]: node for node in tree["nodes"]}
+    nodes = view.nodes
     kept = _kept(nodes, name)
-    only, ends = _ends(nodes, kept, name)
-    words = _happened(view, rank, kept)
-    joined, status = [], {}
+    goes_on = _runs(nodes, kept, name)
+    above = {lower: upper for upper, lower in goes_on.items()}
+    ends = [number for number in kept if number not in goes_on]
+    joined = [nodes[number] if number not in above else _joined(nodes, above, number) for number in ends]
+    status = dict.fromkeys(ends, "cached")
     for number in ends:
-        run = _run(nodes, only, number, kept, name)
-        node = nodes[number] if len(run) == 1 else _joined([nodes[part] for part in reversed(run)])
-        joined.append(node)
-        own = {word for part in run for word in words.get(part, ())}
-        best = max(own, key=_WORDS.index, default="")
-        status[number] = best if name in node["held"] and best else rest_of({**node, "held": _of(node, name)})
-    ghosts = _ghosts(view, rank, nodes, kept, ends, only)
+        if name not in nodes[number]["held"]:
+            status[number] = "hole" if nodes[number]["seen"] else "unseen"
+    words = _happened(view, rank, kept)
+    for number, told in words.items():
+        while number in goes_on:
+            number = goes_on[number]
+        if name in nodes[number]["held"]:
+            status[number] = max({*told, status[number]}, key=_WORDS.index)
+    ghosts = _ghosts(view, rank, nodes, kept, goes_on)
     status.update(dict.fromkeys(ghosts, "evicted"))
     mine = tuple(event for event in view.events if concerns(event, rank, kept))
     return dataclasses.replace(
         view, state={**view.state, "tree": {**tree, "nodes": joined, "ranks": rows}}, events=mine,
         so_far=tuple(event for event in view.so_far if concerns(event, rank, kept)), status=status, also={},
-        ghosts=ghosts, focus=view.focus & status.keys(),
+        ghosts=ghosts, focus=view.focus & status.keys(), _made={},
     )  # fmt: skip
 
 
@@ -190,15 +209,25 @@ def _kept(nodes: Mapping[int, State], name: str) -> set[int]:
     return kept
 
 
-def _of(node: State, name: str) -> dict[str, str]:
-    media = node["held"].get(name, "")
-    return {name: media} if media else {}
+def _runs(nodes: Mapping[int, State], kept: set[int], name: str) -> dict[int, int]:
+    """Of those nodes whose run goes on the next one in it: an only child that this rank holds alike."""
+    only: dict[int, int] = {}  # 0: there are several
+    for number in kept:
+        parent = nodes[number]["parent"]
+        only[parent] = 0 if parent in only else number
+    goes_on = {}
+    for number, child in only.items():
+        if child and number in kept:
+            upper, lower = nodes[number], nodes[child]
+            if upper["held"].get(name) == lower["held"].get(name) and _alike(upper, lower):
+                goes_on[number] = child
+    return goes_on
 
 
-def _alike(upper: State, lower: State, name: str) -> bool:
+def _alike(upper: State, lower: State) -> bool:
+    """Apart from who holds them they could be one node."""
     return bool(
-        upper["held"].get(name) == lower["held"].get(name)
-        and upper["namespace"] == lower["namespace"]
+        upper["namespace"] == lower["namespace"]
         and upper["pairs"] == lower["pairs"]
         and upper["seen"]
         and lower["seen"]
@@ -206,34 +235,12 @@ def _alike(upper: State, lower: State, name: str) -> bool:
     )
 
 
-def _ends(nodes: Mapping[int, State], kept: set[int], name: str) -> tuple[dict[int, int], dict[int, None]]:
-    """Of each node its only child (0: there are several), and the nodes with which runs end."""
-    only: dict[int, int] = {}
-    for number in kept:
-        parent = nodes[number]["parent"]
-        only[parent] = 0 if parent in only else number
-    ends = {
-        number: None
-        for number in sorted(kept)
-        if not only.get(number) or not _alike(nodes[number], nodes[only[number]], name)
-    }
-    return only, ends
-
-
-def _run(
-    nodes: Mapping[int, State], only: Mapping[int, int], end: int, kept: Collection[int], name: str
-) -> list[int]:
-    """The run that ends with a node, from there up."""
-    run = [end]
-    while True:
-        parent = nodes[run[-1]]["parent"]
-        if parent not in kept or only[parent] != run[-1] or not _alike(nodes[parent], nodes[run[-1]], name):
-            return run
-        run.append(parent)
-
-
-def _joined(parts: list[State]) -> State:
-    """Nodes of a run, from the top, as one."""
+def _joined(nodes: Mapping[int, State], above: Mapping[int, int], end: int) -> State:
+    """The run that ends with a node, as one."""
+    parts = [nodes[end]]
+    while parts[-1]["id"] in above:
+        parts.append(nodes[above[parts[-1]["id"]]])
+    parts.reverse()
     return {
         **parts[-1],
         "parent": parts[0]["parent"],
@@ -270,9 +277,8 @@ def _happened(view: View, rank: int, kept: Collection[int]) -> dict[int, set[str
 
 
 def _ghosts(
-    view: View, rank: int, nodes: Mapping[int, State], kept: Collection[int], ends: Collection[int],
-    only: Mapping[int, int],
-) -> dict[int, State]:  # fmt: skip
+    view: View, rank: int, nodes: Mapping[int, State], kept: Collection[int], goes_on: Mapping[int, int]
+) -> dict[int, State]:
     """What this rank lost in the stretch on view, as it last was: others may hold it still."""
     gone: dict[int, State] = {}
     for event in view.so_far:
@@ -281,16 +287,11 @@ def _ghosts(
             number = event.touches()[0]
             node = nodes.get(number) or view.ghosts.get(number)
             if node is not None and number not in kept:
-                gone[number] = _below_a_run(node, kept, ends, only)
+                parent = node["parent"]
+                while parent in goes_on:  # it became part of a joined run
+                    parent = goes_on[parent]
+                gone[number] = {**node, "parent": parent}
     return gone
-
-
-def _below_a_run(node: State, kept: Collection[int], ends: Collection[int], only: Mapping[int, int]) -> State:
-    """A ghost whose parent became part of a joined run hangs below that run."""
-    parent = node["parent"]
-    while parent in kept and parent not in ends:
-        parent = only[parent]
-    return {**node, "parent": parent}
 
 
 # ---------------------------------------------------------------------- what is wrong

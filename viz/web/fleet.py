@@ -8,11 +8,10 @@ are shortened and made visible here, and set as text by static/fleet.js.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from minirad.observe import fleet_events as fe
 from minirad.observe.event import Event
@@ -26,12 +25,10 @@ from viz.web.page import Page
 from viz.words import word_of
 
 Json = dict[str, Any]
-T = TypeVar("T")
 NEWS = 25  # frames for which a gap, a restart or garbage is still told
 _ENDS = 160  # tokens of either end of a node that are spelled in its box
 _TEXT = 600  # characters of them
 _SENTENCE = 400  # characters of an event's sentence
-_KEPT = 12  # views of one rank alone, and sums, that are kept
 _TROUBLES = (fe.GapSeen, fe.RankRestarted, fe.TroubleSeen)
 
 
@@ -41,9 +38,9 @@ class FleetPage(Page):
     def __init__(self, trace: Trace, labels: Mapping[str, str] | None = None) -> None:
         super().__init__(trace, labels)
         self._growth = fleet.Growth(trace.recording.header["start"])
+        self._sums = [self._growth.now]  # after each frame, the start first
         self._news: list[tuple[int, Event]] = []  # troubles by frame
         self._ranks = {int(row["rank"]) for row in trace.recording.header["start"]["tree"]["ranks"]}
-        self._kept: OrderedDict[Any, Any] = OrderedDict()
 
     def meta(self, title: str = "", note: str = "") -> Json:
         """What does not change: no pool and no policies of ours."""
@@ -59,6 +56,7 @@ class FleetPage(Page):
     def _frame_record(self, index: int) -> Json:
         frame = self.trace.recording.frames[index]
         grown = self._growth.take(frame.events)
+        self._sums.append(grown)
         self._news += [(index, event) for event in frame.events if isinstance(event, _TROUBLES)]
         self._ranks.update(event.rank for event in frame.events if isinstance(event, fe.RankStateSeen))
         ended = frame.events[-1] if frame.events else None
@@ -109,21 +107,7 @@ class FleetPage(Page):
         if rank not in self.ranks():
             known = ", ".join(map(str, self.ranks()[:16])) or "none"
             raise ValueError(f"there is no rank {rank} in this stream: its ranks are {known}")
-        return self._once(("alone", granularity, index, rank), view, lambda: fleet.alone(view, rank))
-
-    def _once(self, key: Any, view: View, make: Callable[[], T]) -> T:
-        """Kept for the next asking, as long as it is of this very view."""
-        with self._lock:
-            if key in self._kept and self._kept[key][0] is view:
-                self._kept.move_to_end(key)
-                known: T = self._kept[key][1]
-                return known
-        made = make()
-        with self._lock:
-            self._kept[key] = view, made
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return made
+        return view.once(f"rank {rank}", lambda: fleet.alone(view, rank))
 
     def _parts(self, view: View, options: tree.Options) -> dict[str, tuple[Callable[[], Any], Any]]:
         parts = super()._parts(view, options)
@@ -136,11 +120,12 @@ class FleetPage(Page):
 
     def _fleet(self, view: View) -> Json:
         whole = self.trace.view(view.granularity, view.index)  # view may be of one rank alone
-        found = self._once(("sums", view.granularity, view.index), whole, lambda: fleet.sums(whole.state))
+        ended = view.granularity != "event" or view.index == self.trace.position_of("event", view.frame)
+        found = self._sums[view.frame + 1] if ended else whole.once("sums", lambda: fleet.sums(whole.state))
         ranks = whole.state["tree"]["ranks"]
         return {
             "ranks": [self._rank(row, found.ranks.get(int(row["rank"]), {})) for row in ranks],
-            "shares": found.shares,
+            "shares": list(found.shares),
             "wrong": short(fleet.wrong(whole.state, self._still_news(view)), _SENTENCE),
         }
 
