@@ -23,7 +23,7 @@ from minirad.observe.events import listed, node_name
 from minirad.observe.snapshot import State
 
 MOST_RANKS = 4096
-MOST_UNITS = 1 << 26  # positions of a node
+MOST_UNITS = 1 << 41  # positions of a node, of which the tokens may not be told: no picture has a place for each
 MOST_SPACES = 1 << 20
 LONGEST_TEXT = 2000  # characters of what a rank, a namespace or a trouble is called
 RANK_STATES = ("connecting", "replaying", "live", "silent", "lost")
