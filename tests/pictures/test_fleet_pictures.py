@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from minirad.fleet import wire
+from minirad.fleet.tree import FleetTree
 from minirad.observe import fleet_events as fe
 from minirad.observe.event import ReplayState
 from minirad.observe.recording import Recording
@@ -172,3 +174,81 @@ def test_one_rank_alone_is_the_tree_of_its_own_blocks(seed):
         assert tree.dot_text(found, ids_as_text, tree.Options(fold_above=10_000)).count(
             'class="hole"'
         ) == 2 * len(holes)
+
+
+# ---------------------------------------------------------------------- streams by chance
+
+
+def streamed(seed, steps=60, ranks=3):
+    """Frames of what these ranks tell, and for each rank the tree of all ranks' own events alone."""
+    rng = random.Random(seed)
+    whole, own = FleetTree(), [FleetTree() for _ in range(ranks)]
+    start = started(ranks)
+    state, frames, chats, known = (
+        ReplayState(start),
+        [],
+        [[], [rng.randrange(9) for _ in range(8)]],
+        [{} for _ in range(ranks)],
+    )
+    for step in range(1, steps + 1):
+        rank = rng.randrange(ranks)
+        chat = rng.choice(chats) + [rng.randrange(9) for _ in range(4 * rng.randrange(1, 5))]
+        chats = [*chats[-12:], chat]
+        told, parent = [], None
+        for at in range(0, len(chat), 4):
+            number = hash((parent, *chat[at : at + 4])) % (1 << 60)
+            if number not in known[rank] or rng.random() < 0.05:
+                medium = rng.choice(["GPU", "GPU", "GPU", "CPU"])
+                told.append(wire.Stored((number,), parent, (tuple(chat[at : at + 4]),), 4, medium))
+                known[rank][number] = medium
+            parent = number
+        while len(known[rank]) > 14:
+            number = rng.choice(list(known[rank]))
+            told.append(wire.Removed((number,), known[rank].pop(number)))
+        if rng.random() < 0.03:
+            known[rank] = {}
+            told.append(wire.Cleared())
+        for event in told:
+            whole.take(rank, event)
+            own[rank].take(rank, event)
+        end = fe.BatchesTaken(step, (rank,), (step,), (1,), (0,), (0,), 0, 0, 0, 0.01)
+        events = (*whole.changes(step), end)
+        for each in own:
+            each.changes(step)
+        for event in events:
+            event.check(state)
+            state.apply(event)
+        frames.append(Frame(len(frames), step, events))
+    return Recording({"schema": 1, "config": {}, "model": None, "start": start}, frames), own
+
+
+def paths(nodes, rank):
+    """Nodes by the tokens from the root on, wherever they are numbered: with how this rank holds them."""
+    by = {node["id"]: node for node in nodes}
+
+    def path(node):
+        above = by.get(node["parent"])
+        return (path(above) if above else ()) + (tuple(node["tokens"]),)
+
+    return sorted((path(node), node["held"].get(str(rank), ""), node["blocks"]) for node in nodes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_by_chance_is_counted_and_cut_down_as_from_scratch(seed):
+    recording, own = streamed(seed)
+    page = FleetPage(Trace(recording, ids_as_text))
+    records = page.frames()
+    for index, record in enumerate(records, start=1):
+        anew = fleet.sums(page.trace.view("step", index).state)
+        shown = page.view("step", index)["fleet"]
+        assert record["b"] == anew.media and record["d"] == anew.tokens
+        assert {row["rank"]: row["media"] for row in shown["ranks"]} == {
+            r: {k: list(v) for k, v in media.items()} for r, media in anew.ranks.items()
+        }
+        assert shown["shares"] == list(anew.shares)
+    view = page.trace.view("step")
+    for rank, alone in enumerate(own):
+        assert paths(fleet.alone(view, rank).state["tree"]["nodes"], rank) == paths(
+            alone.snapshot()["nodes"], rank
+        )
+    assert any(record["v"] for record in records)

@@ -21,14 +21,8 @@ from viz.trace import View
 # A letter for each kind of medium: device, host, disk, external (as all of another name); "?": may be there.
 LETTERS: Mapping[str, str] = {"GPU": "D", "CPU": "H", "CPU_PINNED": "H", "DISK": "K", "?": "?"}
 SIGNS = "DHKX?"
-_WORDS = ("cached", "split", "grown", "stored", "removed", "new")  # of a joined run the last that fits
-    "cached",
-    "split",
-    "grown",
-    "stored",
-    "removed",
-    "new",
-)  # what a joined run is called: the last of these
+# What a joined run is called: the last of these that fits one of its parts.
+_WORDS = ("cached", "split", "grown", "stored", "removed", "new")
 
 
 @lru_cache(maxsize=1024)
@@ -186,7 +180,7 @@ def alone(view: View, rank: int) -> View:
     for number, told in words.items():
         while number in goes_on:
             number = goes_on[number]
-        if name in nodes[number]["held"]:
+        if number in status and name in nodes[number]["held"]:
             status[number] = max({*told, status[number]}, key=_WORDS.index)
     ghosts = _ghosts(view, rank, nodes, kept, goes_on)
     status.update(dict.fromkeys(ghosts, "evicted"))
