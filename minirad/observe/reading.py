@@ -21,7 +21,18 @@ from typing import IO, Any
 from minirad.config import EngineConfig
 from minirad.observe.event import Event, check_host_slots, check_slots, event_type, expect
 from minirad.observe.events import EVENT_TYPES as EVENT_TYPES  # each kind registers itself there
-from minirad.observe.snapshot import State
+from minirad.observe.fleet_events import (  # and those of streams here
+    LONGEST_TEXT,
+    MOST_RANKS,
+    MOST_SPACES,
+    RANK_STATES,
+    check_held,
+    check_media,
+    check_size,
+    check_unseen,
+    count_blocks,
+)
+from minirad.observe.snapshot import State, is_fleet
 
 SCHEMA = 1  # of recordings
 LONGEST_LINE = 32 << 20  # bytes
@@ -192,23 +203,48 @@ _STATE_REQUEST = {
 }  # fmt: skip
 
 
+_SHORT_TEXT = (lambda v: _text(v) and len(v) <= LONGEST_TEXT, f"a text of at most {LONGEST_TEXT} characters")
+_OBJECT = (lambda value: type(value) is dict, "an object")
+_FLEET = {
+    "spaces": (_many(_SHORT_TEXT[0]), "a list of texts"),
+    "ranks": (_many(_OBJECT[0]), "a list of objects"),
+}  # fmt: skip
+_FLEET_NODE = {
+    "units": _SIZE, "blocks": _SIZE, "pairs": _KINDS["bool"], "seen": _KINDS["bool"], "held": _OBJECT,
+    "slots": (lambda value: value == [], "an empty list"),
+}  # fmt: skip
+_FLEET_RANK = {
+    "rank": (_at_least(0, MOST_RANKS - 1), f"a number from 0 to {MOST_RANKS - 1}"), "where": _SHORT_TEXT,
+    "state": (lambda value: value in RANK_STATES, " or ".join(RANK_STATES)),
+    "seq": (_at_least(-1), "a whole number, -1 or more"), "media": _OBJECT,
+    **dict.fromkeys(("batches", "replayed", "lost", "unknown", "maybe"), _SIZE),
+}  # fmt: skip
+
+
 def check_state(state: Any) -> None:
     """ValueError in one sentence unless this is a whole state in the shape of `Engine.snapshot()`."""
     _check_fields(state, {**_STATE, "tree": (lambda t: type(t) is dict, "an object")}, "the state")
     tree = state["tree"]
     tiers = "host_tokens" in tree
-    _check_fields(tree, {**_TREE, **(_HOST_TREE if tiers else {})}, "the tree")
+    fleet = is_fleet(state)
+    _check_fields(tree, {**_TREE, **(_HOST_TREE if tiers else {}), **(_FLEET if fleet else {})}, "the tree")
     page = tree["page_size"]
     for what, size in (("kv_tokens", state["kv_tokens"]), ("host_tokens", tree.get("host_tokens", 0))):
         expect(size // page <= MOST_PAGES, f"{what} {size} are more than {MOST_PAGES} pages of {page}")
     seen: dict[int, State] = {}
+    kinds = {**_TREE_NODE, **(_HOST_NODE if tiers else {}), **(_FLEET_NODE if fleet else {})}
     for node in tree["nodes"]:
-        _check_fields(node, {**_TREE_NODE, **(_HOST_NODE if tiers else {})}, "a node")
+        _check_fields(node, kinds, "a node")
         expect(node["id"] not in seen, f"node {node['id']} is there twice")
         seen[node["id"]] = node
-        _check_node(node, state["kv_tokens"], tree)
+        if fleet:
+            _check_fleet_node(node, len(tree["spaces"]))
+        else:
+            _check_node(node, state["kv_tokens"], tree)
     _check_parents({number: node["parent"] for number, node in seen.items()})
     expect(type(state.get("requests")) is dict, "the state has no object of requests")
+    if fleet:
+        _check_fleet(state)
     for name, request in state["requests"].items():
         expect(_name(name), f"a request has a name such as R3 or R3.1, not {reprlib.repr(name)}")
         _check_fields(request, _STATE_REQUEST, f"request {name}")
@@ -232,6 +268,45 @@ def _check_node(node: State, tokens: int, tree: State) -> None:
         fits and size > 0 and len(node["tokens"]) in (size, 2 * size),
         f"{what} has {len(node['tokens'])} tokens, {len(node['slots'])} slots and {len(host)} in host memory",
     )
+
+
+def _check_fleet_node(node: State, spaces: int) -> None:
+    what = f"node {node['id']}"
+    check_held(node["held"])
+    expect(0 <= node["namespace"] < spaces, f"{what}: namespace {node['namespace']} of {spaces}")
+    size = len(node["tokens"]), node["units"], node["blocks"]
+    if node["seen"]:
+        check_size(what, *size, node["pairs"])
+    else:
+        check_unseen(what, *size, node["held"])
+
+
+def _check_fleet(state: State) -> None:
+    """Ranks and sums of a stream's state, whose nodes are checked."""
+    tree = state["tree"]
+    own = state["kv_tokens"], state["free"], len(state["requests"]), len(state["waiting"])
+    expect(own == (0, 0, 0, 0) and "host_tokens" not in tree, "a stream has no pool, tiers or requests")
+    expect(len(tree["spaces"]) <= MOST_SPACES, f"{len(tree['spaces'])} namespaces; at most {MOST_SPACES}")
+    sums: dict[str, State] = {}
+    for at, rank in enumerate(tree["ranks"]):
+        _check_fields(rank, _FLEET_RANK, "a rank")
+        what = f"rank {rank['rank']}"
+        expect(at == 0 or tree["ranks"][at - 1]["rank"] < rank["rank"], f"{what} is not in its place")
+        for medium, blocks in rank["media"].items():
+            check_media(medium)
+            expect("+" not in medium and medium != "?", f"{what}: {medium!r} is no medium")
+            expect(_whole(blocks) and blocks > 0, f"{what} has {reprlib.repr(blocks)} blocks in {medium}")
+        sums[str(rank["rank"])] = {"media": {}, "maybe": 0}
+    for node in tree["nodes"]:
+        for name, media in node["held"].items():
+            expect(name in sums, f"node {node['id']} is held by rank {name}, which is not there")
+            count_blocks(sums[name], media, node["blocks"])
+    for rank in tree["ranks"]:
+        found, told = sums[str(rank["rank"])], {name: rank[name] for name in ("media", "maybe")}
+        expect(
+            found == told,
+            f"rank {rank['rank']} has {reprlib.repr(told)}, but nodes have {reprlib.repr(found)}",
+        )
 
 
 def _check_parents(parents: Mapping[int, int]) -> None:

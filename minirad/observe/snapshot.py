@@ -104,8 +104,9 @@ def path_of(nodes: Mapping[int, State], node: int | None) -> list[int]:
 
 
 def units(node: Mapping[str, Any]) -> int:
-    """How many slots a node's KV takes, in whichever tier it lies."""
-    return max(len(node["slots"]), len(node.get("host", ())))
+    """How many slots a node's KV takes, in whichever tier it lies; in a stream's tree what was told."""
+    told = node.get("units")
+    return int(told) if told is not None else max(len(node["slots"]), len(node.get("host", ())))
 
 
 def is_bigram(node: Mapping[str, Any]) -> bool:
@@ -139,6 +140,22 @@ def tier_of(node: Mapping[str, Any]) -> str:
 def has_tiers(state: State) -> bool:
     """There is a second tier in host memory."""
     return "host_tokens" in state["tree"]
+
+
+def is_fleet(state: State) -> bool:
+    """Put together from KV events of other servers: nodes have no slots, and say which ranks hold them."""
+    return "ranks" in state["tree"]
+
+
+def rest_of(node: Mapping[str, Any]) -> str:
+    """The status of a node to which nothing happened and that nobody runs on.
+
+    "cached"; "host": it lies in host memory alone. In a stream's tree "hole" (no rank holds it, so nothing
+    below can be hit) and "unseen" (something was told below it, but never what it is).
+    """
+    if "held" in node:
+        return "unseen" if not node["seen"] else "cached" if node["held"] else "hole"
+    return "host" if tier_of(node) == "host" else "cached"
 
 
 def host_used(tree: State) -> int:

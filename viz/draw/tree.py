@@ -22,13 +22,14 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from minirad.observe.snapshot import State
 from viz.draw.dot import run_dot
-from viz.trace import Decode, View, has_tiers, text_tokens, tier_of, units
+from viz.draw.fold import CARDS, LARGE, Heaviest
+from viz.trace import Decode, View, has_tiers, is_fleet, text_tokens, tier_of, units
 from viz.view.text import pretty, visible
 
 # Layout needs fonts whose widths Graphviz knows; the SVG then asks for what readers' systems have,
@@ -89,6 +90,10 @@ STYLES: Mapping[str, Style] = {
     "loaded": Style("LOADED BACK", "#1864ab", "#e7f5ff", 3, "ROUNDED", "#1c7ed6"),
     "again": Style("COMPUTED AGAIN", "#2b8a3e", "#ebfbee", 2, "ROUNDED", "#2f9e44"),
     "stale": Style("OLD WEIGHTS", "#5c636a", "#e9ecef", 1, "ROUNDED,DASHED", "#adb5bd"),
+    "stored": Style("STORED", "#1864ab", "#e7f5ff", 2, "ROUNDED", "#1c7ed6"),
+    "removed": Style("REMOVED", "#c2255c", "#fff0f6", 2, "ROUNDED,DASHED", "#e64980"),
+    "hole": Style("HOLE", "#862e2e", "#fff8f8", 2, "ROUNDED,DASHED", "#c92a2a"),
+    "unseen": Style("NOT SEEN", "#868e96", "#ffffff", 1, "ROUNDED,DOTTED", "#ced4da"),
 }
 
 
@@ -123,6 +128,7 @@ class Plan:
 
     nodes: tuple[State, ...]
     folds: tuple[tuple[int, int, int], ...]  # parent, nodes, tokens
+    hanging: Mapping[int, int] = field(default_factory=dict)  # node -> the parent from whose fold it hangs
 
     @property
     def leaves(self) -> int:
@@ -131,7 +137,13 @@ class Plan:
 
 
 def plan(view: View, options: Options = DEFAULT) -> Plan:
-    """Which nodes a picture shows: all, or past `fold_above` the warmest and what was opened."""
+    """Which nodes a picture shows: all, or past `fold_above` the warmest and what was opened.
+
+    Of a large tree and of a stream's: the heaviest subtrees, what happened just now, and what was opened.
+    """
+    size = len(view.nodes) + len(view.ghosts)
+    if size > LARGE or (is_fleet(view.state) and size > options.fold_above):
+        return _heaviest(view, options)
     nodes = {**{node["id"]: node for node in view.state["tree"]["nodes"]}, **view.ghosts}
     children = _children(nodes)
     order = _parents_first(children)
@@ -145,6 +157,16 @@ def plan(view: View, options: Options = DEFAULT) -> Plan:
             everything = _parents_first(children, hidden)
             folds.append((parent, len(everything), sum(units(nodes[n]) for n in everything)))
     return Plan(tuple(nodes[number] for number in order if number in shown), tuple(folds))
+
+
+def _heaviest(view: View, options: Options) -> Plan:
+    made = Heaviest(view, options.opened, min(options.fold_above, CARDS))
+    numbers = [made.id(place) for place in made.shown]
+    nodes = {number: view.ghosts.get(number) or view.nodes[number] for number in numbers if number}
+    order = _parents_first(_children(nodes))
+    folds = tuple((made.id(place), count, tokens) for place, count, tokens in made.folds)
+    hanging = {made.id(place): made.id(parent) for place, parent in made.hanging.items()}
+    return Plan(tuple(nodes[number] for number in order), folds, hanging)
 
 
 def _children(nodes: Mapping[int, State]) -> dict[int, list[int]]:
@@ -215,7 +237,8 @@ def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
         'width=0.5, fixedsize=true, label="root", fontsize=11, fontcolor="#495057"]',
     ]
     for node in picture.nodes:
-        lines += _node_lines(node, view, decode, options, detail, page)
+        hangs = picture.hanging.get(node["id"])
+        lines += _node_lines(node, view, decode, options, detail, page, hangs)
     for parent, count, tokens in picture.folds:
         lines += _fold_lines(parent, count, tokens)
     return "\n".join([*lines, "}", ""])
@@ -230,8 +253,9 @@ def detail_for(picture: Plan, height: int, tiers: bool = False) -> str:
 
 
 def _node_lines(
-    node: State, view: View, decode: Decode, options: Options, detail: str, page: int
+    node: State, view: View, decode: Decode, options: Options, detail: str, page: int, hangs: int | None
 ) -> list[str]:
+    """A card and its edge. hangs: the parent from whose fold it hangs, if its own is not drawn."""
     number = node["id"]
     status = view.status.get(number, "cached")
     style = STYLES[status]
@@ -244,13 +268,14 @@ def _node_lines(
         classes.append(f"tier-{tier}")
     if view.granularity == "event" and number in view.focus:
         classes.append("focus")
-    parent = node["parent"] if (node["parent"] in view.status) else 0
+    above = f"n{node['parent'] if (node['parent'] in view.status) else 0}" if hangs is None else f"f{hangs}"
     label = _card(node, view, decode, options, detail, page)
     thick = 2.4 if status in ("new", "hit", "loaded") else 1.5
-    dashed = ", style=dashed" if ghost else ", style=dotted" if tier == "host" else ""
+    dotted = tier == "host" or hangs is not None
+    dashed = ", style=dashed" if ghost else ", style=dotted" if dotted else ""
     return [
         f'n{number} [id="n{number}", class="{" ".join(dict.fromkeys(classes))}", label=<{label}>]',
-        f'n{parent} -> n{number} [id="e{number}", class="{status}", color="{style.edge}", '
+        f'{above} -> n{number} [id="e{number}", class="{status}", color="{style.edge}", '
         f"penwidth={thick}{dashed}]",
     ]
 
@@ -264,23 +289,36 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
         style = replace(style, outline=_OUTLINES[tier])
     sign = f"{TIER_SIGNS[tier]} · " if tier else ""
     name = options.letter(number) or f"n{number}"
-    words = _words(node, view)
+    words, more = _words(node, view), _extra_rows(node, view, detail, page)
     title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)
     shown = text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])
     lines = [escape(line) or NO_TEXT for line in shown]
     if detail == "tiny":
         title = _font(9, style.stroke, escape(" · ".join([name, *words[:1]])), bold=True)
         text = f"{_font(10, _INK, lines[0], face=MONO)} {_font(9, _SOFT, f'{sign}{size}')}"
-        return _table(style, 3, _row(title, text))
+        return _table(style, 3, _row(title, text), *more)
     locks = node["lock_ref"] if number not in view.ghosts and status != "locked" else 0
     lock = f"lock {locks} · " if locks else ""
     body = _font(11, _INK, "".join(f'{line}<BR ALIGN="LEFT"/>' for line in lines), face=MONO)
     text = f'<TR><TD COLSPAN="2" ALIGN="LEFT" WIDTH="{_WIDTH[detail]}">{body}</TD></TR>'
     if detail == "compact":
-        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text)
+        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text, *more)
     top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
-    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, places(node["slots"], page) or "no slots"))
-    return _table(style, 4, top, text, bottom, *_second_floor(node, tier, page))
+    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, _where(node, page)))
+    return _table(style, 4, top, text, bottom, *more)
+
+
+def _where(node: State, page: int) -> str:
+    """In which slots a node lies; of a stream's, which has none, how many blocks it is."""
+    if "blocks" in node:
+        return f"{node['blocks']} block{'s' * (node['blocks'] != 1)}"
+    return places(node["slots"], page) or "no slots"
+
+
+def _extra_rows(node: State, view: View, detail: str, page: int) -> list[str]:
+    """What stands under a card's own rows: of a full one, its copy in host memory."""
+    tier = "" if node["id"] in view.ghosts else tier_of(node)
+    return _second_floor(node, tier, page) if detail == "full" else []
 
 
 def _second_floor(node: State, tier: str, page: int) -> list[str]:
@@ -318,7 +356,7 @@ def _fold_lines(parent: int, count: int, tokens: int) -> list[str]:
     label = (
         '<TABLE BORDER="1" CELLBORDER="0" CELLSPACING="0" CELLPADDING="4" STYLE="ROUNDED,DOTTED" '
         f'COLOR="#868e96" BGCOLOR="#ffffff"><TR><TD>'
-        f"{_font(10, '#495057', f'+{count} {word}, {_tokens(tokens)}')}</TD></TR></TABLE>"
+        f"{_font(10, '#495057', f'+{short(count)} {word}, {_tokens(tokens)}')}</TD></TR></TABLE>"
     )
     return [
         f'f{parent} [id="f{parent}", class="fold", label=<{label}>]',
@@ -339,7 +377,16 @@ def _font(size: int, color: str, inner: str, bold: bool = False, face: str = SAN
 
 
 def _tokens(count: int) -> str:
-    return f"{count} token" if count == 1 else f"{count} tokens"
+    return f"{count} token" if count == 1 else f"{short(count)} tokens"
+
+
+def short(count: int) -> str:
+    """A number as it is below 10,000, else 340 k, 1.2 M."""
+    if count < 10_000:
+        return str(count)
+    if count < 999_500:
+        return f"{count / 1000:.0f} k"
+    return f"{count / 1e6:.1f} M" if count < 99_950_000 else f"{count / 1e6:.0f} M"
 
 
 # ---------------------------------------------------------------------- the text on a card
