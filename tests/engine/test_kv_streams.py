@@ -59,8 +59,8 @@ def _shapes(tmp_path: Path, shape: str, hashes: str, *more: str, late: bool = Fa
     port, truth = _four_ports(), tmp_path / "truth.json"
     command = [
         sys.executable, str(SOURCES / "shapes_source.py"), "--port", str(port),
-        "--replay-port", str(port + 2), "--truth", str(truth), "--shape", shape, "--hash", hashes, "--ranks", "2", "--requests", "120",
-        "--capacity", "200", "--rate", "400", "--linger", "6", *more,
+        "--replay-port", str(port + 2), "--truth", str(truth), "--shape", shape, "--hash", hashes,
+        "--ranks", "2", "--requests", "120", "--capacity", "200", "--rate", "400", "--linger", "6", *more,
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as source:
         try:
