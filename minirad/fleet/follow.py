@@ -157,6 +157,8 @@ class Follower:
 
     def _run(self) -> None:
         try:
+            for rank in self.ranks:
+                rank.tell_state(time.monotonic())
             while not self._stop.is_set():
                 self._turn()
         except BaseException as error:  # the caller's, told by `wait`
@@ -203,7 +205,6 @@ class _Rank:
         for socket in (self._sub, self._monitor):
             follower._poller.register(socket, zmq.POLLIN)
         self._open(self._sub, endpoint, bind)
-        self._tell_state(self._live_at)
 
     # ------------------------------------------------------------ what `Order` tells
 
@@ -255,7 +256,7 @@ class _Rank:
         self.order.tick(now)
         if self._question >= 0:
             self._put_question()
-        self._tell_state(now)
+        self.tell_state(now)
 
     def _receive(self, socket: zmq.Socket[bytes]) -> list[list[bytes]]:
         import zmq
@@ -370,7 +371,8 @@ class _Rank:
         self._said, self._unsaid = now, 0
         self.trouble(why + more)
 
-    def _tell_state(self, now: float) -> None:
+    def tell_state(self, now: float) -> None:
+        """Says how the rank is, if that is new."""
         if not self.order.up:
             state = "lost" if self._was_up else "connecting"
         elif self.order.asking and not self.order.checking:
