@@ -290,7 +290,7 @@ def test_ranks_have_ports_of_their_own() -> None:
     assert with_rank("endpoint", "tcp://[::1]:1", 0) == "tcp://[::1]:1"
     assert with_rank("endpoint", ANY, 7) == ANY
     assert beside("tcp://*:5557") == "tcp://*:5558" and beside(ANY) == ANY
-    with pytest.raises(ValueError, match=r"^tcp://\*:65535 has the last port, so the replay needs one that is"):
+    with pytest.raises(ValueError, match=r"^tcp://\*:65535 has the last port, so the replay needs"):
         beside("tcp://*:65535")
     with pytest.raises(ValueError, match=r"^endpoint tcp://h:65530 with rank 6 is port 65536"):
         Publisher(None, "tcp://h:65530", rank=6)
@@ -414,7 +414,7 @@ def test_the_page_publishes_one_engine_after_the_other() -> None:
     ("options", "said"),
     [
         (["--publish", "here"], "endpoint must be tcp://HOST:PORT, such as tcp://127.0.0.1:5557, got 'here'"),
-        (["--publish", "tcp://*:65535"], "tcp://*:65535 has the last port, so the replay needs one that is named"),
+        (["--publish", "tcp://*:65535"], "tcp://*:65535 has the last port, so the replay needs one"),
         (["--publish", ANY, "--publish-replay", "x"], "replay must be tcp://HOST:PORT"),
         (["--publish-replay", ANY], f"--publish-replay {ANY} goes with --publish only"),
         (["--publish", ANY, "--compare", "lpm,fcfs"], "with --compare: two engines run"),
