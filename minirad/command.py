@@ -45,6 +45,7 @@ COMMANDS: dict[str, str] = {
     "minirad bench parity": "greedy output against transformers, token for token",
     "minirad bench schedule": "ordering a queue, what a bound on waiting costs, retractions by estimate",
     "minirad bench eviction": "hit rate of every eviction policy on every workload, without a model",
+    "minirad bench views": "how long a view of a tree of 100,000 nodes takes, page and notebook",
     "minirad bench tiers": "what a second tier in host memory saves and what it costs",
     "minirad bench gpu": "all that a run on a GPU should show, as one table",
     "minirad bench kernels": "what a decode step takes without the engine (needs a GPU)",

@@ -154,7 +154,7 @@ ROOMS: dict[str, Room] = {
     ),
     "bench": Room(
         "measurements",
-        ("minirad.bench", "minirad.bench.*"),
+        ("minirad.bench", "minirad.bench.[!v]*"),  # not views.py, which measures pages
         (*_OUTSIDE, "kv", "attention", "parts", "machine", "frontend", "labs", "tiers", "fast"),
         torch=True,
     ),

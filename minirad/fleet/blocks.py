@@ -274,6 +274,7 @@ class RankBlocks:
         block.told = told or None
         if block.maybe and not block.media:
             self.maybe.setdefault(block.hash, block)
+            self._listener.held(block)
             if len(self.maybe) > MOST_MAYBE:
                 self._forget(next(iter(self.maybe.values())))
         else:
