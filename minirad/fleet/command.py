@@ -135,9 +135,12 @@ class Rebuilt:
             self.troubles += 1
 
     def as_json(self) -> dict[str, Any]:
-        """As the command prints it."""
+        """As the command prints it. ambiguous: blocks that may be there, and those held that were told twice."""
         counts = ("batches", "replayed", "gaps", "lost", "restarts", "unknown", "troubles")
-        return {**self.blocks.as_json(), **{name: getattr(self, name) for name in counts}}
+        known = self.blocks.as_json()
+        twice = {name: block for name, block in known["blocks"].items() if block.pop("ambiguous", False)}
+        known["ambiguous"] = {**known["ambiguous"], **twice}
+        return {**known, **{name: getattr(self, name) for name in counts}}
 
     def summary(self) -> str:
         """The same as a sentence."""
