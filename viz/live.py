@@ -6,6 +6,7 @@
     python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
     python -m viz.live --replay run.jsonl            a recording instead of an engine
+    python -m viz.live --publish tcp://127.0.0.1:5557      tells routers what the tree holds, as SGLang does
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
 
 This is the command line; the parts are in viz/web. Three kinds of threads: ONE drives the engine (driver.py;
@@ -33,6 +34,7 @@ import sys
 import threading
 import time
 import webbrowser
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -41,6 +43,7 @@ from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
 from minirad.config import HOST_WRITE
 from minirad.errors import InvariantError
+from minirad.fleet.publish import Publisher, beside
 from minirad.model.load import resolve_model
 from minirad.observe.recorder import Recorder
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
@@ -137,6 +140,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replay", metavar="FILE.jsonl", help="show a recording instead of an engine")
     parser.add_argument("--export", metavar="FILE.html|FILE.gif", action="append", default=[],
                         help="run to the end without a server and write a file")  # fmt: skip
+    parser.add_argument("--publish", metavar="tcp://HOST:PORT",
+                        help="publish KV events there, as SGLang and vLLM do for their routers")  # fmt: skip
+    parser.add_argument("--publish-replay", metavar="tcp://HOST:PORT",
+                        help="where missed ones are asked for (default: the port after it)")  # fmt: skip
     parser.add_argument("--steps", type=command.positive, help="with --export: steps at most (default: 2000)")
     return parser
 
@@ -172,6 +179,7 @@ def _main(options: argparse.Namespace) -> int:
     Gate(options.host, tuple(options.allow_host))
     resolve_model(settings.model)
     _check_written(options, settings)
+    _check_published(options)
     replay = _replay(options.replay) if options.replay is not None else None
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
@@ -194,6 +202,33 @@ def _check_written(options: argparse.Namespace, settings: Settings) -> None:
         command.may_be_written("--record", side.record or "", (".jsonl",), reads, keep=True)
 
 
+def _check_published(options: argparse.Namespace) -> None:
+    """ValueError for what publishes no events, or has more than one engine to publish."""
+    if options.publish is None:
+        if options.publish_replay is not None:
+            raise ValueError(f"--publish-replay {options.publish_replay} goes with --publish only")
+        return
+    why = {
+        "--compare": "two engines run, and a publisher tells of one",
+        "--replay": "nothing runs, so nothing is published",
+        "--export": "nobody can follow a run that is over at once",
+        "--cache": "a tree of your own tells no events",
+    }
+    for name, reason in why.items():
+        if getattr(options, name[2:]):
+            raise ValueError(f"--publish {options.publish} with {name}: {reason}")
+
+
+def _publisher(options: argparse.Namespace) -> Publisher | None:
+    """Where the engines of this page publish, one after the other; says where that is."""
+    if options.publish is None:
+        return None
+    replay = beside(options.publish) if options.publish_replay is None else options.publish_replay
+    publisher = Publisher(None, options.publish, replay)
+    print(f"publishing KV events: {publisher.endpoint}   (missed ones: {publisher.replay})", flush=True)
+    return publisher
+
+
 def _replay(path: str) -> Replay:
     recording = Recorder.load(path)
     if recording.missing:
@@ -202,9 +237,15 @@ def _replay(path: str) -> Replay:
 
 
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
+    publisher = _publisher(options)
     _one_thread(settings)
     driver = Driver(settings, options.speed, paused=options.paused, replay=replay)
-    with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
+    if publisher is not None:
+        driver.begun = lambda run: publisher.attach(run.alone.engine) if run.alone else None
+    with (
+        publisher or nullcontext(),
+        Live(driver, options.port, options.host, tuple(options.allow_host)) as live,
+    ):
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
         if live.server.address not in LOOPBACK:
             print(
