@@ -96,9 +96,9 @@ MARKS: dict[type[Event], str] = {kind: kind.mark for kind in EVENT_TYPES if kind
 
 # How much the views that are kept may hold together, in numbers (tokens, slots, fields of nodes). A number
 # takes some 8 bytes, so these are tens of megabytes, however large the tree.
-KEPT_NUMBERS = 4_000_000
+KEPT_NUMBERS = 8_000_000
 _NUMBERS_OF_A_NODE = 64  # what a node that no other view shares takes beside its tokens and slots
-_NUMBERS_OF_A_PLACE = 32  # what a node takes in the lists of each view
+_NUMBERS_OF_A_PLACE = 24  # what a node takes in the lists of each view
 # Going back, about so many events are replayed: a longer replay leaves states behind, so many of them.
 _LANDMARK_EVENTS, _LANDMARKS = 2000, 24
 

@@ -129,7 +129,7 @@ def page_map(view: View, with_ghosts: bool = True) -> PageMap:
     node that left."""
     state = view.state
     size, table = int(state["tree"]["page_size"]), view.table
-    pages = _flat([view.nodes[number] for number in table.id.tolist()], size)
+    pages = _flat(list(map(view.nodes.__getitem__, table.id.tolist())), size)
     held = -(-table.slots // size)
     private = {
         name: np.array(slots, np.int64) // size
