@@ -49,22 +49,36 @@ def rows(node: State, view: View, detail: str) -> list[str]:
     """The rows of a card's table under its own."""
     from viz.draw.tree import _font, escape  # it draws the card, and asks here
 
+    if detail == "tiny":
+        return []
     tree = view.state["tree"]
     ranks = [str(row["rank"]) for row in tree["ranks"]]
-    held = {rank: media for rank, media in node["held"].items() if rank in ranks}
+    held = held_on_view(node, view)
     lines = []
     space = space_name(tree, node)
-    if space and detail != "tiny":
+    if space:
         lines.append(_font(9, _SOFT, f"space {escape(space)}"))
     told = sentence(node, held, view)
-    if told and detail != "tiny":
+    if told:
         lines.append(_font(9, _BAD, told))
     found = [_row(line) for line in lines]
     if not held and (len(ranks) == 1 or node["id"] in view.ghosts):
         return found
-    if detail == "tiny":
-        return [_row(_font(8, _SOFT, escape(grouped(held, len(ranks)))))]
     return [*found, _row(_strip(held, ranks))]
+
+
+def held_on_view(node: State, view: View) -> dict[str, str]:
+    """Which ranks of a view hold a node: of one that shows a rank alone, that one or none."""
+    ranks = view.state["tree"]["ranks"]
+    if len(ranks) == 1:
+        rank = str(ranks[0]["rank"])
+        return {rank: node["held"][rank]} if rank in node["held"] else {}
+    return dict(node["held"])
+
+
+def summed(node: State, view: View) -> str:
+    """Who holds a node, for a card of one line."""
+    return grouped(held_on_view(node, view), len(view.state["tree"]["ranks"]))
 
 
 def space_name(tree: State, node: State) -> str:

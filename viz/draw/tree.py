@@ -275,6 +275,10 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     if tier in _OUTLINES:
         style = replace(style, outline=_OUTLINES[tier])
     sign = f"{TIER_SIGNS[tier]} · " if tier else ""
+    if "held" in node and detail == "tiny":
+        from viz.draw import fleet
+
+        sign = escape(f"{who} · ") if (who := fleet.summed(node, view)) else ""
     name = options.letter(number) or f"n{number}"
     words, more = _words(node, view), _extra_rows(node, view, detail, page)
     title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)

@@ -27,6 +27,7 @@ export function makeFleet(page) {
     const { ranks } = state.view.fleet, shown = FLEET_LETTERS.split("").filter((letter) => ranks.some((r) => r.media[letter]));
     const heads = ["rank", "state", "last", "batches", ...shown.map((letter) => `${letter} tokens`), "lost", "unknown", "endpoint"];
     const pickable = page.ranks(), body = ranks.map((r) => {
+      const where = r.where.replace(/^tcp:\/\//, "");
       const cells = [
         h("th", {}, String(r.rank)),
         h("td", {}, h("span.state", { "data-state": r.state }, h("i.dot"), FLEET_WORDS[r.state] ?? r.state)),
@@ -35,7 +36,7 @@ export function makeFleet(page) {
         ...shown.map((letter) => { const [blocks, tokens] = r.media[letter] ?? [0, 0]; return h("td.n", { title: `${many(tokens)} tokens in ${plural(blocks, "block")} (${media()[letter]})` }, tokens ? short(tokens) : "–", h("small", {}, blocks ? ` ${short(blocks)}` : "")); }),
         h("td.n" + (r.lost ? ".bad" : ""), { title: "batches that were lost" }, many(r.lost)),
         h("td.n", { title: "events and fields that are not known here" }, many(r.unknown)),
-        h("td.where", { title: r.where }, r.where.length > 19 ? "…" + r.where.slice(-18) : r.where),
+        h("td.where", { title: r.where }, where.length > 19 ? "…" + where.slice(-18) : where),
       ];
       const able = pickable.includes(r.rank), picked = state.rank === r.rank;
       const pick = () => page.pickRank(picked ? null : r.rank);
@@ -45,8 +46,8 @@ export function makeFleet(page) {
     if (!el.table.isConnected) el.ranks.replaceChildren(el.table);
     el.table.replaceChildren(h("tr", {}, ...heads.map((head) => h("th", head.endsWith("tokens") ? { title: `tokens and blocks: ${media()[head[0]]}` } : {}, head))), ...body);
     if (focus) el.table.querySelector(`tr[data-rank="${focus}"]`)?.focus();
-    const live = ranks.filter((r) => r.state === "live").length;
-    el.ranksText.textContent = state.rank === null ? `${live} of ${ranks.length} live${pickable.length > 1 ? " · click one to see it alone" : ""}` : "";
+    const here = ranks.filter((r) => !["connecting", "lost"].includes(r.state)).length;
+    el.ranksText.textContent = state.rank === null ? `${here} of ${ranks.length} here${pickable.length > 1 ? " · click one to see it alone" : ""}` : "";
     el.all.hidden = state.rank === null;
     el.aloneText.textContent = state.rank === null ? "" : `rank ${state.rank} alone`;
   }
