@@ -37,7 +37,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -60,6 +60,7 @@ from minirad.observe.snapshot import (
     tier_of,
     units,
 )
+from viz.view.columns import RESTS, Columns, Table, changes, table_of
 from viz.words import (
     Decode,
     decoder_for,
@@ -97,7 +98,7 @@ MARKS: dict[type[Event], str] = {kind: kind.mark for kind in EVENT_TYPES if kind
 # takes some 8 bytes, so these are tens of megabytes, however large the tree.
 KEPT_NUMBERS = 4_000_000
 _NUMBERS_OF_A_NODE = 64  # what a node that no other view shares takes beside its tokens and slots
-_NUMBERS_OF_A_PLACE = 20  # what a node takes in the lists of each view
+_NUMBERS_OF_A_PLACE = 32  # what a node takes in the lists of each view
 # Going back, about so many events are replayed: a longer replay leaves states behind, so many of them.
 _LANDMARK_EVENTS, _LANDMARKS = 2000, 24
 
@@ -133,6 +134,16 @@ class View:
         """Nodes in the tree by id, ghosts left out."""
         return self.once("nodes", lambda: {node["id"]: node for node in self.state["tree"]["nodes"]})
 
+    @property
+    def table(self) -> Table:
+        """Numbers of these nodes as arrays."""
+        return self.once("table", lambda: table_of(self.nodes))
+
+    @property
+    def marked(self) -> list[int]:
+        """The nodes that do not look as at rest, ghosts included."""
+        return self.once("marked", lambda: [n for n, status in self.status.items() if status != "cached"])
+
     def once(self, name: str, make: Callable[[], Made]) -> Made:
         """What is worked out from the view once and kept with it, by its name."""
         if name not in self._made:
@@ -160,7 +171,9 @@ class Trace:
         self._bumps: list[tuple[int, tuple[int, ...]]] = []  # events before it, dead namespaces from then on
         self._walk: _Walk | None = None
         self._views = _KeptViews(kept)
-        self._landmarks: OrderedDict[int, State] = OrderedDict()  # states after frames, the latest made last
+        self._columns = Columns()
+        self._tabled: tuple[ReplayState | None, dict[int, State]] = None, {}  # which nodes stand in them
+        self._landmarks: OrderedDict[int, tuple[State, dict[int, State]]] = OrderedDict()  # after frames
 
     @property
     def numbers_kept(self) -> int:
@@ -321,14 +334,25 @@ class Trace:
         so_far = tuple(e for f in range(first, frame + 1) for e in self.frame_events(f))[: end - begin]
         events = so_far[-1:] if granularity == "event" else so_far
         stale = frozenset(number for at, new in self._bumps if at < end for number in new)
-        own = sum(map(_numbers_of, walk.state.nodes.changed()))
-        status, also = walk.statuses(stale)
+        changed = walk.state.nodes.changed()
+        nodes = walk.state.nodes.keep_all()
+        table = self._table(walk, nodes, changed)
+        status, also, marked = walk.statuses(nodes, table, stale)
+        own = sum(_numbers_of(nodes[number]) for number in changed if number in nodes)
         return View(
             granularity, index, frame, int(walk.state.rest.get("step", 0)),
-            self._title(granularity, index, frame), events, so_far, walk.state.snapshot(), status,
+            self._title(granularity, index, frame), events, so_far, walk.state.snapshot(nodes), status,
             also, dict(walk.ghosts), frozenset(n for e in events for n in e.touches()),
-            {"own": own, "nodes": walk.state.nodes.keep_all()},
+            {"own": own, "nodes": nodes, "table": table, "marked": marked},
         )  # fmt: skip
+
+    def _table(self, walk: _Walk, nodes: dict[int, State], changed: Iterable[int]) -> Table:
+        """The nodes as arrays. After a jump most are those of the view before, the very same objects."""
+        (state, before), columns = self._tabled, self._columns
+        self._tabled, self._columns = (None, {}), Columns()  # should it fail, all is read anew
+        columns.update(nodes, changed if state is walk.state else changes(before, nodes))
+        self._tabled, self._columns = (walk.state, nodes), columns
+        return columns.table()
 
     def _title(self, granularity: str, index: int, frame: int) -> str:
         if frame < 0:
@@ -368,13 +392,14 @@ class Trace:
         while at >= 0 and frames[at].keyframe is None and at not in self._landmarks:
             at -= 1
         mark = self._landmarks.get(at)
-        replay = self.recording.replay_to(at) if mark is None else ReplayState(mark)
+        replay = self.recording.replay_to(at) if mark is None else ReplayState(*mark)
         walked = 0
         for index in range(at + 1, frame + 1):
             replay = apply_frame(replay, frames[index])
             walked += len(frames[index].events)
             if walked >= _LANDMARK_EVENTS and len(frames[index].events) < _LANDMARK_EVENTS:
-                self._landmarks[index], walked = replay.snapshot(), 0
+                nodes = replay.nodes.keep_all()
+                self._landmarks[index], walked = (replay.snapshot(nodes), nodes), 0
                 while len(self._landmarks) > _LANDMARKS:
                     self._landmarks.popitem(last=False)
         return replay
@@ -488,35 +513,33 @@ class _Walk:
             self.happened.setdefault(upper, set()).update(self.happened.get(lower, set()) & _INHERITED)
 
     def statuses(
-        self, stale: frozenset[int] = frozenset()
-    ) -> tuple[dict[int, str], dict[int, frozenset[str]]]:
-        """stale: numbers of the namespaces whose nodes are of older weights."""
-        nodes = {**dict.copy(self.state.nodes), **self.ghosts}
-        status = self._at_rest(nodes)
-        words = {number: set(said) for number, said in self.happened.items() if said and number in nodes}
-        for number in [n for n, node in nodes.items() if node["lock_ref"]]:
-            if number not in self.ghosts:
+        self, nodes: Mapping[int, State], table: Table, stale: frozenset[int]
+    ) -> tuple[dict[int, str], dict[int, frozenset[str]], list[int]]:
+        """Status, the lesser things, and those that do not look as at rest. nodes, table: those in the tree. stale: namespaces whose nodes are of older weights.
+
+        Nearly all nodes are "cached", and only the others are looked at.
+        """
+        ghosts = self.ghosts
+        status = dict.fromkeys([*nodes, *ghosts], "cached")
+        for place in table.rest.nonzero()[0].tolist():
+            status[int(table.id[place])] = RESTS[table.rest[place]]
+        status.update((number, rest_of(node)) for number, node in ghosts.items())
+        words = {number: set(said) for number, said in self.happened.items() if said and number in status}
+        for number in table.id[table.lock_ref > 0].tolist():
+            if number not in ghosts:
                 words.setdefault(number, set()).add("locked")
-        for number in [n for n, node in nodes.items() if node["namespace"] in stale] if stale else ():
+        for number in _of_spaces({**nodes, **ghosts}, stale) if stale else ():
             words.setdefault(number, set()).add("stale")
         also: dict[int, frozenset[str]] = {}
         for number, said in words.items():
             best = status[number] = max(said, key=_RANK.__getitem__)
             if len(said) > 1:
                 also[number] = frozenset(said - {best})
-        return status, also
+        return status, also, list(words)
 
-    def _at_rest(self, nodes: Mapping[int, State]) -> dict[int, str]:
-        """How nodes look to which nothing happened: nearly all are "cached", so only others are looked at."""
-        status = dict.fromkeys(nodes, "cached")
-        if "ranks" in self.state.tree:
-            others = [n for n, node in nodes.items() if not (node.get("held") and node.get("seen"))]
-        elif self.state.tiers:
-            others = [n for n, node in nodes.items() if not node["slots"]]
-        else:
-            return status
-        status.update((number, rest_of(nodes[number])) for number in others)
-        return status
+
+def _of_spaces(nodes: Mapping[int, State], namespaces: frozenset[int]) -> list[int]:
+    return [number for number, node in nodes.items() if node["namespace"] in namespaces]
 
 
 def nodes_of(event: Event) -> tuple[int, ...]:

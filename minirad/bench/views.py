@@ -26,7 +26,7 @@ from minirad.observe.event import ReplayState
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame, apply_frame
 from minirad.observe.snapshot import State
-from viz.draw.tree import Options, dot_text, plan, svg
+from viz.draw.tree import dot_text, plan, svg
 from viz.notebook.stepper import Stepper
 from viz.trace import Trace, ids_as_text
 from viz.web.page import Page
@@ -72,9 +72,10 @@ def grown(shape: str, nodes: int) -> Recording:
     """A recording in which a tree of so many nodes grows, and is then used for `STEPS` short steps."""
     tokens = nodes * TOKENS + 64 * STEPS * TOKENS
     theirs = shape == "stream"
+    policy = "theirs" if theirs else "lru"
     tree: State = {
         "page_size": TOKENS,
-        "eviction_policy": "theirs" if theirs else "lru",
+        "eviction_policy": policy,
         "tick": 0,
         "nodes": [],
     }
@@ -202,7 +203,6 @@ def as_table(reports: list[dict[str, Any]]) -> str:
     rows: list[list[object]] = []
     for each in reports:
         moves = [each[who][move] for who in ("page", "stepper") for move in ("forward", "back", "jump")]
-        rows.append(
-            [each["shape"], each["nodes"], each["state"], each["plan"], each["draw"], *moves, each["bytes"]]
-        )
+        named = [each[name] for name in ("shape", "nodes", "state", "plan", "draw")]
+        rows.append([*named, *moves, each["bytes"]])
     return table([*head, "bytes"], rows)

@@ -222,11 +222,16 @@ class Nodes(dict[int, State]):
     it. To look at nodes without a copy: `look(number)`, `all_to_look_at()`.
     """
 
-    __slots__ = ("_own",)
+    __slots__ = ("_gone", "_last", "_own", "_rising")
 
-    def __init__(self, nodes: Iterable[State] = ()) -> None:
-        super().__init__({node["id"]: node for node in nodes})
+    def __init__(self, nodes: Mapping[int, State]) -> None:
+        super().__init__(nodes)
         self._own: set[int] = set()  # those that no snapshot has
+        self._gone: set[int] = set()  # taken out since the last snapshot
+        numbers = list(self)
+        rising = sorted(numbers)
+        self._rising = numbers == rising  # they stand in the order of their numbers, up to the last one
+        self._last = rising[-1] if rising else 0
 
     def __getitem__(self, number: int) -> State:
         node = super().__getitem__(number)
@@ -239,11 +244,13 @@ class Nodes(dict[int, State]):
 
     def __setitem__(self, number: int, node: State) -> None:
         self._own.add(number)
+        self._rising, self._last = self._rising and number > self._last, max(number, self._last)
         super().__setitem__(number, node)
 
     def __delitem__(self, number: int) -> None:
         super().__delitem__(number)
         self._own.discard(number)
+        self._gone.add(number)
 
     def get(self, number: int, default: Any = None) -> Any:
         return self[number] if number in self else default  # noqa: SIM401  (this is it)
@@ -256,8 +263,9 @@ class Nodes(dict[int, State]):
         return node
 
     def clear(self) -> None:
-        super().clear()
+        self._gone.update(self)
         self._own.clear()
+        super().clear()
 
     def values(self) -> Any:
         self._own_all()
@@ -287,14 +295,17 @@ class Nodes(dict[int, State]):
     def keep_all(self) -> dict[int, State]:
         """The same of all, by number in increasing order."""
         self._own.clear()
-        kept = dict.copy(self)
-        numbers = list(kept)
-        rising = sorted(numbers)
-        return kept if numbers == rising else {number: kept[number] for number in rising}
+        self._gone.clear()
+        if not self._rising:
+            nodes = dict.copy(self)
+            super().clear()
+            super().update({number: nodes[number] for number in sorted(nodes)})
+            self._rising, self._last = True, max(nodes, default=0)
+        return dict.copy(self)
 
-    def changed(self) -> list[State]:
-        """The nodes that are no longer (or not yet) as in any snapshot, to look at."""
-        return [super(Nodes, self).__getitem__(number) for number in self._own]
+    def changed(self) -> set[int]:
+        """The numbers of those that are not as in the last snapshot: put in, taken out or changed since."""
+        return self._own | self._gone
 
 
 class ReplayState:
@@ -307,10 +318,12 @@ class ReplayState:
     tree: what a snapshot says of the whole tree; rest: what it says beside (step, kv_tokens, free).
     """
 
-    def __init__(self, snapshot: State) -> None:
+    def __init__(self, snapshot: State, nodes: Mapping[int, State] | None = None) -> None:
+        """nodes: the snapshot's by number, if at hand."""
         rest = dict(snapshot)
         tree = dict(rest.pop("tree"))
-        self.nodes = Nodes(tree.pop("nodes"))
+        listed = tree.pop("nodes")
+        self.nodes = Nodes({node["id"]: node for node in listed} if nodes is None else nodes)
         self.tree: State = _deep(tree)
         self.requests: dict[str, State] = {n: _copied(each) for n, each in rest.pop("requests").items()}
         self.waiting: list[str] = list(rest.pop("waiting"))
@@ -320,15 +333,16 @@ class ReplayState:
         """Moves the state on by one event."""
         event.apply(self)
 
-    def snapshot(self) -> State:
+    def snapshot(self, nodes: Mapping[int, State] | None = None) -> State:
         """The present state, in the shape of `Engine.snapshot()`; later events do not change it.
 
-        Do not change it either: other snapshots share its nodes.
+        Do not change it either: other snapshots share its nodes. nodes: `self.nodes.keep_all()`, if at hand.
         """
+        nodes = self.nodes.keep_all() if nodes is None else nodes
         requests = sorted(self.requests.items(), key=lambda item: request_order(item[0]))
         return {
             **_deep(self.rest),
-            "tree": {**_deep(self.tree), "nodes": list(self.nodes.keep_all().values())},
+            "tree": {**_deep(self.tree), "nodes": list(nodes.values())},
             "waiting": list(self.waiting),
             "requests": {name: _copied(request) for name, request in requests},
         }

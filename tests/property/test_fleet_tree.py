@@ -330,7 +330,7 @@ class Stream:
         )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(frames)
 def test_forests_and_the_merged_tree_equal_naive_ones(stream: list[list[tuple[int, Record]]]) -> None:
     told = Stream()
