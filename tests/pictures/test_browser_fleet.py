@@ -128,7 +128,7 @@ def test_two_ranks_one_alone_and_a_gap(tab, publisher, tmp_path):
             publisher.send(0, live=False)
         publisher.forget(0, 3)
         publisher.send(0, wire.Removed(SHARED.hashes[-1:]))
-        until(tab, "!document.querySelector('.banner.wrong').hidden")
+        until(tab, "document.querySelector('.banner.wrong')?.hidden === false")
         assert "batches 1 to 2 of rank 0 are lost" in tab.inner_text(".banner.wrong")
         cards_lie_apart(tab, (1280, 800))
         until(tab, "document.querySelector('.marks line[stroke=\"#1864ab\"]') !== null")
@@ -137,7 +137,7 @@ def test_two_ranks_one_alone_and_a_gap(tab, publisher, tmp_path):
     tab.goto(file.as_uri())
     until(tab, "document.body.dataset.position")
     tab.keyboard.press("End")
-    until(tab, "!document.querySelector('.banner.wrong').hidden")
+    until(tab, "document.querySelector('.banner.wrong')?.hidden === false")
     assert tab.inner_text("h1") == "minirad recording"
     assert tab.locator(".growth path").count() >= 2
     tab.locator("tr[data-rank='1']").click()
@@ -152,7 +152,7 @@ def test_nothing_of_a_stream_is_taken_for_more_than_text(tab, publisher):
     with leaving(tab, Live(following(publisher))) as live:
         tab.goto(live.url)
         until(tab, "document.querySelectorAll('.mr-tree g.node').length >= 2")
-        until(tab, "!document.querySelector('.banner.wrong').hidden")
+        until(tab, "document.querySelector('.banner.wrong')?.hidden === false")
         assert "rank 1" in tab.inner_text(".banner.wrong")
         assert tab.evaluate("document.title").startswith("minirad live")
         assert tab.evaluate("document.querySelectorAll('#app script, .mr-tree script').length") == 0
@@ -166,7 +166,7 @@ def test_a_server_that_is_not_there_is_said(tab):
     gone.close()
     with leaving(tab, Live(FleetSource(ServerInfo(endpoints, replays, "", 16)))) as live:
         tab.goto(live.url)
-        until(tab, "!document.querySelector('.banner.wrong').hidden")
+        until(tab, "document.querySelector('.banner.wrong')?.hidden === false")
         assert f"Nothing answers at {endpoints[0]} yet" in tab.inner_text(".banner.wrong")
         assert "not connected" in tab.inner_text(".status")
 

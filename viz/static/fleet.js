@@ -83,7 +83,7 @@ export function makeFleet(page) {
         up += `L${x(c)},${y(over).toFixed(1)}L${x(c + 1)},${y(over).toFixed(1)}`;
         down = `L${x(c + 1)},${y(under).toFixed(1)}L${x(c)},${y(under).toFixed(1)}` + down;
       }
-      return s("path", { d: frames.length ? `M${up.slice(1)}${down}Z` : "", fill: color(letter) });
+      return s("path", { d: up ? `M${up.slice(1)}${down}Z` : "", fill: color(letter) });
     });
     let line = "";
     for (let c = 0; c < columns && frames.length; c++) line += `${c ? "L" : "M"}${x(c)},${y(frames[at(c)].d).toFixed(1)}L${x(c + 1)},${y(frames[at(c)].d).toFixed(1)}`;

@@ -120,8 +120,8 @@ def tokenizer(source: str) -> str:
     folder = _folder(source)
     if not folder or decoder_from(folder) is ids_as_text:
         raise ValueError(
-            f"--tokenizer {source}: there is no tokenizer in such a folder, nor in the local cache under that "
-            "name (nothing is fetched)"
+            f"--tokenizer {source}: no tokenizer is in such a folder, nor in the local cache under "
+            "that name (nothing is fetched)"
         )
     return folder
 
