@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minirad.fleet import blocks as blocks_module
 from minirad.fleet.blocks import Block, RankBlocks
 from minirad.fleet.tree import FleetTree
-from minirad.fleet.wire import Cleared, Hash, Record, Removed, Stored, hash_name
+from minirad.fleet.wire import Cleared, Hash, Record, Removed, Stored
 from minirad.observe.event import Event
 from minirad.observe.fleet_events import (
-    NodeDivided,
-    NodeExtended,
-    NodeHeld,
-    NodeLeft,
-    NodeMoved,
-    NodesJoined,
-    NodeStored,
     empty_state,
 )
 from minirad.observe.reading import check_state
