@@ -17,6 +17,7 @@ from viz.view.text import visible
 
 MOST_CELLS = 16  # ranks that get a cell each
 _A_ROW = 8  # cells beside one another: as wide as a card is anyway
+_FEW = 40  # nodes of a tree whose cards all have a strip
 _SPACE = 26  # characters of a namespace's name
 COLOURS: Mapping[str, str] = {
     "D": "#a5d8ff", "H": "#d0bfff", "DH": "#91a7ff", "K": "#ffd8a8", "X": "#ced4da", "?": "#fff3bf",
@@ -49,11 +50,11 @@ def rows(node: State, view: View, detail: str) -> list[str]:
     """The rows of a card's table under its own."""
     from viz.draw.tree import _font, escape  # it draws the card, and asks here
 
-    if detail == "tiny":
-        return []
     tree = view.state["tree"]
     ranks = [str(row["rank"]) for row in tree["ranks"]]
     held = held_on_view(node, view)
+    if detail == "tiny":
+        return [_row(_strip(held, ranks))] if held and has_strips(view) else []
     lines = []
     space = space_name(tree, node)
     if space:
@@ -62,9 +63,7 @@ def rows(node: State, view: View, detail: str) -> list[str]:
     if told:
         lines.append(_font(9, _BAD, told))
     found = [_row(line) for line in lines]
-    if not held and (len(ranks) == 1 or node["id"] in view.ghosts):
-        return found
-    return [*found, _row(_strip(held, ranks))]
+    return [*found, _row(_strip(held, ranks))] if held else found
 
 
 def held_on_view(node: State, view: View) -> dict[str, str]:
@@ -76,8 +75,15 @@ def held_on_view(node: State, view: View) -> dict[str, str]:
     return dict(node["held"])
 
 
+def has_strips(view: View) -> bool:
+    """Cards of one line have a strip, too: there are so few that the picture stays one to be read."""
+    return len(view.nodes) <= _FEW and len(view.state["tree"]["ranks"]) > 1
+
+
 def summed(node: State, view: View) -> str:
-    """Who holds a node, for a card of one line."""
+    """Who holds a node, for a card of one line; nothing where it has a strip."""
+    if has_strips(view):
+        return ""
     return grouped(held_on_view(node, view), len(view.state["tree"]["ranks"]))
 
 

@@ -96,7 +96,7 @@ export function makeFleet(page) {
     const most = Math.max(...gone, 1);
     const bars = gone.flatMap((sum, c) => (sum ? [s("rect", { x: x(c), width: Math.max(w / columns - 0.5, 0.8), y: bottom + 3, height: Math.max((16 * sum) / most, 1.5), fill: "#e03131" }, s("title", {}, `${many(sum)} tokens left a medium`))] : []));
     el.growth.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": growthWords(letters) }, ...layers, s("path", { d: line, class: "line distinct" }), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }), ...bars, ...page.cursor((w * (now + 1)) / n, top, low)));
-    el.growthText.textContent = growthWords(letters);
+    el.growthText.textContent = (state.rank === null ? "" : "all ranks: ") + growthWords(letters);
     const key = (text, background, kind = "") => h("span.key" + kind, {}, h("i", { style: { background } }), text);
     el.growthKeys.replaceChildren(...letters.map((letter) => key(`${letter} ${media()[letter]}`, color(letter))), key("each token counted once", "", ".distinct"), key("evicted, downwards", "#e03131"));
   }
