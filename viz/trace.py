@@ -515,8 +515,9 @@ class _Walk:
     def statuses(
         self, nodes: Mapping[int, State], table: Table, stale: frozenset[int]
     ) -> tuple[dict[int, str], dict[int, frozenset[str]], list[int]]:
-        """Status, the lesser things, and those that do not look as at rest. nodes, table: those in the tree. stale: namespaces whose nodes are of older weights.
+        """Status and the lesser things by node, and which nodes do not look as at rest.
 
+        nodes, table: those in the tree. stale: namespaces whose nodes are of older weights.
         Nearly all nodes are "cached", and only the others are looked at.
         """
         ghosts = self.ghosts
