@@ -146,7 +146,7 @@ class FleetPage(Page):
             before = [event for _, event in self._news[first:last]]
         return before + [event for event in view.so_far if isinstance(event, _TROUBLES)]
 
-    def _node(self, node: State, view: View) -> Json:
+    def _node(self, node: State, view: View, most: int | None = None) -> Json:
         tokens = node["tokens"][:: 2 if node["pairs"] else 1]
         cut = len(tokens) > 2 * _ENDS
         ends = [tokens[:_ENDS], tokens[-_ENDS:]] if cut else [tokens]
