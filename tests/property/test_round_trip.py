@@ -264,7 +264,7 @@ def games(seeds: Iterable[int]) -> Counter[str]:
     for seed in seeds:
         try:
             happened += play(seed)
-        except Exception as error:
+        except (AssertionError, LookupError) as error:
             raise AssertionError(f"in game {seed}: {error!r}") from error
     return happened
 
