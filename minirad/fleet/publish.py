@@ -49,7 +49,8 @@ class Publisher:
 
     engine: None for one that comes later (`attach`). endpoint, replay: tcp://HOST:PORT to bind, HOST may be
     *; replay None: nobody can ask for what they missed. rank is added to both ports (but for port 0, which
-    takes any free one) and stands in each batch. buffer: how many batches are kept, of MOST_BYTES in all.
+    takes any free one) and stands in each batch; several ranks on one machine need a replay further off than
+    the next port. buffer: how many batches are kept, of MOST_BYTES in all.
 
     Attributes:
         endpoint, replay: as they are bound.
