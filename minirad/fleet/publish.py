@@ -36,6 +36,7 @@ ENDPOINT, REPLAY = "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558"
 MOST_BYTES = 64 << 20  # of the batches that are kept for the ROUTER
 MOST_TOGETHER = 1_000  # events of several calls in one batch
 MOST_BEHIND = 100_000  # events that wait to be sent; only beyond does the engine wait for our thread
+MOST_QUEUED = 1_000_000  # messages for one subscriber
 LOOK = 0.02  # seconds between two looks for a question
 LINGER = 500  # milliseconds that a closed socket has for its last messages
 END = (-1).to_bytes(8, "big", signed=True)
@@ -48,7 +49,8 @@ class Publisher:
 
     engine: None for one that comes later (`attach`). endpoint, replay: tcp://HOST:PORT to bind, HOST may be
     *; replay None: nobody can ask for what they missed. rank is added to both ports (but for port 0, which
-    takes any free one) and stands in each batch. buffer: how many batches are kept, of MOST_BYTES in all.
+    takes any free one) and stands in each batch; several ranks on one machine need a replay further off than
+    the next port. buffer: how many batches are kept, of MOST_BYTES in all.
 
     Attributes:
         endpoint, replay: as they are bound.
@@ -103,7 +105,7 @@ class Publisher:
 
         socket = self._context.socket(kind)
         socket.linger = LINGER
-        socket.sndhwm = self._keep + 1  # a whole answer, with its end
+        socket.sndhwm = min(self._keep + 1, MOST_QUEUED)  # a whole answer, with its end
         socket.ipv6 = "[" in endpoint
         if kind == zmq.ROUTER:
             socket.router_mandatory = 1  # an asker that is gone, or does not read, is told to us

@@ -264,7 +264,7 @@ def games(seeds: Iterable[int]) -> Counter[str]:
     for seed in seeds:
         try:
             happened += play(seed)
-        except Exception as error:
+        except (AssertionError, LookupError) as error:
             raise AssertionError(f"in game {seed}: {error!r}") from error
     return happened
 
@@ -313,7 +313,7 @@ def test_the_classroom_llama_runs_ahead_while_it_publishes() -> None:
     """Tokens, blocks and their order are those of the same run step by step."""
     prompts = [f"Question {n}: What is the capital of {name}?\nAnswer {n}:"
                for n, name in enumerate(("France", "Italy", "Spain", "France"), 1)]  # fmt: skip
-    params = [SamplingParams(max_new_tokens=n) for n in (6, 12, 9, 4)]
+    params = [SamplingParams(max_new_tokens=n) for n in (3, 8, 6, 3)]
     runs = []
     for ahead in (False, True):
         engine = CheckedEngine(EngineConfig(device="cpu", kv_tokens=256, page_size=4, max_running=4))
@@ -324,7 +324,7 @@ def test_the_classroom_llama_runs_ahead_while_it_publishes() -> None:
             for _ in range(2):
                 outputs = engine.generate(prompts, params)
                 told.append(([output.text for output in outputs], follower.held()))
-            assert engine.overlap is not None and (engine.overlap.steps > 5) == ahead
+            assert engine.overlap is not None and (engine.overlap.steps > 3) == ahead
             assert follower.held() == held_by(engine, engine.snapshot())
             runs.append((told, follower.told))
     assert runs[0] == runs[1] and "Paris" in runs[0][0][0][0][0]
@@ -368,4 +368,4 @@ def late_by_one(publisher: Publisher, cut: Any) -> None:
 def test_a_mutant_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(*MUTANTS[name])
     with pytest.raises(AssertionError, match="in game"):
-        games(range(GAMES))
+        games(range(20, 40) if "pairs" in name else range(GAMES))  # of the first 20 none has pairs

@@ -394,13 +394,13 @@ def test_the_page_publishes_one_engine_after_the_other() -> None:
     with Publisher(None, ANY, None) as publisher:
         session.begun = lambda run: publisher.attach(run.alone.engine)
         first = session.begin(session.settings, None)
-        for _ in range(12):
+        for _ in range(4):
             first.advance()
         assert publisher.flush()
         before = publisher.batches
         COMMANDS["restart"](session, {"page_size": 4})
         assert session.run_now is not first and session.run_now is not None
-        for _ in range(12):
+        for _ in range(4):
             session.run_now.advance()
         assert publisher.flush()
         batches = [decode(payload) for _, payload in publisher.kept]
