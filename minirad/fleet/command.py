@@ -135,7 +135,7 @@ class Rebuilt:
             self.troubles += 1
 
     def as_json(self) -> dict[str, Any]:
-        """As the command prints it; ambiguous are blocks that may be there, and those that were told twice."""
+        """As the command prints it; ambiguous: blocks that may be there, and those that were told twice."""
         counts = ("batches", "replayed", "gaps", "lost", "restarts", "unknown", "troubles")
         known = self.blocks.as_json()
         twice = {name: block for name, block in known["blocks"].items() if block.pop("ambiguous", False)}

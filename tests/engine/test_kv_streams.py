@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -159,9 +160,13 @@ def test_sglangs_own_tree(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as source:
         assert source.stdout is not None
         try:
-            follower = None if late else _follow(port, 1, seconds=9)
+            follower = None if late else _follow(port, 1, seconds=100)
             printed = json.loads(source.stdout.readline())  # all is sent now
-            (rebuilt,) = _finish(follower or _follow(port, 1, seconds=1))
+            if follower is None:
+                follower = _follow(port, 1, seconds=1)
+            else:
+                follower.send_signal(signal.SIGINT)
+            (rebuilt,) = _finish(follower)
         finally:
             source.kill()
     assert rebuilt["batches"] == printed["batches"] and rebuilt["gaps"] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,16 +37,16 @@ class Publisher:
     ) -> None:
         self.context = zmq.Context()
         self.pub, self.replay = self.context.socket(zmq.PUB), self.context.socket(zmq.ROUTER)
-        for socket in (self.pub, self.replay):
-            socket.setsockopt(zmq.LINGER, 0)
+        for each in (self.pub, self.replay):
+            each.setsockopt(zmq.LINGER, 0)
         if ports is None:
             self.ports = tuple(
-                socket.bind_to_random_port("tcp://127.0.0.1") for socket in (self.pub, self.replay)
+                each.bind_to_random_port("tcp://127.0.0.1") for each in (self.pub, self.replay)
             )
         else:
             self.ports = ports
-            for socket, port in zip((self.pub, self.replay), ports, strict=True):
-                socket.bind(f"tcp://127.0.0.1:{port}")
+            for each, port in zip((self.pub, self.replay), ports, strict=True):
+                each.bind(f"tcp://127.0.0.1:{port}")
         self.extra, self.epoch = [b"topic"] * with_topic, epoch
         self.buffer: list[tuple[int, bytes]] = []
         self.questions = 0
@@ -264,12 +265,31 @@ def test_it_ends_soon_and_says_what_the_listener_raised(publisher: Publisher, he
         follower.wait(5)
 
 
-def test_a_peer_that_is_no_publisher_is_told(heard: Heard) -> None:
-    with zmq.Context() as context, context.socket(zmq.REP) as other:
+def test_who_is_no_publisher_is_told_and_may_become_one(heard: Heard) -> None:
+    with zmq.Context() as context, context.socket(zmq.REP) as other, context.socket(zmq.PUB) as pub:
         port = other.bind_to_random_port("tcp://127.0.0.1")
         with Follower([f"tcp://127.0.0.1:{port}"], tell=heard):
             heard.until(lambda: heard.of(Trouble), "the sentence")
-    assert "is no publisher of events" in heard.of(Trouble)[0].text
+            other.close(linger=0)
+            heard.until(lambda: _bound(pub, port), "the port")
+            heard.until(lambda: heard.told[-1] == State(0, "live"), "the connection")
+    assert heard.of(Trouble)[0].text == f"what listens at tcp://127.0.0.1:{port} is no publisher of events"
+
+
+def _bound(socket: zmq.Socket[bytes], port: int) -> bool:
+    try:
+        socket.bind(f"tcp://127.0.0.1:{port}")
+    except zmq.ZMQError:
+        return False
+    return True
+
+
+def test_who_does_not_speak_zeromq_is_told(heard: Heard) -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        with Follower([f"tcp://127.0.0.1:{mute.getsockname()[1]}"], tell=heard):
+            heard.until(lambda: heard.of(Trouble), "the sentence")
 
 
 # ------------------------------------------------------------ endpoints
