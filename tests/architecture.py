@@ -177,7 +177,7 @@ ROOMS: dict[str, Room] = {
     ),
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
-        ("viz.*",),
+        ("viz.*", "minirad.bench.views"),
         (*_OUTSIDE, "fleet", "frontend", "labs", "draw", "grading"),
         torch=True,
     ),

@@ -46,7 +46,7 @@ from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State
 
 TOGETHER = 0.1  # seconds of which the batches are one frame
-MOST_NUMBERS = 4_000_000  # of a chapter; a number takes 8 to 40 bytes
+MOST_NUMBERS = 12_000_000  # of a chapter; a number takes 8 to 40 bytes
 LARGEST_FRAME = 2_000_000  # numbers in messages that are waited for to be one frame
 LARGEST_FILE = 64 << 20  # bytes
 MOST_FILES = 16
@@ -83,7 +83,7 @@ class FlightRecording(Recording):
             keyframe = state.snapshot()
             cost = len(state.nodes) + tokens + _NUMBERS_OF_A_NODE * len(changed)
             added += cost
-            self._since, self._due = 0, max(1000, cost // 4)
+            self._since, self._due = 0, max(1000, cost)
         self.numbers += added
         self.frames.append(Frame(len(self.frames), step, events, keyframe))
         self.ends.append(self.numbers)

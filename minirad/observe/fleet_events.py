@@ -80,14 +80,12 @@ def new_rank(rank: int, where: str = "") -> State:
 
 
 def rank_state(state: ReplayState, rank: int) -> State:
-    """A state's record of a rank, to be changed: states that were taken before keep theirs."""
-    ranks = list(state.tree["ranks"])
+    """A state's record of a rank, to be changed; a new one is made where nothing was told of it yet."""
+    ranks: list[State] = state.tree["ranks"]
     at = next((at for at, known in enumerate(ranks) if known["rank"] >= rank), len(ranks))
     if at == len(ranks) or ranks[at]["rank"] != rank:
         ranks.insert(at, new_rank(rank))
-    ranks[at] = found = {**ranks[at], "media": dict(ranks[at]["media"])}
-    state.tree["ranks"] = ranks
-    return found
+    return ranks[at]
 
 
 def count_blocks(record: State, media: str, blocks: int) -> None:
@@ -205,9 +203,7 @@ class NodeStored(_OfFleet, Event):
         return f"{_ranks(_holders(self.held))} stored {size}{media} as {name} {below}{space}"
 
     def apply(self, state: ReplayState) -> None:
-        spaces = state.tree["spaces"]
-        if self.namespace >= len(spaces) or spaces[self.namespace] != self.space:
-            state.tree["spaces"] = [*spaces[: self.namespace], self.space, *spaces[self.namespace + 1 :]]
+        state.tree["spaces"][self.namespace : self.namespace + 1] = [self.space]
         state.tree["tick"] = self.tick
         held = held_of(self.held)
         state.nodes[self.node] = {

@@ -100,13 +100,13 @@ def fly(flight: Flight, batches: int, step: Callable[[random.Random], float]) ->
 
 @pytest.fixture(scope="module")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """4,000 batches in small files and small chapters."""
+    """2,000 batches in small files and small chapters."""
     path = tmp_path_factory.mktemp("flight") / "run.jsonl"
     flight = Watched(
-        block_size=SIZE, path=path, most_bytes=120_000, most_files=5, most_numbers=40_000,
+        block_size=SIZE, path=path, most_bytes=60_000, most_files=5, most_numbers=20_000,
         notes={"title": "a day"},
     )  # fmt: skip
-    fly(flight, 4000, lambda rng: rng.choice((0.01, 0.05, 0.3, 1.0)))
+    fly(flight, 2000, lambda rng: rng.choice((0.01, 0.05, 0.3, 1.0)))
     return flight
 
 
@@ -114,7 +114,7 @@ def test_memory_is_bounded_and_chapters_go_on_with_the_same_states(day: Watched)
     assert len(day.chapters) > 3 and [each.chapter for each in day.chapters] == list(
         range(1, 1 + len(day.chapters))
     )
-    assert day.largest <= 41_000
+    assert day.largest <= 21_000
     for old, new in pairwise(day.chapters):
         old.check()
         starts = [at for at in range(len(old)) if old.state(at) == new.header["start"]]
@@ -138,7 +138,7 @@ def test_files_are_bounded_and_each_is_a_whole_recording(day: Watched) -> None:
     assert files[-1].name > files[0].name != "run.jsonl"
     read = [Recording.load(file) for file in files]
     for file, recording in zip(files, read, strict=True):
-        assert file.stat().st_size <= 120_000 and not recording.missing
+        assert file.stat().st_size <= 60_000 and not recording.missing
         recording.check()
         assert is_fleet(recording.header["start"]) and recording.header["notes"]["title"] == "a day"
     for old, new in pairwise(read):
@@ -173,9 +173,9 @@ def test_keyframes_are_rare_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fly(flight, 300, lambda rng: 0.2)
     (recording,) = map(Recording.load, flight.files)
     assert not any(frame.keyframe for frame in recording)
-    monkeypatch.setattr("minirad.fleet.flight.KEYFRAME_EVERY", 100_000)
+    monkeypatch.setattr("minirad.fleet.flight.KEYFRAME_EVERY", 40_000)
     flight = Flight(block_size=SIZE, path=tmp_path / "more.jsonl")
-    fly(flight, 2000, lambda rng: 0.2)
+    fly(flight, 700, lambda rng: 0.2)
     (recording,) = map(Recording.load, flight.files)
     kept = [frame.index for frame in recording if frame.keyframe is not None]
     assert 2 <= len(kept) <= 8 and not recording.missing
@@ -254,13 +254,12 @@ def test_gaps_that_follow_each_other_are_one_and_troubles_of_a_frame_are_few() -
     flight.take(State(0, "live"), 0.0)
     for number in range(50):
         flight.take(Gap(1, number, number, "garbage"), 0.01)
-        flight.take(Trouble(0, "nothing can be read") if number > 30 else Gap(1, 0, 0, ""), 0.01)
-    flight.take(Gap(1, 50, 50, "garbage"), 0.01)
-    flight.take(Gap(1, 51, 59, "garbage"), 0.01)
+        flight.take(Trouble(0, f"nothing can be read in {number}"), 0.01)
+    flight.take(Gap(1, 50, 59, "garbage"), 0.01)
     flight.close(1.0)
     events = flight.recording.frames[-1].events
     assert sum(isinstance(event, TroubleSeen) for event in events) == 3
-    assert GapSeen(1, 50, 59, "garbage") in events or GapSeen(1, 49, 59, "garbage") in events
+    assert [e.last - e.first + 1 for e in events if isinstance(e, GapSeen)] == [1, 1, 1, 57]
     flight.recording.check()
 
 
