@@ -252,7 +252,7 @@ def _replay(path: str, tokenizer: str | None = None) -> Replay:
 def _follow(options: argparse.Namespace) -> int:
     """The page, or the export, of another server's stream."""
     for path in options.export:
-        command.may_be_written("--export", path, (".html", ".htm"))
+        command.may_be_written("--export", path, (".html", ".gif", ".htm"))
     if options.record is not None:
         command.may_be_written("--record", options.record, (".jsonl",), keep=True)
     Gate(options.host, tuple(options.allow_host))

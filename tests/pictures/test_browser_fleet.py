@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from browsers import at, browser, cards_lie_apart, leaving, tab, until
+from browsers import browser, cards_lie_apart, leaving, tab, until
 
 from minirad.fleet import wire
 from minirad.fleet.endpoints import ServerInfo
