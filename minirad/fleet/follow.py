@@ -22,7 +22,7 @@ from minirad.errors import said
 from minirad.fleet.endpoints import MOST_RANKS, check_endpoint
 from minirad.fleet.endpoints import rank_endpoints as rank_endpoints
 from minirad.fleet.endpoints import server_info as server_info
-from minirad.fleet.order import SILENCE, Order
+from minirad.fleet.order import PATIENCE, SILENCE, Order
 from minirad.fleet.wire import Batch, Decoder, WireError
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ class _Rank:
         self._sub = self._socket(zmq.SUB, endpoint)
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._stranger = False  # who listens there has not yet shown that it speaks ZeroMQ
+        self._missed_at = self._live_at + PATIENCE
         self._connect_at = float("inf")  # anew: ZeroMQ itself does not go back to a stranger
         self._monitor = self._sub.get_monitor_socket(
             zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -261,6 +262,9 @@ class _Rank:
             self._put_question()
         if now >= self._connect_at:
             self._connect_anew()
+        if now >= self._missed_at and not self.order.up:
+            self._missed_at = float("inf")
+            self.trouble(f"nothing has answered at {self.endpoint} so far")
         self.tell_state(now)
 
     def _receive(self, socket: zmq.Socket[bytes]) -> list[list[bytes]]:
@@ -285,6 +289,7 @@ class _Rank:
                 self._stranger = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._stranger, self._was_up, self._live_at = False, True, now
+                self._missed_at = float("inf")
                 self.order.connected(now)
             elif self._stranger:
                 self._stranger, self._connect_at = False, now + 1

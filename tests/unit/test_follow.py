@@ -276,6 +276,13 @@ def test_who_is_no_publisher_is_told_and_may_become_one(heard: Heard) -> None:
     assert heard.of(Trouble)[0].text == f"what listens at tcp://127.0.0.1:{port} is no publisher of events"
 
 
+def test_an_endpoint_where_nobody_is(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "PATIENCE", 0.2)
+    with Follower(["tcp://127.0.0.1:9"], tell=heard):
+        heard.until(lambda: heard.of(Trouble), "the sentence")
+    assert heard.of(Trouble)[0].text == "nothing has answered at tcp://127.0.0.1:9 so far"
+
+
 def _bound(socket: zmq.Socket[bytes], port: int) -> bool:
     try:
         socket.bind(f"tcp://127.0.0.1:{port}")
