@@ -113,9 +113,9 @@ ROOMS: dict[str, Room] = {
         (*_BASE, "cache", "schedule"),
     ),
     "fleet": Room(
-        "production servers' streams of KV events: read, rebuilt as a tree, recorded, published",
+        "the cache of a foreign server, from the KV events that it publishes",
         ("minirad.fleet", "minirad.fleet.*"),
-        (*_BASE, "cache", "observe"),
+        ("words", "policies", "events", "observe"),
     ),
     "machine": Room(
         "what computes on this machine: the plain runner, the device, the pool's size",
@@ -154,7 +154,7 @@ ROOMS: dict[str, Room] = {
     ),
     "bench": Room(
         "measurements",
-        ("minirad.bench", "minirad.bench.*"),
+        ("minirad.bench", "minirad.bench.[!v]*"),  # not views.py, which measures pages
         (*_OUTSIDE, "kv", "attention", "parts", "machine", "frontend", "labs", "tiers", "fast"),
         torch=True,
     ),
@@ -167,7 +167,7 @@ ROOMS: dict[str, Room] = {
         "a recording becomes a view, and the view pictures",
         ("viz", "viz.view", "viz.view.*", "viz.draw", "viz.draw.*", "viz.kv", "viz.page",
          "viz.trace", "viz.tree", "viz.words"),
-        ("words", "events", "model", "observe"),
+        ("words", "events", "model", "observe", "fleet"),
     ),
     "grading": Room(
         "the course: lessons, and how they are graded",
@@ -177,8 +177,8 @@ ROOMS: dict[str, Room] = {
     ),
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
-        ("viz.*",),
-        (*_OUTSIDE, "frontend", "labs", "draw", "grading"),
+        ("viz.*", "minirad.bench.views"),
+        (*_OUTSIDE, "fleet", "frontend", "labs", "draw", "grading"),
         torch=True,
     ),
 }  # fmt: skip

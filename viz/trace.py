@@ -37,14 +37,14 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from minirad.observe.event import EVENT_TYPES, MARKS_OF_TIME, STATUSES, Event, ReplayState
+from minirad.observe.event import EVENT_TYPES, MARKS_OF_TIME, STATUSES, Event, Nodes, ReplayState
 from minirad.observe.events import VICTIMS, listed
 from minirad.observe.recording import Recording
-from minirad.observe.replay import Frame
+from minirad.observe.replay import Frame, apply_frame
 from minirad.observe.snapshot import (
     TIERS,
     State,
@@ -60,6 +60,7 @@ from minirad.observe.snapshot import (
     tier_of,
     units,
 )
+from viz.view.columns import RESTS, Columns, Table, changes, table_of
 from viz.words import (
     Decode,
     decoder_for,
@@ -81,6 +82,7 @@ __all__ = [
 ]  # fmt: skip
 
 GRANULARITIES = ("event", "step", "scene")
+Made = TypeVar("Made")
 # What a node is called when several things happened to it in one scene.
 _RANK = {name: rank for rank, name in enumerate(
     ("cached", "host", "hole", "unseen", "stale", "locked", "grown", "split", "hit", "stored", "removed",
@@ -95,7 +97,10 @@ MARKS: dict[type[Event], str] = {kind: kind.mark for kind in EVENT_TYPES if kind
 # How much the views that are kept may hold together, in numbers (tokens, slots, fields of nodes). A number
 # takes some 8 bytes, so these are tens of megabytes, however large the tree.
 KEPT_NUMBERS = 4_000_000
-_NUMBERS_OF_A_NODE = 64  # what a node takes beside its tokens and slots
+_NUMBERS_OF_A_NODE = 64  # what a node that no other view shares takes beside its tokens and slots
+_NUMBERS_OF_A_PLACE = 32  # what a node takes in the lists of each view
+# Going back, about so many events are replayed: a longer replay leaves states behind, so many of them.
+_LANDMARK_EVENTS, _LANDMARKS = 2000, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +127,29 @@ class View:
     also: dict[int, frozenset[str]]
     ghosts: dict[int, State]
     focus: frozenset[int]
+    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def nodes(self) -> dict[int, State]:
         """Nodes in the tree by id, ghosts left out."""
-        return {node["id"]: node for node in self.state["tree"]["nodes"]}
+        return self.once("nodes", lambda: {node["id"]: node for node in self.state["tree"]["nodes"]})
+
+    @property
+    def table(self) -> Table:
+        """Numbers of these nodes as arrays."""
+        return self.once("table", lambda: table_of(self.nodes))
+
+    @property
+    def marked(self) -> list[int]:
+        """The nodes that do not look as at rest, ghosts included."""
+        return self.once("marked", lambda: [n for n, status in self.status.items() if status != "cached"])
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What is worked out from the view once and kept with it, by its name."""
+        if name not in self._made:
+            self._made[name] = make()
+        made: Made = self._made[name]
+        return made
 
 
 class Trace:
@@ -148,6 +171,9 @@ class Trace:
         self._bumps: list[tuple[int, tuple[int, ...]]] = []  # events before it, dead namespaces from then on
         self._walk: _Walk | None = None
         self._views = _KeptViews(kept)
+        self._columns = Columns()
+        self._tabled: tuple[ReplayState | None, dict[int, State]] = None, {}  # which nodes stand in them
+        self._landmarks: OrderedDict[int, tuple[State, dict[int, State]]] = OrderedDict()  # after frames
 
     @property
     def numbers_kept(self) -> int:
@@ -308,12 +334,25 @@ class Trace:
         so_far = tuple(e for f in range(first, frame + 1) for e in self.frame_events(f))[: end - begin]
         events = so_far[-1:] if granularity == "event" else so_far
         stale = frozenset(number for at, new in self._bumps if at < end for number in new)
-        status, also = walk.statuses(stale)
+        changed = walk.state.nodes.changed()
+        nodes = walk.state.nodes.keep_all()
+        table = self._table(walk, nodes, changed)
+        status, also, marked = walk.statuses(nodes, table, stale)
+        own = sum(_numbers_of(nodes[number]) for number in changed if number in nodes)
         return View(
             granularity, index, frame, int(walk.state.rest.get("step", 0)),
-            self._title(granularity, index, frame), events, so_far, walk.state.snapshot(), status,
+            self._title(granularity, index, frame), events, so_far, walk.state.snapshot(nodes), status,
             also, dict(walk.ghosts), frozenset(n for e in events for n in e.touches()),
+            {"own": own, "nodes": nodes, "table": table, "marked": marked},
         )  # fmt: skip
+
+    def _table(self, walk: _Walk, nodes: dict[int, State], changed: Iterable[int]) -> Table:
+        """The nodes as arrays. After a jump most are those of the view before, the very same objects."""
+        (state, before), columns = self._tabled, self._columns
+        self._tabled, self._columns = (None, {}), Columns()  # should it fail, all is read anew
+        columns.update(nodes, changed if state is walk.state else changes(before, nodes))
+        self._tabled, self._columns = (walk.state, nodes), columns
+        return columns.table()
 
     def _title(self, granularity: str, index: int, frame: int) -> str:
         if frame < 0:
@@ -334,7 +373,7 @@ class Trace:
         walk = self._walk
         if walk is None or not (walk.at == begin or (walk.begin == begin and walk.at <= end)):
             keyframed = first < len(self.recording.frames) and self.recording.frames[0].keyframe is not None
-            walk = _Walk(self.recording.replay_to(first - 1), begin, keyframed)
+            walk = _Walk(self._state_after(first - 1), begin, keyframed)
         elif walk.begin != begin:
             walk.begin_anew()
         self._walk = None  # should the walk fail half-way, it is not used again
@@ -346,6 +385,24 @@ class Trace:
             frame += 1
         self._walk = walk
         return walk
+
+    def _state_after(self, frame: int) -> ReplayState:
+        """A fresh state after a frame, from the nearest keyframe or landmark; a long way leaves landmarks."""
+        frames, at = self.recording.frames, frame
+        while at >= 0 and frames[at].keyframe is None and at not in self._landmarks:
+            at -= 1
+        mark = self._landmarks.get(at)
+        replay = self.recording.replay_to(at) if mark is None else ReplayState(*mark)
+        walked = 0
+        for index in range(at + 1, frame + 1):
+            replay = apply_frame(replay, frames[index])
+            walked += len(frames[index].events)
+            if walked >= _LANDMARK_EVENTS and len(frames[index].events) < _LANDMARK_EVENTS:
+                nodes = replay.nodes.keep_all()
+                self._landmarks[index], walked = (replay.snapshot(nodes), nodes), 0
+                while len(self._landmarks) > _LANDMARKS:
+                    self._landmarks.popitem(last=False)
+        return replay
 
 
 class _KeptViews:
@@ -375,10 +432,15 @@ class _KeptViews:
 
 
 def _numbers(view: View) -> int:
-    """About how many numbers a view holds that no other view shares."""
-    nodes = [*view.state["tree"]["nodes"], *view.ghosts.values(), *view.state["requests"].values()]
-    lists = sum(len(node.get(name, ())) for node in nodes for name in ("tokens", "slots", "host"))
-    return lists + _NUMBERS_OF_A_NODE * (len(nodes) + 1) + len(view.events) + len(view.so_far)
+    """About how many numbers a view holds that no view before it shares."""
+    own = view.once("own", lambda: 0) + sum(map(_numbers_of, view.state["requests"].values()))
+    places = _NUMBERS_OF_A_PLACE * (len(view.state["tree"]["nodes"]) + len(view.ghosts))
+    return own + places + _NUMBERS_OF_A_NODE + len(view.events) + len(view.so_far)
+
+
+def _numbers_of(node: State) -> int:
+    lists = len(node.get("tokens", ())) + len(node["slots"]) + len(node.get("host", ()))
+    return _NUMBERS_OF_A_NODE + lists
 
 
 @dataclass(slots=True)
@@ -412,7 +474,7 @@ class _Walk:
         if self.stumbled == frame.index:  # how it ended is known: the rest must not happen twice
             self.at += stop - start
             return
-        known = dict(self.state.nodes) if self.keyframed else {}
+        known = dict.copy(self.state.nodes) if self.keyframed else {}
         try:
             for event in frame.events[start:stop]:
                 self._note(event, self.state.nodes)
@@ -444,29 +506,40 @@ class _Walk:
             elif event.status == "new":
                 self.ghosts.pop(number, None)
             elif event.status == "evicted" and number in nodes and number not in self.ghosts:
-                self.ghosts[number] = _copy(nodes[number])
+                self.ghosts[number] = nodes.keep(number) if isinstance(nodes, Nodes) else nodes[number]
             words.add(event.status)
         if parts := event.split_off():
             upper, lower = parts
             self.happened.setdefault(upper, set()).update(self.happened.get(lower, set()) & _INHERITED)
 
     def statuses(
-        self, stale: frozenset[int] = frozenset()
-    ) -> tuple[dict[int, str], dict[int, frozenset[str]]]:
-        """stale: numbers of the namespaces whose nodes are of older weights."""
-        status: dict[int, str] = {}
+        self, nodes: Mapping[int, State], table: Table, stale: frozenset[int]
+    ) -> tuple[dict[int, str], dict[int, frozenset[str]], list[int]]:
+        """Status, the lesser things, and those that do not look as at rest. nodes, table: those in the tree. stale: namespaces whose nodes are of older weights.
+
+        Nearly all nodes are "cached", and only the others are looked at.
+        """
+        ghosts = self.ghosts
+        status = dict.fromkeys([*nodes, *ghosts], "cached")
+        for place in table.rest.nonzero()[0].tolist():
+            status[int(table.id[place])] = RESTS[table.rest[place]]
+        status.update((number, rest_of(node)) for number, node in ghosts.items())
+        words = {number: set(said) for number, said in self.happened.items() if said and number in status}
+        for number in table.id[table.lock_ref > 0].tolist():
+            if number not in ghosts:
+                words.setdefault(number, set()).add("locked")
+        for number in _of_spaces({**nodes, **ghosts}, stale) if stale else ():
+            words.setdefault(number, set()).add("stale")
         also: dict[int, frozenset[str]] = {}
-        for number, node in [*self.state.nodes.items(), *self.ghosts.items()]:
-            words = set(self.happened.get(number, ()))
-            if node["lock_ref"] and number not in self.ghosts:
-                words.add("locked")
-            if node["namespace"] in stale:
-                words.add("stale")
-            best = max(words, key=_RANK.__getitem__, default=rest_of(node))
-            status[number] = best
-            if len(words) > 1:
-                also[number] = frozenset(words - {best})
-        return status, also
+        for number, said in words.items():
+            best = status[number] = max(said, key=_RANK.__getitem__)
+            if len(said) > 1:
+                also[number] = frozenset(said - {best})
+        return status, also, list(words)
+
+
+def _of_spaces(nodes: Mapping[int, State], namespaces: frozenset[int]) -> list[int]:
+    return [number for number, node in nodes.items() if node["namespace"] in namespaces]
 
 
 def nodes_of(event: Event) -> tuple[int, ...]:
@@ -477,10 +550,6 @@ def nodes_of(event: Event) -> tuple[int, ...]:
 def requests_of(event: Event) -> tuple[str, ...]:
     """The requests that an event names."""
     return event.about()
-
-
-def _copy(node: State) -> State:
-    return {name: list(value) if isinstance(value, list) else value for name, value in node.items()}
 
 
 def _check_granularity(granularity: str) -> None:

@@ -10,8 +10,8 @@ before the last one's tokens are read:
 Who turns out to have stopped at N was computed once too often: the result is not looked at, and the slot
 is given back. What a request says, and what is left in tree and pool, is the same as step by step.
 
-Only `generate` and `stream` do this, only while no handler listens (a recording shows whole steps), and only
-for batches without anything that the host decides between two tokens: masks, stop texts. (What is drawn
+Only `generate` and `stream` do this, only while no handler needs whole steps (a recording shows them), and
+only for batches without anything that the host decides between two tokens: masks, stop texts. (What is drawn
 by chance is drawn on the device, from the same numbers.) Every other call first has what is in flight read
 (`drain`).
 """
@@ -77,7 +77,7 @@ class Overlap:
         """Nothing but decoding is due, and nothing in it needs the host between two tokens."""
         engine, scheduler = self._engine, self._engine.scheduler
         graphs = self._runner.graphs
-        if graphs is None or not engine.bus.quiet or not scheduler.decodes_only:
+        if graphs is None or engine.bus.whole_steps or not scheduler.decodes_only:
             return False
         if self.in_flight is not None:  # its requests were looked at when it was launched
             return True

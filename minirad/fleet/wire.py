@@ -2,8 +2,8 @@
 
 A message's payload is msgpack: a batch, `[time, events, rank]` or a map with these names. An event is a map
 with a `type`, or an array that begins with it and has the fields in _STORED's order (vLLM up to 0.23, older
-SGLang). `Decoder` reads what it knows of them, one rank's: unknown fields and events are counted, a malformed event is
-left out with one sentence, and only a payload that is no batch at all is a WireError.
+SGLang). `Decoder` reads what it knows of them, one rank's: unknown fields and events are counted, a malformed
+event is left out with one sentence, and only a payload that is no batch at all is a WireError.
 
 Nothing that was sent is believed: a size is one that the tokens beside it have, and texts are bounded.
 """
@@ -265,9 +265,9 @@ class Decoder:
                 self._drawn = index
         if index is None:
             return False
-        if index in self._groups:
-            return index != self._drawn
-        return type(index) is int and index != (self._drawn or 0)
+        if self._drawn is not None:
+            return bool(index != self._drawn)
+        return not self._groups.get(index, index == 0)
 
 
 def _time(ts: Any) -> float | None:

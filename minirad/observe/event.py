@@ -23,8 +23,7 @@ fields called node, nodes, path, request, slots are checked by these names in a 
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from minirad.observe.snapshot import State
@@ -216,34 +215,134 @@ def expect(holds: bool, message: str) -> None:
         raise ValueError(message)
 
 
+class Nodes(dict[int, State]):
+    """A state's nodes by number, which it shares with snapshots: one is copied before it is first changed.
+
+    `nodes[number]` (also `get`, `pop`, `values`, `items`) may be changed in place; what is put in belongs to
+    it. To look at nodes without a copy: `look(number)`, `all_to_look_at()`.
+    """
+
+    __slots__ = ("_gone", "_last", "_own", "_rising")
+
+    def __init__(self, nodes: Mapping[int, State]) -> None:
+        super().__init__(nodes)
+        self._own: set[int] = set()  # those that no snapshot has
+        self._gone: set[int] = set()  # taken out since the last snapshot
+        numbers = list(self)
+        rising = sorted(numbers)
+        self._rising = numbers == rising  # they stand in the order of their numbers, up to the last one
+        self._last = rising[-1] if rising else 0
+
+    def __getitem__(self, number: int) -> State:
+        node = super().__getitem__(number)
+        if number in self._own:
+            return node
+        self._own.add(number)
+        node = _copied(node)
+        super().__setitem__(number, node)
+        return node
+
+    def __setitem__(self, number: int, node: State) -> None:
+        self._own.add(number)
+        self._rising, self._last = self._rising and number > self._last, max(number, self._last)
+        super().__setitem__(number, node)
+
+    def __delitem__(self, number: int) -> None:
+        super().__delitem__(number)
+        self._own.discard(number)
+        self._gone.add(number)
+
+    def get(self, number: int, default: Any = None) -> Any:
+        return self[number] if number in self else default  # noqa: SIM401  (this is it)
+
+    def pop(self, number: int, *default: Any) -> Any:
+        if default and number not in self:
+            return default[0]
+        node = self[number]
+        del self[number]
+        return node
+
+    def clear(self) -> None:
+        self._gone.update(self)
+        self._own.clear()
+        super().clear()
+
+    def values(self) -> Any:
+        self._own_all()
+        return super().values()
+
+    def items(self) -> Any:
+        self._own_all()
+        return super().items()
+
+    def _own_all(self) -> None:
+        for number in self:
+            self[number]
+
+    def look(self, number: int) -> State:
+        """A node as it is, not to be changed; a later event may do so."""
+        return super().__getitem__(number)
+
+    def all_to_look_at(self) -> Iterable[State]:
+        """All nodes as they are, not to be changed."""
+        return super().values()
+
+    def keep(self, number: int) -> State:
+        """A node as it is now, for ever: who changes it from now on changes a copy."""
+        self._own.discard(number)
+        return super().__getitem__(number)
+
+    def keep_all(self) -> dict[int, State]:
+        """The same of all, by number in increasing order."""
+        self._own.clear()
+        self._gone.clear()
+        if not self._rising:
+            nodes = dict.copy(self)
+            super().clear()
+            super().update({number: nodes[number] for number in sorted(nodes)})
+            self._rising, self._last = True, max(nodes, default=0)
+        return dict.copy(self)
+
+    def changed(self) -> set[int]:
+        """The numbers of those that are not as in the last snapshot: put in, taken out or changed since."""
+        return self._own | self._gone
+
+
 class ReplayState:
     """An engine's state, moved on by events. Starts from a snapshot, which it does not change.
 
-    No engine runs: a simulation's Replay (minirad.simulate) is another thing.
+    No engine runs: a simulation's Replay (minirad.simulate) is another thing. Snapshots share the nodes that
+    are equal in them, so one costs little more than a reference per node.
 
     nodes, requests: by number and by name, in the shape of `Engine.snapshot()`; waiting: the queue.
     tree: what a snapshot says of the whole tree; rest: what it says beside (step, kv_tokens, free).
     """
 
-    def __init__(self, snapshot: State) -> None:
-        copy: State = json.loads(json.dumps(snapshot))
-        self.nodes: dict[int, State] = {node["id"]: node for node in copy["tree"].pop("nodes")}
-        self.tree: State = copy.pop("tree")
-        self.requests: dict[str, State] = copy.pop("requests")
-        self.waiting: list[str] = copy.pop("waiting")
-        self.rest: State = copy
+    def __init__(self, snapshot: State, nodes: Mapping[int, State] | None = None) -> None:
+        """nodes: the snapshot's by number, if at hand."""
+        rest = dict(snapshot)
+        tree = dict(rest.pop("tree"))
+        listed = tree.pop("nodes")
+        self.nodes = Nodes({node["id"]: node for node in listed} if nodes is None else nodes)
+        self.tree: State = _deep(tree)
+        self.requests: dict[str, State] = {n: _copied(each) for n, each in rest.pop("requests").items()}
+        self.waiting: list[str] = list(rest.pop("waiting"))
+        self.rest: State = _deep(rest)
 
     def apply(self, event: Event) -> None:
         """Moves the state on by one event."""
         event.apply(self)
 
-    def snapshot(self) -> State:
-        """The present state, in the shape of `Engine.snapshot()`; later events do not change it."""
-        nodes = [_copied(self.nodes[number]) for number in sorted(self.nodes)]
+    def snapshot(self, nodes: Mapping[int, State] | None = None) -> State:
+        """The present state, in the shape of `Engine.snapshot()`; later events do not change it.
+
+        Do not change it either: other snapshots share its nodes. nodes: `self.nodes.keep_all()`, if at hand.
+        """
+        nodes = self.nodes.keep_all() if nodes is None else nodes
         requests = sorted(self.requests.items(), key=lambda item: request_order(item[0]))
         return {
-            **self.rest,
-            "tree": {**self.tree, "nodes": nodes},
+            **_deep(self.rest),
+            "tree": {**_deep(self.tree), "nodes": list(nodes.values())},
             "waiting": list(self.waiting),
             "requests": {name: _copied(request) for name, request in requests},
         }
@@ -264,8 +363,8 @@ class ReplayState:
         """All slots from the root to the end of a node."""
         parts: list[list[int]] = []
         while node:
-            parts.append(self.nodes[node]["slots"])
-            node = self.nodes[node]["parent"]
+            parts.append(self.nodes.look(node)["slots"])
+            node = self.nodes.look(node)["parent"]
             if len(parts) > len(self.nodes):
                 raise ValueError(f"node {node} is its own ancestor")
         return [slot for part in reversed(parts) for slot in part]
@@ -290,7 +389,17 @@ class ReplayState:
 
 
 def _copied(record: State) -> State:
-    return {name: list(v) if isinstance(v, list) else v for name, v in record.items()}
+    """A record of its own: lists and dictionaries in it (of plain values) are copied, too."""
+    return {
+        name: list(v) if isinstance(v, list | tuple) else dict(v) if isinstance(v, dict) else v
+        for name, v in record.items()
+    }
+
+
+def _deep(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _deep(each) for name, each in value.items()}
+    return [_deep(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def request_order(name: str) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from minirad.observe.events import listed, node_name
 from minirad.observe.snapshot import State
 
 MOST_RANKS = 4096
-MOST_UNITS = 1 << 26  # positions of a node
+MOST_UNITS = 1 << 41  # positions of a node: where tokens are not told, no picture has a place for each
 MOST_SPACES = 1 << 20
 LONGEST_TEXT = 2000  # characters of what a rank, a namespace or a trouble is called
 RANK_STATES = ("connecting", "replaying", "live", "silent", "lost")
@@ -263,10 +263,10 @@ class NodeExtended(_OfFleet, Event):
     def apply(self, state: ReplayState) -> None:
         state.tree["tick"] = self.tick
         node = state.nodes[self.node]
-        node.update(
-            tokens=node["tokens"] + list(self.tokens), units=node["units"] + self.units,
-            blocks=node["blocks"] + self.blocks, last_access=self.tick,
-        )  # fmt: skip
+        node["tokens"] += self.tokens  # a list of its own, see event.Nodes
+        node["units"] += self.units
+        node["blocks"] += self.blocks
+        node["last_access"] = self.tick
         _count(state, node["held"], self.blocks)
 
     def check(self, state: ReplayState) -> None:
@@ -534,10 +534,9 @@ class NodeMoved(_OfFleet, Event):
         at = self.parent
         for _ in range(len(state.nodes) + 1):
             expect(at != self.node, f"node {self.node} would be its own ancestor")
-            above = state.nodes.get(at)
-            if above is None:
+            if at not in state.nodes:
                 break
-            at = above["parent"]
+            at = state.nodes.look(at)["parent"]
 
     @classmethod
     def together(cls, events: Sequence[NodeMoved]) -> tuple[str, str]:
@@ -699,7 +698,8 @@ class BatchesTaken(_OfFleet, Event):
     step: batches so far, of all ranks. Of each of `ranks`, those of which batches came: the last sequence
     number, how many batches, how many of them were asked for again, and events and fields that are not known.
     stored, removed: blocks as the ranks told them. ignored: told twice, removed unknown, of other cache
-    groups. seconds: from the first batch of the frame to its end.
+    groups. seconds: from the first batch of the frame to its end. at: when, in seconds since 1970, as the
+    sender of the last batch says; 0.0 where that is no time.
     """
 
     step: int
@@ -712,6 +712,7 @@ class BatchesTaken(_OfFleet, Event):
     removed: int
     ignored: int
     seconds: float
+    at: float = 0.0
 
     word, headline, ends_frame = Word("batches", small=True), Headline(10), True
 
@@ -758,7 +759,7 @@ class BatchesTaken(_OfFleet, Event):
         small = (self.stored, self.removed, self.ignored, *self.batches, *self.replayed, *self.unknown)
         expect(all(0 <= number < 1 << 40 for number in small), "BatchesTaken: a number is too large")
         expect(self.step == state.rest["step"] + sum(self.batches), f"step {self.step} does not follow")
-        expect(self.seconds >= 0, "BatchesTaken: it took less than no time")
+        expect(self.seconds >= 0 and self.at >= 0, "BatchesTaken: it took less than no time")
 
     @classmethod
     def together(cls, events: Sequence[BatchesTaken]) -> tuple[str, str]:

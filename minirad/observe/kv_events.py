@@ -37,14 +37,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minirad.cache.node import Namespace
+from minirad.cache.node import Namespace, Node
 from minirad.cache.radix_cache import RadixCache
 from minirad.errors import said
 from minirad.observe.event import CPU as CPU  # the media of these events
 from minirad.observe.event import EVENT_TYPES, Event, Ints
 from minirad.observe.event import GPU as GPU
 
-HASH_BYTES = 8
+HASH_BYTES, TOKEN_BYTES = 8, 4
 
 BlockHash = Callable[[bytes, bytes], int]  # (hash of the block before or the namespace's seed, tokens)
 
@@ -174,26 +174,39 @@ class _Blocks:
 
 
 class KVEventStream:
-    """Calls `publish` with the KV events of a tree, as its own events come.
+    """Calls `publish` with the KV events of a tree, as its own events come; first with what is there already.
 
-    cache: a RadixCache (or HiRadixCache) that is empty still. hash_block: for tests; block_hash.
-    `close` ends it. A tree without a stream pays nothing.
-
-    Raises ValueError if there are nodes in the tree.
+    cache: a RadixCache (or HiRadixCache), between two calls that change it. hash_block: for tests;
+    block_hash. `close` ends it. A tree without a stream pays nothing; the engine of one with a stream may
+    run ahead.
     """
 
     def __init__(
         self, cache: RadixCache, publish: Callable[[KVEvent], Any], hash_block: BlockHash = block_hash
     ) -> None:
-        nodes = sum(1 for _ in cache.walk()) - 1
-        if nodes:  # in whatever tier
-            raise ValueError(f"the tree has {nodes} nodes already: a stream begins with it empty")
         self._cache, self._publish, self._hash = cache, publish, hash_block
         self._nodes: dict[int, _Blocks] = {}
         self._spaces: dict[tuple[int, bool], _Space] = {}
         # Only what says something here: locks and hits are not even built for this.
         telling = [kind for kind in EVENT_TYPES if kind.to_blocks is not Event.to_blocks]
-        self._ends = [cache.bus.subscribe(kind, self._take) for kind in telling]
+        self._ends = [cache.bus.subscribe(kind, self._take, whole_steps=False) for kind in telling]
+        for node in cache.walk():
+            if node.parent is not None:
+                self._begin_with(node)
+
+    def _begin_with(self, node: Node) -> None:
+        """Tells a node that was there before the stream, in each tier that holds it."""
+        is_bigram = bool(node.namespace[1])
+        # A node of old weights is known, so that its split or end can follow, and never told.
+        number = self._cache.namespace_number(node.namespace[:2])
+        blocks = _Blocks(_parent(node), self._space(number, is_bigram), [], [], node.outdated)
+        self._nodes[node.id] = blocks
+        tokens = tuple(np.frombuffer(node.edge, dtype=np.int32).tolist())
+        self._append(blocks, tokens, node.units)
+        if node.packed:
+            self._stored(blocks, GPU)
+        if getattr(node, "backed_up", False):  # a copy that is under way is told when it has ended
+            self._stored(blocks, CPU)
 
     def _take(self, event: Event) -> None:
         event.to_blocks(self)
@@ -214,7 +227,10 @@ class KVEventStream:
 
     def grow(self, node: int, tokens: Ints, units: int) -> None:
         """A node was made longer."""
-        self._append(self._nodes[node], tokens, units)
+        blocks = self._nodes[node]
+        at = len(blocks.hashes)
+        self._append(blocks, tokens, units)
+        self._stored(blocks, GPU, at)
 
     def split(self, upper: int, lower: int, at: int) -> None:
         """The first `at` tokens of `lower` are `upper` from now on."""
@@ -249,15 +265,14 @@ class KVEventStream:
 
     def _append(self, node: _Blocks, tokens: tuple[int, ...], units: int) -> None:
         size = len(tokens) // units * self._cache.page_size
-        blocks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-        at, before = len(node.hashes), self._before(node, len(node.hashes))
+        before = self._before(node, len(node.hashes))
         seed = _bytes(before) if before is not None else node.space.seed
-        for block in blocks:
-            name = self._hash(seed, np.array(block, dtype="<i4").tobytes())
+        data = np.array(tokens, dtype="<i4").tobytes()  # at once: an array a block costs more than its hash
+        for at in range(0, len(tokens), size):
+            name = self._hash(seed, data[TOKEN_BYTES * at : TOKEN_BYTES * (at + size)])
             node.hashes.append(name)
-            node.tokens.append(block)
+            node.tokens.append(tokens[at : at + size])
             seed = _bytes(name)
-        self._stored(node, GPU, at)
 
     def _before(self, node: _Blocks, at: int) -> int | None:
         """The hash of the block before a node's `at`-th one."""
@@ -359,6 +374,12 @@ def rebuild(events: Iterable[KVEvent]) -> BlockTable:
     for event in events:
         table.take(event)
     return table
+
+
+def _parent(node: Node) -> int | None:
+    """The number of the node above; None for the root."""
+    assert node.parent is not None
+    return node.parent.id or None
 
 
 def _bytes(name: int) -> bytes:

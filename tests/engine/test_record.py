@@ -359,7 +359,7 @@ def test_a_line_that_is_too_long_is_refused_at_once(
     run.save(path)
     first, second, rest = path.read_bytes().split(b"\n", 2)
     for line, told in (
-        (b" " * (recording_file.LONGEST_LINE + 5), "longer than 32 MiB"),
+        (b" " * (recording_file.LONGEST_LINE + 5), "longer than 64 MiB"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"frame":1,"step":1,"events":[' + b"[]," * 2_100_000 + b"[]]}", "at most 2000000 are read"),
         (b'{"frame":1,"step":NaN,"events":[]}', "NaN is no number"),

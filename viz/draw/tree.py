@@ -22,13 +22,14 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from minirad.observe.snapshot import State
 from viz.draw.dot import run_dot
-from viz.trace import Decode, View, has_tiers, text_tokens, tier_of, units
+from viz.draw.fold import CARDS, LARGE, Heaviest
+from viz.trace import Decode, View, has_tiers, is_fleet, text_tokens, tier_of, units
 from viz.view.text import pretty, visible
 
 # Layout needs fonts whose widths Graphviz knows; the SVG then asks for what readers' systems have,
@@ -127,6 +128,7 @@ class Plan:
 
     nodes: tuple[State, ...]
     folds: tuple[tuple[int, int, int], ...]  # parent, nodes, tokens
+    hanging: Mapping[int, int] = field(default_factory=dict)  # node -> the parent from whose fold it hangs
 
     @property
     def leaves(self) -> int:
@@ -135,7 +137,13 @@ class Plan:
 
 
 def plan(view: View, options: Options = DEFAULT) -> Plan:
-    """Which nodes a picture shows: all, or past `fold_above` the warmest and what was opened."""
+    """Which nodes a picture shows: all, or past `fold_above` the warmest and what was opened.
+
+    Of a large tree and of a stream's: the heaviest subtrees, what happened just now, and what was opened.
+    """
+    size = len(view.nodes) + len(view.ghosts)
+    if size > LARGE or (is_fleet(view.state) and size > options.fold_above):
+        return _heaviest(view, options)
     nodes = {**{node["id"]: node for node in view.state["tree"]["nodes"]}, **view.ghosts}
     children = _children(nodes)
     order = _parents_first(children)
@@ -149,6 +157,16 @@ def plan(view: View, options: Options = DEFAULT) -> Plan:
             everything = _parents_first(children, hidden)
             folds.append((parent, len(everything), sum(units(nodes[n]) for n in everything)))
     return Plan(tuple(nodes[number] for number in order if number in shown), tuple(folds))
+
+
+def _heaviest(view: View, options: Options) -> Plan:
+    made = Heaviest(view, options.opened, min(options.fold_above, CARDS))
+    numbers = [made.id(place) for place in made.shown]
+    nodes = {number: view.ghosts.get(number) or view.nodes[number] for number in numbers if number}
+    order = _parents_first(_children(nodes))
+    folds = tuple((made.id(place), count, tokens) for place, count, tokens in made.folds)
+    hanging = {made.id(place): made.id(parent) for place, parent in made.hanging.items()}
+    return Plan(tuple(nodes[number] for number in order), folds, hanging)
 
 
 def _children(nodes: Mapping[int, State]) -> dict[int, list[int]]:
@@ -205,7 +223,7 @@ def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
     detail = (
         options.detail
         if options.detail in DETAILS
-        else detail_for(picture, options.height, has_tiers(view.state))
+        else detail_for(picture, options.height, _floors(view.state))
     )
     page = int(view.state["tree"].get("page_size", 1))
     nodesep, ranksep = {"full": (0.18, 0.38), "compact": (0.12, 0.34), "tiny": (0.07, 0.3)}[detail]
@@ -219,23 +237,33 @@ def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
         'width=0.5, fixedsize=true, label="root", fontsize=11, fontcolor="#495057"]',
     ]
     for node in picture.nodes:
-        lines += _node_lines(node, view, decode, options, detail, page)
+        hangs = picture.hanging.get(node["id"])
+        lines += _node_lines(node, view, decode, options, detail, page, hangs)
     for parent, count, tokens in picture.folds:
         lines += _fold_lines(parent, count, tokens)
     return "\n".join([*lines, "}", ""])
 
 
-def detail_for(picture: Plan, height: int, tiers: bool = False) -> str:
-    """How much a card can say: all, one line of text, or all in one line."""
+def detail_for(picture: Plan, height: int, floors: Mapping[str, int] | None = None) -> str:
+    """How much a card can say: all, one line of text, or all in one. floors: strips under it, by detail."""
     for detail, each in _LEAF.items():
-        if picture.leaves * (each + _STRIP * (tiers and detail == "full")) <= height:
+        if picture.leaves * (each + _STRIP * (floors or {}).get(detail, 0)) <= height:
             return detail
     return "tiny"
 
 
+def _floors(state: State) -> dict[str, int]:
+    if is_fleet(state):
+        from viz.draw import fleet
+
+        return {detail: fleet.floors(state, detail) for detail in DETAILS}
+    return {"full": int(has_tiers(state))}
+
+
 def _node_lines(
-    node: State, view: View, decode: Decode, options: Options, detail: str, page: int
+    node: State, view: View, decode: Decode, options: Options, detail: str, page: int, hangs: int | None
 ) -> list[str]:
+    """A card and its edge. hangs: the parent from whose fold it hangs, if its own is not drawn."""
     number = node["id"]
     status = view.status.get(number, "cached")
     style = STYLES[status]
@@ -248,13 +276,14 @@ def _node_lines(
         classes.append(f"tier-{tier}")
     if view.granularity == "event" and number in view.focus:
         classes.append("focus")
-    parent = node["parent"] if (node["parent"] in view.status) else 0
+    above = f"n{node['parent'] if (node['parent'] in view.status) else 0}" if hangs is None else f"f{hangs}"
     label = _card(node, view, decode, options, detail, page)
     thick = 2.4 if status in ("new", "hit", "loaded") else 1.5
-    dashed = ", style=dashed" if ghost else ", style=dotted" if tier == "host" else ""
+    dotted = tier == "host" or hangs is not None
+    dashed = ", style=dashed" if ghost else ", style=dotted" if dotted else ""
     return [
         f'n{number} [id="n{number}", class="{" ".join(dict.fromkeys(classes))}", label=<{label}>]',
-        f'n{parent} -> n{number} [id="e{number}", class="{status}", color="{style.edge}", '
+        f'{above} -> n{number} [id="e{number}", class="{status}", color="{style.edge}", '
         f"penwidth={thick}{dashed}]",
     ]
 
@@ -283,7 +312,8 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     if detail == "compact":
         return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text, *more)
     top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
-    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, _where(node, page)))
+    told = _tokens(size) if size or "held" not in node else ""  # of a block that was never told: nothing
+    bottom = _row(_font(9, _SOFT, told), _font(9, _FAINT, _where(node, page)))
     return _table(style, 4, top, text, bottom, *more)
 
 
@@ -295,7 +325,11 @@ def _where(node: State, page: int) -> str:
 
 
 def _extra_rows(node: State, view: View, detail: str, page: int) -> list[str]:
-    """What stands under a card's own rows: of a full one, its copy in host memory."""
+    """What stands under a card's own rows: its copy in host memory; of a stream's, who holds it."""
+    if "held" in node:
+        from viz.draw import fleet  # which draws with what is here
+
+        return fleet.rows(node, view, detail)
     tier = "" if node["id"] in view.ghosts else tier_of(node)
     return _second_floor(node, tier, page) if detail == "full" else []
 
@@ -335,7 +369,7 @@ def _fold_lines(parent: int, count: int, tokens: int) -> list[str]:
     label = (
         '<TABLE BORDER="1" CELLBORDER="0" CELLSPACING="0" CELLPADDING="4" STYLE="ROUNDED,DOTTED" '
         f'COLOR="#868e96" BGCOLOR="#ffffff"><TR><TD>'
-        f"{_font(10, '#495057', f'+{count} {word}, {_tokens(tokens)}')}</TD></TR></TABLE>"
+        f"{_font(10, '#495057', f'+{short(count)} {word}, {_tokens(tokens)}')}</TD></TR></TABLE>"
     )
     return [
         f'f{parent} [id="f{parent}", class="fold", label=<{label}>]',
@@ -356,7 +390,16 @@ def _font(size: int, color: str, inner: str, bold: bool = False, face: str = SAN
 
 
 def _tokens(count: int) -> str:
-    return f"{count} token" if count == 1 else f"{count} tokens"
+    return f"{count} token" if count == 1 else f"{short(count)} tokens"
+
+
+def short(count: int) -> str:
+    """A number as it is below 10,000, else 340 k, 1.2 M."""
+    if count < 10_000:
+        return str(count)
+    if count < 999_500:
+        return f"{count / 1000:.0f} k"
+    return f"{count / 1e6:.1f} M" if count < 99_950_000 else f"{count / 1e6:.0f} M"
 
 
 # ---------------------------------------------------------------------- the text on a card
@@ -365,6 +408,8 @@ def _tokens(count: int) -> str:
 def shown_text(node: Mapping[str, Any], decode: Decode) -> str:
     """A node's text; of a long one only both ends are decoded, the gap shown as …."""
     tokens = text_tokens(node)
+    if not tokens and node.get("held") is not None:
+        return "(tokens not told)"  # by a stream; its hashes say nothing to a reader
     if len(tokens) <= 2 * _ENDS:
         return decode(tokens)
     return f"{decode(tokens[:_ENDS])}…{decode(tokens[-_ENDS:])}"

@@ -25,7 +25,7 @@ class Usage(NamedTuple):
 def usage_of(state: State | ReplayState) -> Usage:
     """Counted from a state. A tree on its own has no pool: nothing is free or private."""
     if isinstance(state, ReplayState):
-        rest, nodes = state.rest, list(state.nodes.values())
+        rest, nodes = state.rest, list(state.nodes.all_to_look_at())
     else:
         rest, nodes = state, state["tree"]["nodes"]
     total = sum(len(node["slots"]) for node in nodes)

@@ -19,9 +19,11 @@ from minirad.engine import Engine
 from minirad.frontend.player import send_due
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
+from minirad.observe.snapshot import is_fleet
 from minirad.workloads import Workload
 from viz.fork import changeable_policy
 from viz.trace import Trace, decoder_of
+from viz.web.fleet import FleetPage
 from viz.web.page import Page
 from viz.web.settings import Settings, beside
 
@@ -125,7 +127,8 @@ class Replay:
         self.trace = Trace(recording)
         labels = notes.get("labels")
         labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
-        self.page = self.single_page = Page(self.trace, labels)
+        kind = FleetPage if is_fleet(recording.header["start"]) else Page
+        self.page = self.single_page = kind(self.trace, labels)
         self.page.refused = self.refused = str(notes.get("refused", ""))
         self.notices = [recording.missing] if recording.missing else []
 
