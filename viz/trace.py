@@ -96,9 +96,9 @@ MARKS: dict[type[Event], str] = {kind: kind.mark for kind in EVENT_TYPES if kind
 
 # How much the views that are kept may hold together, in numbers (tokens, slots, fields of nodes). A number
 # takes some 8 bytes, so these are tens of megabytes, however large the tree.
-KEPT_NUMBERS = 4_000_000
+KEPT_NUMBERS = 8_000_000
 _NUMBERS_OF_A_NODE = 64  # what a node that no other view shares takes beside its tokens and slots
-_NUMBERS_OF_A_PLACE = 32  # what a node takes in the lists of each view
+_NUMBERS_OF_A_PLACE = 24  # what a node takes in the lists of each view
 # Going back, about so many events are replayed: a longer replay leaves states behind, so many of them.
 _LANDMARK_EVENTS, _LANDMARKS = 2000, 24
 
@@ -515,8 +515,9 @@ class _Walk:
     def statuses(
         self, nodes: Mapping[int, State], table: Table, stale: frozenset[int]
     ) -> tuple[dict[int, str], dict[int, frozenset[str]], list[int]]:
-        """Status, the lesser things, and those that do not look as at rest. nodes, table: those in the tree. stale: namespaces whose nodes are of older weights.
+        """Status and the lesser things by node, and which nodes do not look as at rest.
 
+        nodes, table: those in the tree. stale: namespaces whose nodes are of older weights.
         Nearly all nodes are "cached", and only the others are looked at.
         """
         ghosts = self.ghosts

@@ -278,9 +278,11 @@ def with_rank(name: str, endpoint: Any, rank: int) -> str:
 
 
 def beside(endpoint: str) -> str:
-    """Where the ROUTER stands by default: one port after the PUB socket."""
-    base = with_rank("endpoint", endpoint, 0)
-    return base if base.endswith(":0") else with_rank("the replay beside", base, 1)
+    """Where the ROUTER stands by default: one port after the PUB socket, any free one after port 0."""
+    base, _, port = with_rank("endpoint", endpoint, 0).rpartition(":")
+    if port == "65535":
+        raise ValueError(f"{endpoint} has the last port, so the replay needs one that is named")
+    return f"{base}:{int(port) + (port != '0')}"
 
 
 def as_record(event: KVEvent) -> Record:

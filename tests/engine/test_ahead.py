@@ -246,10 +246,34 @@ def test_what_the_host_decides_is_not_run_ahead(make_ahead: MakeEngine) -> None:
     engine = make_ahead(overlap=False)
     engine.generate([5, 6, 7], LONG)
     assert engine.overlap.steps == 0
-    engine = make_ahead()
-    engine.bus.subscribe(ev.StepEnded, lambda event: None)
+    for whole_steps in (True, False):
+        engine = make_ahead()
+        end = engine.bus.subscribe(ev.StepEnded, lambda event: None, whole_steps=whole_steps)
+        engine.generate([5, 6, 7], LONG)
+        assert (engine.overlap.steps == 0) == whole_steps
+        end()
+        end()
+        engine.generate([5, 6, 7], LONG)
+        assert engine.overlap.steps > 0
+
+
+def test_each_call_is_settled_once_at_its_end(make_ahead: MakeEngine) -> None:
+    engine, heard = make_ahead(), []
+    engine.bus.subscribe(ev.NodeInserted, lambda event: heard.append(engine.bus.settled), whole_steps=False)
+    end = engine.bus.when_settled(lambda: heard.append("settled"))
     engine.generate([5, 6, 7], LONG)
-    assert engine.overlap.steps == 0
+    inserted = heard.index(False)
+    assert set(heard) == {False, "settled"} and heard.count(False) == 1 and engine.bus.settled
+    assert heard[inserted + 1] == "settled" and heard.count("settled") >= engine.steps - 1
+    count = len(heard)
+    engine.flush_cache()
+    assert heard[count:] == ["settled"]
+    engine.bus.when_settled(lambda: 1 / 0)  # as a handler's: raised when the books are right
+    with pytest.raises(ZeroDivisionError):
+        engine.generate([5, 6, 7], LONG)
+    assert not engine.has_work and heard.count("settled") > count
+    end()
+    end()
 
 
 # -------------------------------------------------------------------- what may go wrong with a step in flight

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
-from support import PlainCache
+from support import ROOT, PlainCache
 
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.engine import Engine
@@ -23,7 +25,11 @@ from minirad.fleet.wire import Cleared, Removed, Stored, decode, encode
 from minirad.observe import events as ev
 from minirad.observe.kv_events import KVEventStream
 from minirad.simulate import ModelFreeEngine
+from viz import live
+from viz.web.commands import COMMANDS, Session
+from viz.web.settings import Settings
 
+TREE = ROOT / "lessons" / "02_radix_tree" / "solution.py"
 ANY = "tcp://127.0.0.1:0"
 END = b"\xff" * 8
 
@@ -284,7 +290,7 @@ def test_ranks_have_ports_of_their_own() -> None:
     assert with_rank("endpoint", "tcp://[::1]:1", 0) == "tcp://[::1]:1"
     assert with_rank("endpoint", ANY, 7) == ANY
     assert beside("tcp://*:5557") == "tcp://*:5558" and beside(ANY) == ANY
-    with pytest.raises(ValueError, match="port 65536"):
+    with pytest.raises(ValueError, match=r"^tcp://\*:65535 has the last port, so the replay needs"):
         beside("tcp://*:65535")
     with pytest.raises(ValueError, match=r"^endpoint tcp://h:65530 with rank 6 is port 65536"):
         Publisher(None, "tcp://h:65530", rank=6)
@@ -378,3 +384,82 @@ def test_a_program_that_does_not_close_ends(forever: bool) -> None:
         assert errors.count(b"Traceback") == 1 and errors.rstrip().endswith(b"KeyboardInterrupt")
     else:
         assert process.returncode == 0 and errors == b""
+
+
+# ---------------------------------------------------------------------- the live page
+
+
+def test_the_page_publishes_one_engine_after_the_other() -> None:
+    session = Session(Settings(workload="mixed"), 1, False, None)
+    with Publisher(None, ANY, None) as publisher:
+        session.begun = lambda run: publisher.attach(run.alone.engine)
+        first = session.begin(session.settings, None)
+        for _ in range(12):
+            first.advance()
+        assert publisher.flush()
+        before = publisher.batches
+        COMMANDS["restart"](session, {"page_size": 4})
+        assert session.run_now is not first and session.run_now is not None
+        for _ in range(12):
+            session.run_now.advance()
+        assert publisher.flush()
+        batches = [decode(payload) for _, payload in publisher.kept]
+        assert {each.block_size for batch in batches[:before] for each in batch.events} == {1}  # type: ignore[union-attr]
+        cleared, *stored = (event for batch in batches[before:] for event in batch.events)
+        assert cleared == Cleared() and {each.block_size for each in stored} == {4}  # type: ignore[union-attr]
+        session.run_now.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--publish", "here"], "endpoint must be tcp://HOST:PORT, such as tcp://127.0.0.1:5557, got 'here'"),
+        (["--publish", "tcp://*:65535"], "tcp://*:65535 has the last port, so the replay needs one"),
+        (["--publish", ANY, "--publish-replay", "x"], "replay must be tcp://HOST:PORT"),
+        (["--publish-replay", ANY], f"--publish-replay {ANY} goes with --publish only"),
+        (["--publish", ANY, "--compare", "lpm,fcfs"], "with --compare: two engines run"),
+        (["--publish", ANY, "--replay", "a.jsonl"], "with --replay: nothing runs"),
+        (["--publish", ANY, "--export", "a.html"], "with --export: nobody can follow"),
+        (["--publish", ANY, "--cache", str(TREE)], "with --cache: a tree of your own tells no events"),
+    ],
+)
+def test_what_cannot_be_published_is_said_in_one_line(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert live.main([*options, "--no-open", "--port", "0"]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C cannot be sent to one process on Windows")
+def test_the_command_says_where_it_publishes(context: Any) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "viz.live",
+        "--no-open",
+        "--port",
+        "0",
+        "--publish",
+        ANY,
+        "--speed",
+        "50",
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        said = re.fullmatch(
+            r"publishing KV events: (\S+)   \(missed ones: (\S+)\)\n", process.stdout.readline()
+        )
+        assert said is not None and "http://127.0.0.1:" in process.stdout.readline()
+        with context.socket(zmq.SUB) as socket:
+            socket.subscribe(b"")
+            socket.connect(said[1])
+            assert socket.poll(20_000)
+            number = int.from_bytes(socket.recv_multipart()[1], "big")
+        answers = ask(context, SimpleNamespace(replay=said[2]), 0)
+        assert [at for at, _ in answers][: number + 1] == list(range(number + 1))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()

@@ -17,6 +17,7 @@ from viz.view.text import visible
 
 MOST_CELLS = 16  # ranks that get a cell each
 _A_ROW = 8  # cells beside one another: as wide as a card is anyway
+_FEW = 40  # nodes of a tree whose cards all have a strip
 _SPACE = 26  # characters of a namespace's name
 COLOURS: Mapping[str, str] = {
     "D": "#a5d8ff", "H": "#d0bfff", "DH": "#91a7ff", "K": "#ffd8a8", "X": "#ced4da", "?": "#fff3bf",
@@ -51,20 +52,39 @@ def rows(node: State, view: View, detail: str) -> list[str]:
 
     tree = view.state["tree"]
     ranks = [str(row["rank"]) for row in tree["ranks"]]
-    held = {rank: media for rank, media in node["held"].items() if rank in ranks}
+    held = held_on_view(node, view)
+    if detail == "tiny":
+        return [_row(_strip(held, ranks))] if held and has_strips(view) else []
     lines = []
     space = space_name(tree, node)
-    if space and detail != "tiny":
+    if space:
         lines.append(_font(9, _SOFT, f"space {escape(space)}"))
     told = sentence(node, held, view)
-    if told and detail != "tiny":
+    if told:
         lines.append(_font(9, _BAD, told))
     found = [_row(line) for line in lines]
-    if not held and (len(ranks) == 1 or node["id"] in view.ghosts):
-        return found
-    if detail == "tiny":
-        return [_row(_font(8, _SOFT, escape(grouped(held, len(ranks)))))]
-    return [*found, _row(_strip(held, ranks))]
+    return [*found, _row(_strip(held, ranks))] if held else found
+
+
+def held_on_view(node: State, view: View) -> dict[str, str]:
+    """Which ranks of a view hold a node: of one that shows a rank alone, that one or none."""
+    ranks = view.state["tree"]["ranks"]
+    if len(ranks) == 1:
+        rank = str(ranks[0]["rank"])
+        return {rank: node["held"][rank]} if rank in node["held"] else {}
+    return dict(node["held"])
+
+
+def has_strips(view: View) -> bool:
+    """Cards of one line have a strip, too: there are so few that the picture stays one to be read."""
+    return len(view.nodes) <= _FEW and len(view.state["tree"]["ranks"]) > 1
+
+
+def summed(node: State, view: View) -> str:
+    """Who holds a node, for a card of one line; nothing where it has a strip."""
+    if has_strips(view):
+        return ""
+    return grouped(held_on_view(node, view), len(view.state["tree"]["ranks"]))
 
 
 def space_name(tree: State, node: State) -> str:

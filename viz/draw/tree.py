@@ -141,9 +141,9 @@ def plan(view: View, options: Options = DEFAULT) -> Plan:
 
     Of a large tree and of a stream's: the heaviest subtrees, what happened just now, and what was opened.
     """
-    size = len(view.nodes) + len(view.ghosts)
-    if size > LARGE or (is_fleet(view.state) and size > options.fold_above):
-        return _heaviest(view, options)
+    if by_weight(view, options):
+        asked = f"plan {sorted(options.opened)} {options.fold_above}"
+        return view.once(asked, lambda: _heaviest(view, options))
     nodes = {**{node["id"]: node for node in view.state["tree"]["nodes"]}, **view.ghosts}
     children = _children(nodes)
     order = _parents_first(children)
@@ -157,6 +157,12 @@ def plan(view: View, options: Options = DEFAULT) -> Plan:
             everything = _parents_first(children, hidden)
             folds.append((parent, len(everything), sum(units(nodes[n]) for n in everything)))
     return Plan(tuple(nodes[number] for number in order if number in shown), tuple(folds))
+
+
+def by_weight(view: View, options: Options = DEFAULT) -> bool:
+    """It is a large tree, or a stream's that does not fit: what is heaviest is drawn, not what is warmest."""
+    size = len(view.nodes) + len(view.ghosts)
+    return size > (options.fold_above if is_fleet(view.state) else LARGE)
 
 
 def _heaviest(view: View, options: Options) -> Plan:
@@ -296,9 +302,14 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     if tier in _OUTLINES:
         style = replace(style, outline=_OUTLINES[tier])
     sign = f"{TIER_SIGNS[tier]} · " if tier else ""
+    if "held" in node and detail == "tiny":
+        from viz.draw import fleet
+
+        sign = escape(f"{who} · ") if (who := fleet.summed(node, view)) else ""
     name = options.letter(number) or f"n{number}"
     words, more = _words(node, view), _extra_rows(node, view, detail, page)
     title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)
+    told = _tokens(size) if size or "held" not in node else ""  # of a block that was never told: nothing
     shown = text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])
     lines = [escape(line) or NO_TEXT for line in shown]
     if detail == "tiny":
@@ -310,9 +321,8 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     body = _font(11, _INK, "".join(f'{line}<BR ALIGN="LEFT"/>' for line in lines), face=MONO)
     text = f'<TR><TD COLSPAN="2" ALIGN="LEFT" WIDTH="{_WIDTH[detail]}">{body}</TD></TR>'
     if detail == "compact":
-        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text, *more)
+        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{told}")), text, *more)
     top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
-    told = _tokens(size) if size or "held" not in node else ""  # of a block that was never told: nothing
     bottom = _row(_font(9, _SOFT, told), _font(9, _FAINT, _where(node, page)))
     return _table(style, 4, top, text, bottom, *more)
 

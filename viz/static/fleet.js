@@ -27,6 +27,7 @@ export function makeFleet(page) {
     const { ranks } = state.view.fleet, shown = FLEET_LETTERS.split("").filter((letter) => ranks.some((r) => r.media[letter]));
     const heads = ["rank", "state", "last", "batches", ...shown.map((letter) => `${letter} tokens`), "lost", "unknown", "endpoint"];
     const pickable = page.ranks(), body = ranks.map((r) => {
+      const where = r.where.replace(/^tcp:\/\//, "");
       const cells = [
         h("th", {}, String(r.rank)),
         h("td", {}, h("span.state", { "data-state": r.state }, h("i.dot"), FLEET_WORDS[r.state] ?? r.state)),
@@ -35,7 +36,7 @@ export function makeFleet(page) {
         ...shown.map((letter) => { const [blocks, tokens] = r.media[letter] ?? [0, 0]; return h("td.n", { title: `${many(tokens)} tokens in ${plural(blocks, "block")} (${media()[letter]})` }, tokens ? short(tokens) : "–", h("small", {}, blocks ? ` ${short(blocks)}` : "")); }),
         h("td.n" + (r.lost ? ".bad" : ""), { title: "batches that were lost" }, many(r.lost)),
         h("td.n", { title: "events and fields that are not known here" }, many(r.unknown)),
-        h("td.where", { title: r.where }, r.where.length > 19 ? "…" + r.where.slice(-18) : r.where),
+        h("td.where", { title: r.where }, where.length > 19 ? "…" + where.slice(-18) : where),
       ];
       const able = pickable.includes(r.rank), picked = state.rank === r.rank;
       const pick = () => page.pickRank(picked ? null : r.rank);
@@ -45,8 +46,8 @@ export function makeFleet(page) {
     if (!el.table.isConnected) el.ranks.replaceChildren(el.table);
     el.table.replaceChildren(h("tr", {}, ...heads.map((head) => h("th", head.endsWith("tokens") ? { title: `tokens and blocks: ${media()[head[0]]}` } : {}, head))), ...body);
     if (focus) el.table.querySelector(`tr[data-rank="${focus}"]`)?.focus();
-    const live = ranks.filter((r) => r.state === "live").length;
-    el.ranksText.textContent = state.rank === null ? `${live} of ${ranks.length} live${pickable.length > 1 ? " · click one to see it alone" : ""}` : "";
+    const here = ranks.filter((r) => !["connecting", "lost"].includes(r.state)).length;
+    el.ranksText.textContent = state.rank === null ? `${here} of ${ranks.length} here${pickable.length > 1 ? " · click one to see it alone" : ""}` : "";
     el.all.hidden = state.rank === null;
     el.aloneText.textContent = state.rank === null ? "" : `rank ${state.rank} alone`;
   }
@@ -82,7 +83,7 @@ export function makeFleet(page) {
         up += `L${x(c)},${y(over).toFixed(1)}L${x(c + 1)},${y(over).toFixed(1)}`;
         down = `L${x(c + 1)},${y(under).toFixed(1)}L${x(c)},${y(under).toFixed(1)}` + down;
       }
-      return s("path", { d: frames.length ? `M${up.slice(1)}${down}Z` : "", fill: color(letter) });
+      return s("path", { d: up ? `M${up.slice(1)}${down}Z` : "", fill: color(letter) });
     });
     let line = "";
     for (let c = 0; c < columns && frames.length; c++) line += `${c ? "L" : "M"}${x(c)},${y(frames[at(c)].d).toFixed(1)}L${x(c + 1)},${y(frames[at(c)].d).toFixed(1)}`;
@@ -95,7 +96,7 @@ export function makeFleet(page) {
     const most = Math.max(...gone, 1);
     const bars = gone.flatMap((sum, c) => (sum ? [s("rect", { x: x(c), width: Math.max(w / columns - 0.5, 0.8), y: bottom + 3, height: Math.max((16 * sum) / most, 1.5), fill: "#e03131" }, s("title", {}, `${many(sum)} tokens left a medium`))] : []));
     el.growth.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": growthWords(letters) }, ...layers, s("path", { d: line, class: "line distinct" }), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }), ...bars, ...page.cursor((w * (now + 1)) / n, top, low)));
-    el.growthText.textContent = growthWords(letters);
+    el.growthText.textContent = (state.rank === null ? "" : "all ranks: ") + growthWords(letters);
     const key = (text, background, kind = "") => h("span.key" + kind, {}, h("i", { style: { background } }), text);
     el.growthKeys.replaceChildren(...letters.map((letter) => key(`${letter} ${media()[letter]}`, color(letter))), key("each token counted once", "", ".distinct"), key("evicted, downwards", "#e03131"));
   }

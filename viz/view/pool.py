@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from minirad.observe.event import ReplayState
 from minirad.observe.snapshot import State
 from viz.trace import Decode, View, has_tiers, ids_as_text, key_tokens, tier_of
+from viz.view.columns import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +101,61 @@ def device_pool(state: State | ReplayState | View) -> Pool:
     # A tree on its own has no pool: as many pages as it uses.
     used = max((number for owner in (*private, *nodes) for number in owner.pages), default=0)
     return Pool(size, int(state["kv_tokens"]) // size or used, (*gone, *private, *nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class PageMap:
+    """The owner of every page as numbers, for pools of any size: what `device_pool` says, made quickly.
+
+    cells: of pages 1 to the last: a node's id; 0: free; -1, -2, ...: private, of `names`; below -len(names):
+    free since a node left, `gone` in order. locked: whether the page cannot be evicted.
+    """
+
+    names: tuple[str, ...]
+    gone: tuple[int, ...]
+    cells: Ints
+    locked: npt.NDArray[np.bool_]
+
+    def name(self, code: int) -> str:
+        """n7, R3, x7 for what n7 left free, or nothing."""
+        if code >= 0:
+            return f"n{code}" if code else ""
+        at = -code - 1
+        return self.names[at] if at < len(self.names) else f"x{self.gone[at - len(self.names)]}"
+
+
+def page_map(view: View, with_ghosts: bool = True) -> PageMap:
+    """The KV pool of a position. Where two own one page, a node has it before a request, and that before a
+    node that left."""
+    state = view.state
+    size, table = int(state["tree"]["page_size"]), view.table
+    pages = _flat(list(map(view.nodes.__getitem__, table.id.tolist())), size)
+    held = -(-table.slots // size)
+    private = {
+        name: np.array(slots, np.int64) // size
+        for name, request in state["requests"].items()
+        if (slots := request["slots"][request["protected"] :])
+    }
+    ghosts = view.ghosts if with_ghosts else {}
+    left = {number: np.array(_pages(node["slots"], size), np.int64) for number, node in ghosts.items()}
+    used = max(
+        (int(each.max()) for each in (pages, *private.values(), *left.values()) if len(each)), default=0
+    )
+    last = int(state["kv_tokens"]) // size or used
+    cells, locked = np.zeros(max(last, used) + 1, np.int64), np.zeros(max(last, used) + 1, bool)
+    for at, each in enumerate(left.values()):
+        cells[each] = -len(private) - at - 1
+    for at, each in enumerate(private.values()):
+        cells[each], locked[each] = -at - 1, True
+    cells[pages] = np.repeat(table.id, held)
+    locked[pages] = np.repeat(table.lock_ref > 0, held)
+    return PageMap(tuple(private), tuple(left), cells[1 : last + 1], locked[1 : last + 1])
+
+
+def _flat(nodes: Sequence[State], size: int) -> Ints:
+    """The pages of all nodes, one after another."""
+    parts = (node["slots"][::size] for node in nodes) if size > 1 else (node["slots"] for node in nodes)
+    return np.fromiter(chain.from_iterable(parts), np.int64) // size
 
 
 def host_pool(state: State | ReplayState | View) -> Pool | None:

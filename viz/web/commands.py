@@ -36,6 +36,7 @@ class Session:
     def __init__(self, settings: Settings, speed: float, playing: bool, run: Shown | None) -> None:
         self.settings, self.speed, self.playing = settings, speed, playing
         self.run_now = run
+        self.begun: Callable[[Shown], Any] = lambda run: None  # told of each new run, before its first step
 
     def begin(self, settings: Settings, workload: workloads.Workload | None) -> Shown:
         """A new engine with a new recording takes the place of the present one."""
@@ -44,6 +45,7 @@ class Session:
         if self.run_now is not None:
             self.run_now.close()
         self.settings, self.run_now = settings, run
+        self.begun(run)
         return run
 
 

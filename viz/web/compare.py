@@ -19,6 +19,7 @@ from minirad.observe import events as ev
 from viz.web.page import Page
 from viz.web.runs import Replay, Run
 from viz.web.settings import Settings
+from viz.web.stream import FleetRun
 
 Json = dict[str, Any]
 
@@ -207,7 +208,7 @@ class PairPage:
 
 
 AnyPage = Page | PairPage
-Shown = Run | Replay | Pair
+Shown = Run | Replay | Pair | FleetRun
 
 
 # ---------------------------------------------------------------------- in words

@@ -22,7 +22,7 @@ from viz.trace import Trace, View
 from viz.view import fleet
 from viz.view.text import visible
 from viz.web.page import Page
-from viz.words import word_of
+from viz.words import summary, word_of
 
 Json = dict[str, Any]
 NEWS = 25  # frames for which a gap, a restart or garbage is still told
@@ -88,6 +88,10 @@ class FleetPage(Page):
     ) -> Json:  # fmt: skip
         """As Page.view; rank: of what it alone holds. ValueError: there is no such rank."""
         shown = super().view(granularity, index, opened, height, rank)
+        events = self._look(granularity, index, rank).events
+        if len(events) > 1:  # that no batch came is not worth a word beside what did
+            told = [e for e in events if not isinstance(e, fe.BatchesTaken) or any(e.batches)]
+            shown["kind"], shown["say"] = summary(told)
         if rank is not None and not shown["events"] and shown["frame"] >= 0:
             shown["say"] = f"Nothing of rank {rank} changed here"
         if shown["frame"] < 0:
@@ -142,7 +146,7 @@ class FleetPage(Page):
             before = [event for _, event in self._news[first:last]]
         return before + [event for event in view.so_far if isinstance(event, _TROUBLES)]
 
-    def _node(self, node: State, view: View) -> Json:
+    def _node(self, node: State, view: View, most: int | None = None) -> Json:
         tokens = node["tokens"][:: 2 if node["pairs"] else 1]
         cut = len(tokens) > 2 * _ENDS
         ends = [tokens[:_ENDS], tokens[-_ENDS:]] if cut else [tokens]

@@ -37,8 +37,8 @@ PIECE = 2000  # frames that are sent at a time: a long history shows while it st
 class Source(Protocol):
     """What has a live page: driver.Driver."""
 
-    run_now: Shown | None
-
+    @property
+    def run_now(self) -> Shown | None: ...
     @property
     def stopping(self) -> bool: ...
     @property

@@ -12,17 +12,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
-
-from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
+from typing import Any, NamedTuple
 
 from minirad import command
-from viz.trace import Decode, ids_as_text
+from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
+from minirad.fleet.flight import Flight
+from minirad.fleet.follow import Follower, Told
+from minirad.fleet.follow import State as RankState
+from minirad.observe.recording import Recording
+from viz.trace import Decode, Trace, ids_as_text
+from viz.web.fleet import FleetPage, short
 from viz.words import decoder_from
 
 Json = dict[str, Any]
 PACE = 0.1  # seconds between two frames that a page is told of
+FOREIGN = "this is the cache of another server: there is nothing to drive"
 SILENCE = 5.0  # seconds without news after which an export is written
 _OWN = (
     "workload", "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens",
@@ -103,17 +115,15 @@ def followed(options: argparse.Namespace) -> ServerInfo:
     return ServerInfo(found.endpoints, replays or found.replays, topic, found.block_size, found.notices)
 
 
-def decoder(source: str | None) -> Decode:
-    """The decoder of --tokenizer; ids as numbers where none was given. ValueError: there is none here."""
-    if source is None:
-        return ids_as_text
+def tokenizer(source: str) -> str:
+    """The folder of the tokenizer that --tokenizer names. ValueError: there is none here."""
     folder = _folder(source)
-    decode = decoder_from(folder) if folder else ids_as_text
-    if decode is ids_as_text:
+    if not folder or decoder_from(folder) is ids_as_text:
         raise ValueError(
-            f"--tokenizer {source}: no tokenizer in a folder or in the local cache (nothing is fetched)"
+            f"--tokenizer {source}: no tokenizer is in such a folder, nor in the local cache under "
+            "that name (nothing is fetched)"
         )
-    return decode
+    return folder
 
 
 def _folder(source: str) -> str:
@@ -129,3 +139,186 @@ def _folder(source: str) -> str:
             if isinstance(found, str):
                 return str(Path(found).parent)
     return ""
+
+
+# ---------------------------------------------------------------------- what a page shows
+
+
+class Titled(NamedTuple):
+    """Where a run of our own has a workload."""
+
+    name: str
+    title: str
+
+
+class FleetRun:
+    """One part of a stream's recording in the place of a run: nothing can be driven."""
+
+    drivable, idle, served_none = False, False, False
+    policy = refused = missing = ""
+    alone = single_page = None
+
+    def __init__(self, number: int, recording: Recording, decode: Decode, title: str) -> None:
+        self.number, self.recording = number, recording
+        self.workload = Titled("stream", title)
+        self.notices: list[str] = []
+        self.trace = Trace(recording, decode)
+        self.page = FleetPage(self.trace)
+
+    @property
+    def clock(self) -> int:
+        return len(self.trace)
+
+    def advance(self) -> None:
+        raise ValueError(FOREIGN)
+
+    def close(self, broken: bool = False) -> None:
+        """Nothing is open."""
+
+
+class FleetSource(threading.Thread):
+    """Follows a stream and has a live page of it (routes.Source). Opens its sockets when it is made.
+
+    tokenizer: a folder; None: token ids are shown as numbers. record: a file that is written as it grows.
+    error: what ended it, or "". ValueError for endpoints that cannot be had.
+    """
+
+    page_kind = "page"
+
+    def __init__(
+        self, info: ServerInfo, tokenizer: str | None = None, record: str | None = None, bind: bool = False
+    ) -> None:
+        super().__init__(name="stream", daemon=True)
+        self.info, self.error = info, ""
+        self._decode = ids_as_text if tokenizer is None else decoder_from(tokenizer)
+        self._told: tuple[int, int, str] = 0, 0, ""
+        self._token = secrets.token_hex(4)
+        self._stopping = threading.Event()
+        self._listeners: list[Callable[[], None]] = []
+        self._states = ["connecting"] * len(info.endpoints)
+        self._flight = Flight(
+            info.endpoints, block_size=info.block_size or None, path=record, tokenizer=tokenizer,
+            notes={"title": self._title()},
+        )  # fmt: skip
+        self.run_now: FleetRun = self._run_of(1)
+        self._follower = Follower(
+            info.endpoints, info.replays, info.topic, bind=bind, tell=self._take
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ in the follower's thread
+
+    def _take(self, told: Told) -> None:
+        if isinstance(told, RankState):
+            self._states[told.rank] = told.state
+        self._flight.take(told)
+
+    # ------------------------------------------------------------ in this thread
+
+    def run(self) -> None:
+        """Until it is stopped: frames are cut, and pages told of them."""
+        try:
+            while not self._stopping.is_set():
+                ended = self._follower.wait(PACE / 2)
+                self._flight.tick()
+                self._look()
+                if ended:
+                    raise RuntimeError("the stream is followed no more")
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        finally:
+            self._end()
+
+    def _look(self) -> None:
+        """Tells pages of what is new; another recording is a run of its own."""
+        run, recording = self.run_now, self._flight.recording
+        if recording is not run.recording:
+            run = self.run_now = self._run_of(run.number + 1)
+        trouble = self._flight.trouble
+        if trouble and trouble not in run.notices:
+            run.notices.append(trouble)
+        if (news := (run.number, len(recording), trouble)) != self._told:
+            self._told = news
+            self._announce()
+
+    def _end(self) -> None:
+        with contextlib.suppress(Exception):  # what ended the follower was told
+            self._follower.close()
+        self._flight.close()
+        self._look()
+        self._announce()
+
+    def _run_of(self, number: int) -> FleetRun:
+        run = FleetRun(number, self._flight.recording, self._decode, self._title())
+        run.notices = [short(notice, 400) for notice in self.info.notices]
+        return run
+
+    def _title(self) -> str:
+        where = self.info.endpoints
+        return f"{where[0]} and {len(where) - 1} more" if len(where) > 1 else where[0]
+
+    # ------------------------------------------------------------ from other threads
+
+    @property
+    def stopping(self) -> bool:
+        """It is about to end."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stopping.set()
+        self._announce()
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """`listener` is called, in any thread, when something has come; returns how to end that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _announce(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()
+
+    def command(self, name: str, arguments: Json) -> Future[Json]:
+        """There is none."""
+        answer: Future[Json] = Future()
+        answer.set_exception(ValueError(FOREIGN))
+        return answer
+
+    def key(self, run: Any) -> str:
+        """Names a run so that no page takes it for one of a server that was here before."""
+        return f"{run.number}.{self._token}"
+
+    def hello(self, run: Any) -> Json:
+        """What a page needs when a run begins."""
+        return {
+            "run": self.key(run), "meta": run.page.meta(run.workload.title), "choices": {}, "settings": {},
+            "status": self.status(),
+        }  # fmt: skip
+
+    def status(self) -> Json:
+        """What the page's header depends on."""
+        here = sum(state not in ("connecting", "lost") for state in self._states)
+        ranks = len(self._states)
+        text = f"{here} of {ranks} ranks here" if ranks > 1 else "connected" if here else "not connected"
+        kind = "on" if here == ranks else "error" if not here else "off"
+        return {
+            "run": self.key(self.run_now), "playing": True, "speed": 1 / PACE, "idle": False,
+            "drivable": False, "error": self.error, "notices": list(self.run_now.notices[-3:]),
+            "refused": "", "policy": "", "stream": {"text": text, "kind": kind},
+        }  # fmt: skip
+
+
+def until_told(source: FleetSource, steps: int | None) -> None:
+    """Waits for what an export shows: so many frames, or silence. ValueError: nothing has come."""
+    heard, known = time.monotonic(), -1
+    try:
+        while not source.error and (steps is None or len(source.run_now.trace) < steps):
+            if len(source.run_now.trace) != known:
+                known, heard = len(source.run_now.trace), time.monotonic()
+            if time.monotonic() - heard > SILENCE:
+                break
+            time.sleep(PACE / 2)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+    if not any(row["batches"] for row in source.run_now.trace.state()["tree"]["ranks"]):
+        raise ValueError(f"nothing came from {source.info.endpoints[0]}, so there is nothing to export")
