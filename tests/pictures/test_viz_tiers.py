@@ -42,7 +42,7 @@ from viz.view import quiz
 from viz.web import commands
 from viz.web.compare import Pair
 from viz.web.export import page_data
-from viz.web.page import Page, spelled_path
+from viz.web.page import Children, Page, spelled_path
 
 MODES = ("write_through", "write_through_selective", "write_back")
 CONFIG = LlamaConfig(97, 32, 64, 2, 4, 2, 8, 1e-5, 1e4, None, 512, True, False, False, None, (), "float32")
@@ -277,10 +277,8 @@ def test_of_pairs_on_the_host_only_the_text_is_known(run: tuple[Engine, Recorder
 def test_what_is_left_of_a_prompt_is_found(run: tuple[Engine, Recorder]) -> None:
     """The path that the page lights for a request that is done spells the beginning of its prompt."""
     _, recording = run
-    nodes = {n["id"]: n for n in recording.state(len(recording.frames) - 1)["tree"]["nodes"]}
-    children: dict[tuple[int, int], list[Any]] = {}
-    for node in nodes.values():
-        children.setdefault((node["parent"], node["namespace"]), []).append(node)
+    view = Trace(recording).view()
+    nodes, children = view.nodes, Children(view)
     longest = 0
     for added in (e for f in recording.frames for e in f.events if isinstance(e, ev.RequestAdded)):
         path = spelled_path(children, added.token_ids, added.namespace)

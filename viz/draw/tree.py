@@ -141,9 +141,9 @@ def plan(view: View, options: Options = DEFAULT) -> Plan:
 
     Of a large tree and of a stream's: the heaviest subtrees, what happened just now, and what was opened.
     """
-    size = len(view.nodes) + len(view.ghosts)
-    if size > LARGE or (is_fleet(view.state) and size > options.fold_above):
-        return _heaviest(view, options)
+    if by_weight(view, options):
+        asked = f"plan {sorted(options.opened)} {options.fold_above}"
+        return view.once(asked, lambda: _heaviest(view, options))
     nodes = {**{node["id"]: node for node in view.state["tree"]["nodes"]}, **view.ghosts}
     children = _children(nodes)
     order = _parents_first(children)
@@ -157,6 +157,12 @@ def plan(view: View, options: Options = DEFAULT) -> Plan:
             everything = _parents_first(children, hidden)
             folds.append((parent, len(everything), sum(units(nodes[n]) for n in everything)))
     return Plan(tuple(nodes[number] for number in order if number in shown), tuple(folds))
+
+
+def by_weight(view: View, options: Options = DEFAULT) -> bool:
+    """It is a large tree, or a stream's that does not fit: what is heaviest is drawn, not what is warmest."""
+    size = len(view.nodes) + len(view.ghosts)
+    return size > (options.fold_above if is_fleet(view.state) else LARGE)
 
 
 def _heaviest(view: View, options: Options) -> Plan:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from minirad.observe import events as ev
 from minirad.observe.recording import Recording
 from viz.draw.charts import OWNERS
@@ -26,7 +28,7 @@ from viz.trace import (
     tier_sums,
     units,
 )
-from viz.view.pool import device_pool, host_pages, ranges
+from viz.view.pool import device_pool, host_pages, page_map, ranges
 from viz.view.requests import Life, Lives, Span
 from viz.view.text import pretty, visible
 from viz.view.usage import usage_of
@@ -103,20 +105,16 @@ def pool_cells(view: View, decode: Decode) -> dict[str, Any]:
 
     locked: a string of 0 and 1. texts: what each page says, or nothing for a large pool.
     """
-    pool = device_pool(view.state)
-    owned, every = pool.by_page(), range(1, pool.last + 1)
-    names = [owner.request for owner in pool.owners if owner.request]
-    code = {name: -number for number, name in enumerate(names, start=1)}
-    locked = {number for number, owner in owned.items() if owner.locked}
-    texts: dict[int, str] = {}
-    if pool.last <= TEXTS_UP_TO:
-        for owner in pool.owners:
-            texts.update(owner.texts(decode, pool.page_size))
+    pool, page = page_map(view, with_ghosts=False), int(view.state["tree"]["page_size"])
+    last, texts = len(pool.cells), dict[int, str]()
+    if last <= TEXTS_UP_TO:
+        for owner in device_pool(view.state).owners:
+            texts.update(owner.texts(decode, page))
     return {
-        "page_size": pool.page_size, "names": names,
-        "cells": [(o.node or code[o.request]) if (o := owned.get(number)) else 0 for number in every],
-        "locked": "".join("1" if number in locked else "0" for number in every),
-        "texts": [visible(texts.get(number, "")) for number in every] if pool.last <= TEXTS_UP_TO else [],
+        "page_size": page, "names": list(pool.names),
+        "cells": pool.cells.tolist(),
+        "locked": (pool.locked + ord("0")).astype(np.uint8).tobytes().decode(),
+        "texts": [visible(texts.get(n, "")) for n in range(1, last + 1)] if last <= TEXTS_UP_TO else [],
         "books": _told(view), "colours": list(OWNERS),
     }  # fmt: skip
 
@@ -147,7 +145,7 @@ _SUMS = {
 
 def _told(view: View) -> str:
     """The pool's usage in words."""
-    total, used = int(view.state["kv_tokens"]), usage_of(view.state)
+    total, used = int(view.state["kv_tokens"]), usage_of(view)
     cached = f"{used.protected} protected · {used.evictable} evictable"
     if not total:
         return cached

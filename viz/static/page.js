@@ -258,7 +258,7 @@ function drawTree() {
   const change = morph(el.tree, view.svg, state.first === undefined ? 0 : Math.min(380, moving() ? pace : 320));
   state.first = false;
   decorate(el.tree, (id) => tint(id));
-  el.tree.setAttribute("aria-label", `Radix tree with ${plural(Object.keys(view.nodes).length, "node")}. ${view.say}`);
+  el.tree.setAttribute("aria-label", `Radix tree with ${plural(view.count ?? Object.keys(view.nodes).length, "node")}. ${view.say}`);
   return change;
 }
 
@@ -424,7 +424,7 @@ function slotText(owner, pageNumber, tier = "slots") {
   const page = source.meta.page_size;
   if (owner[0] !== "n") return owner[0] === "R" ? [`${owner}'s own, not in the tree yet`] : owner[0] === "x" ? [`free: n${owner.slice(1)} was evicted`] : ["free"];
   const node = state.view.nodes[owner.slice(1)];
-  if (!node) return [];
+  if (!node) return ["in a fold of the tree"];
   let before = 0;
   for (const [first, length] of node.body[tier] ?? []) {
     if (pageNumber * page >= first && pageNumber * page < first + length) { before += pageNumber * page - first; break; }

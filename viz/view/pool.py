@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from minirad.observe.event import ReplayState
 from minirad.observe.snapshot import State
 from viz.trace import Decode, View, has_tiers, ids_as_text, key_tokens, tier_of
+from viz.view.columns import Ints, PageOwners
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +100,61 @@ def device_pool(state: State | ReplayState | View) -> Pool:
     # A tree on its own has no pool: as many pages as it uses.
     used = max((number for owner in (*private, *nodes) for number in owner.pages), default=0)
     return Pool(size, int(state["kv_tokens"]) // size or used, (*gone, *private, *nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class PageMap:
+    """The owner of every page as numbers, for pools of any size: what `device_pool` says, made quickly.
+
+    cells: of pages 1 to the last: a node's id; 0: free; -1, -2, ...: private, of `names`; below -len(names):
+    free since a node left, `gone` in order. locked: whether the page cannot be evicted.
+    """
+
+    names: tuple[str, ...]
+    gone: tuple[int, ...]
+    cells: Ints
+    locked: npt.NDArray[np.bool_]
+
+    def name(self, code: int) -> str:
+        """n7, R3, x7 for what n7 left free, or nothing."""
+        if code >= 0:
+            return f"n{code}" if code else ""
+        at = -code - 1
+        return self.names[at] if at < len(self.names) else f"x{self.gone[at - len(self.names)]}"
+
+
+def page_map(view: View, with_ghosts: bool = True) -> PageMap:
+    """The KV pool of a position. Where two own one page, a node has it before a request, and that before a
+    node that left."""
+    state = view.state
+    size, table = int(state["tree"]["page_size"]), view.table
+    owners = view.once("cells", lambda: _owners(view, size))
+    private = {
+        name: np.array(slots, np.int64) // size
+        for name, request in state["requests"].items()
+        if (slots := request["slots"][request["protected"] :])
+    }
+    ghosts = view.ghosts if with_ghosts else {}
+    left = {number: np.array(_pages(node["slots"], size), np.int64) for number, node in ghosts.items()}
+    owned = owners.nonzero()[0]
+    # A tree on its own has no pool: as many pages as it uses.
+    used = max((int(each.max()) for each in (owned, *private.values()) if len(each)), default=0)
+    last = int(state["kv_tokens"]) // size or used
+    size_of_all = 1 + max([last, used, *(int(each.max()) for each in left.values() if len(each))])
+    cells, locked = np.zeros(size_of_all, np.int64), np.zeros(size_of_all, bool)
+    for at, each in enumerate(left.values()):
+        cells[each] = -len(private) - at - 1
+    for at, each in enumerate(private.values()):
+        cells[each], locked[each] = -at - 1, True
+    cells[owned] = owners[owned]
+    locked[owned] = np.isin(owners[owned], table.id[table.lock_ref > 0])
+    return PageMap(tuple(private), tuple(left), cells[1 : last + 1], locked[1 : last + 1])
+
+
+def _owners(view: View, size: int) -> Ints:
+    owners = PageOwners(size)
+    owners.update({}, view.nodes, list(view.nodes))
+    return owners.cells
 
 
 def host_pool(state: State | ReplayState | View) -> Pool | None:

@@ -10,7 +10,7 @@ from minirad.observe.event import ReplayState
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State
-from viz.trace import host_used
+from viz.trace import View, host_used
 
 
 class Usage(NamedTuple):
@@ -22,14 +22,22 @@ class Usage(NamedTuple):
     private: int
 
 
-def usage_of(state: State | ReplayState) -> Usage:
+def usage_of(state: State | ReplayState | View) -> Usage:
     """Counted from a state. A tree on its own has no pool: nothing is free or private."""
+    if isinstance(state, View):
+        table, rest = state.table, state.state
+        total, protected = int(table.slots.sum()), int(table.slots[table.lock_ref > 0].sum())
+        return _usage(rest, total, protected)
     if isinstance(state, ReplayState):
         rest, nodes = state.rest, list(state.nodes.all_to_look_at())
     else:
         rest, nodes = state, state["tree"]["nodes"]
     total = sum(len(node["slots"]) for node in nodes)
     protected = sum(len(node["slots"]) for node in nodes if node["lock_ref"])
+    return _usage(rest, total, protected)
+
+
+def _usage(rest: State, total: int, protected: int) -> Usage:
     free = int(rest["free"])
     return Usage(free, total - protected, protected, max(int(rest["kv_tokens"]) - free - total, 0))
 

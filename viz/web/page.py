@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from minirad.observe import events as ev
 from minirad.observe.event import ReplayState
@@ -24,6 +27,7 @@ from viz.trace import (
     View,
     has_tiers,
     host_used,
+    is_fleet,
     key_tokens,
     nodes_of,
     path_of,
@@ -34,7 +38,7 @@ from viz.trace import (
     tier_sums,
     units,
 )
-from viz.view.pool import device_pool, host_pool, runs
+from viz.view.pool import host_pool, page_map, runs
 from viz.view.quiz import asked_about
 from viz.view.requests import Life, Lives
 from viz.view.text import asked_text, listed, times, visible
@@ -47,6 +51,11 @@ _TEXT = 600  # characters of a node's text that a view carries
 _CANDIDATES = 12
 _VICTIMS = 8  # that are explained at a time
 _LANES = 60  # requests that the page lists at a time
+_EVENTS = 400  # of a position that are listed
+_CELLS = 4096  # of the pool's map: MOST_CELLS of static/parts.js
+# Of a large tree: nodes that are told of, how many tokens of each one by one, how much of a path's end.
+_BODIES, _PIECES, _SPOKEN = 400, 64, 16
+_LONG = 20_000  # tokens of a node that are no longer decoded all
 
 
 class Page:
@@ -68,6 +77,8 @@ class Page:
         self._asked: dict[str, str] = {}  # what each prompt asks, by the request that came with it
         self._host = ReplayState(trace.recording.header["start"])  # moved on only where it has tiers
         self._tiers = has_tiers(trace.recording.header["start"])
+        self._theirs = is_fleet(trace.recording.header["start"])  # no slots: nothing of a pool is counted
+        self._piece = lru_cache(maxsize=1 << 16)(lambda token: trace.decode([token]))
 
     # ------------------------------------------------------------ the whole run
 
@@ -130,7 +141,9 @@ class Page:
         frame = self.trace.recording.frames[index]
         ended = frame.events[-1] if frame.events else None
         # Cut off between two steps (an eviction by hand, say), it is counted from the state itself.
-        usage = counted_usage(frame) or usage_of(self.trace.view("step", index + 1).state)
+        usage = counted_usage(frame) or (
+            Usage(0, 0, 0, 0) if self._theirs else usage_of(self.trace.view("step", index + 1))
+        )
         tiers = {"h": self._host_used(frame)} if self._tiers else {}
         marks = sorted({event.mark for event in frame.events if event.mark})
         return {
@@ -214,12 +227,13 @@ class Page:
 
     def _parts(self, view: View, options: tree.Options) -> dict[str, tuple[Callable[[], Any], Any]]:
         """How each part of a view is made, and what stands for it where that fails."""
-        nodes = {**view.nodes, **view.ghosts}
+        nodes = view.once("all", lambda: {**view.nodes, **view.ghosts} if view.ghosts else view.nodes)
         parts: dict[str, tuple[Callable[[], Any], Any]] = {
             "svg": (lambda: tree.tree_svg(view, self.trace.decode, options), ""),
-            "nodes": (lambda: {number: self._node(nodes[number], view) for number in sorted(nodes)}, {}),
+            "nodes": (lambda: self._nodes(view, nodes, options), {}),
+            "count": (lambda: len(nodes), 0),
             "pool": (lambda: pool_runs(view), []),
-            "usage": (lambda: usage_of(view.state), Usage(0, 0, 0, 0)),
+            "usage": (lambda: usage_of(view), Usage(0, 0, 0, 0)),
             "requests": (lambda: _requests(view.state, nodes), {}),
             "left": (lambda: self._left(view), {}),
             "events": (lambda: self._events(view), []),
@@ -246,18 +260,29 @@ class Page:
         done = [life for life in self._known() if life.added <= view.frame and life.id not in live]
         if not done:
             return {}
-        children: dict[tuple[int, int], list[State]] = {}
-        for node in view.state["tree"]["nodes"]:
-            children.setdefault((node["parent"], node["namespace"]), []).append(node)
+        children = Children(view)
         return {life.id: spelled_path(children, life.tokens or (), life.namespace) for life in done[-_LANES:]}
 
     def _known(self) -> list[Life]:
         """Requests whose prompt is known, in order of arrival."""
         return [life for life in self._lives.by_id.values() if life.tokens is not None]
 
-    def _node(self, node: State, view: View) -> Json:
+    def _nodes(self, view: View, nodes: Mapping[int, State], options: tree.Options) -> dict[int, Json]:
+        """All nodes by number; of a large tree those that are drawn, or that something else speaks of."""
+        if not tree.by_weight(view, options):
+            return {number: self._node(nodes[number], view) for number in sorted(nodes)}
+        spoken = {node["id"] for node in tree.plan(view, options).nodes}
+        paths = [path_of(nodes, request["node"]) for request in view.state["requests"].values()]
+        paths += [list(event.touches()) for event in view.events[:_EVENTS]]
+        for path in paths:
+            spoken.update(path[-_SPOKEN:])
+        some = sorted(number for number in spoken if number in nodes)
+        return {number: self._node(nodes[number], view, _PIECES) for number in some[-_BODIES:]}
+
+    def _node(self, node: State, view: View, most: int | None = None) -> Json:
+        """most: tokens at most that are given one by one; None: all."""
         tokens, host = key_tokens(node), node.get("host", [])
-        text = self.trace.decode(text_tokens(node))
+        text = self._text(node)
         if len(text) > _TEXT:
             text = f"{text[: _TEXT // 2]} … {text[-_TEXT // 2 :]}"
         return {
@@ -274,10 +299,17 @@ class Page:
                 **({"host": runs(host)} if host else {}),
                 "text": text,
                 "slots": runs(node["slots"]),
-                "size": len(tokens),
-                "pieces": [self.trace.decode([token]) for token in tokens],
+                "size": len(tokens) or units(node),
+                "pieces": [self._piece(token) for token in tokens[:most]],
             },
         }
+
+    def _text(self, node: State) -> str:
+        """What a node says; of a very long one only both ends are decoded."""
+        tokens = text_tokens(node)
+        if len(tokens) <= _LONG:
+            return self.trace.decode(tokens)
+        return f"{self.trace.decode(tokens[:_TEXT])} … {self.trace.decode(tokens[-_TEXT:])}"
 
     def _events(self, view: View) -> list[Json]:
         """Events of the position; by event those of the whole step, the present one marked."""
@@ -287,7 +319,7 @@ class Page:
         else:
             events, now = view.events, None
         shown = [self._event(event, now is None or at == now, now is not None and at > now)
-                 for at, event in enumerate(events[:400])]  # fmt: skip
+                 for at, event in enumerate(events[:_EVENTS])]  # fmt: skip
         return shown if view.granularity == "event" else shown + self._passes(view)
 
     def _passes(self, view: View) -> list[Json]:
@@ -345,7 +377,7 @@ def _reason(victim: Victim) -> Json:
         "runner_up": event.runner_up,
         "free": units(victim.nodes[event.node]) if event.node in victim.nodes else 0,
         **({"host": True} if victim.what == "host" else {}),
-        "others": len(victim.choices),
+        "others": victim.count,
         "candidates": [
             {**{name: leaf[name] for name in names}, "tokens": units(leaf)}
             for leaf in victim.choices[:_CANDIDATES]
@@ -374,14 +406,39 @@ def _model_name(config: Json, parameters: int | None) -> str:
     return f"{name} · {size}"
 
 
-def spelled_path(
-    children: Mapping[tuple[int, int], list[State]], tokens: tuple[int, ...], namespace: int
-) -> list[int]:
-    """Ids of the nodes that hold the beginning of `tokens`. children: by parent and namespace."""
+class Children:
+    """The nodes below a parent that begin with some tokens, found without a look at all the others."""
+
+    def __init__(self, view: View) -> None:
+        self._view, self.page = view, max(int(view.state["tree"]["page_size"]), 1)
+        self._known: dict[int, tuple[set[int], dict[tuple[int, ...], list[State]]]] = {}
+
+    def beginning(self, parent: int, namespace: int, tokens: Sequence[int]) -> list[State]:
+        """Those below `parent` (0: the root) in this namespace whose first page is that of `tokens`."""
+        if parent not in self._known:
+            self._known[parent] = self._below(parent)
+        sizes, known = self._known[parent]
+        return [node for size in sizes for node in known.get((namespace, *tokens[:size]), ())]
+
+    def _below(self, parent: int) -> tuple[set[int], dict[tuple[int, ...], list[State]]]:
+        """A node's first tokens lead to it: as many as a page has, fewer of a node that is shorter."""
+        table, nodes = self._view.table, self._view.nodes
+        place = int(table.places(np.array([parent]))[0]) if parent else len(table)
+        found: dict[tuple[int, ...], list[State]] = {}
+        for number in table.id[table.below.children(place)].tolist():
+            node = nodes[number]
+            first = text_tokens(node)[: self.page]
+            if node["parent"] == parent:  # and not one whose parent is not there
+                found.setdefault((node["namespace"], *first), []).append(node)
+        return {len(first) - 1 for first in found}, found
+
+
+def spelled_path(children: Children, tokens: tuple[int, ...], namespace: int) -> list[int]:
+    """Ids of the nodes that hold the beginning of `tokens`."""
     path: list[int] = []
     at = parent = 0
     while at < len(tokens):
-        for node in children.get((parent, namespace), ()):
+        for node in children.beginning(parent, namespace, tokens[at : at + children.page]):
             held = text_tokens(node)  # of pairs one more than there are units: the next one begins with it
             if held and held[0] == tokens[at] and held == list(tokens[at : at + len(held)]):
                 path.append(node["id"])
@@ -396,8 +453,18 @@ def pool_runs(view: View) -> list[list[Any]]:
     """The owners of the pages, page 1 first, as runs: [owner, how many pages].
 
     "n7" is a node, "R3" a request alone, "x7" free since n7 was evicted in this step or scene, "" free.
+    The page draws `_CELLS` cells at most: of a larger pool only every so many pages are looked at, of which
+    each stands for those up to the next one.
     """
-    return [[owner.name if owner else "", count] for owner, count in device_pool(view).runs()]
+    pool = page_map(view)
+    last = len(pool.cells)
+    each = max(1, -(-last // _CELLS))
+    cells = pool.cells[::each]
+    begins = np.flatnonzero(np.append(True, cells[1:] != cells[:-1])) if last else np.zeros(0, np.int64)
+    codes, ends = cells[begins].tolist(), np.append(begins[1:] * each, last)
+    return [
+        [pool.name(code), count] for code, count in zip(codes, (ends - begins * each).tolist(), strict=True)
+    ]
 
 
 def host_part(view: View) -> Json:
