@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from minirad.errors import path as a_path
+from minirad.fleet.blocks import MOST_BLOCKS
 from minirad.fleet.follow import Delivered, Gap, Restart, Told
 from minirad.fleet.follow import State as RankState
 from minirad.fleet.tree import FleetTree
@@ -167,6 +168,7 @@ class Flight:
         self._frame: _Frame | None = None
         self._ended = float("-inf")  # the last frame
         self._counted = [0, 0, 0]
+        self._full: set[int] = set()  # ranks that hold more than is kept
         self._files: _Files | None = None
         if path is not None:
             self._files = _Files(Path(a_path("path", path)), header, most_bytes, most_files)
@@ -275,6 +277,11 @@ class Flight:
                     if not self._size_known and event.tokens and not event.other_group:
                         self._know_size(event.block_size)
             self.tree.take(rank, event)
+        if self.tree.rank(rank).too_many and rank not in self._full:
+            self._full.add(rank)
+            self._note_trouble(
+                rank, f"it holds more than {MOST_BLOCKS:,} blocks: the others are left out", frame
+            )
 
     def _know_size(self, size: int) -> None:
         """The first block tells how large blocks are: what is recorded starts anew with it."""

@@ -291,6 +291,18 @@ def test_gaps_that_follow_each_other_are_one_and_troubles_of_a_frame_are_few() -
     flight.recording.check()
 
 
+def test_blocks_beyond_the_bound_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minirad.fleet.blocks.MOST_BLOCKS", 10)
+    flight = Flight(block_size=SIZE)
+    for seq in range(3):
+        flight.take(delivered(0, seq, stored(*range(20 * seq, 20 * seq + 20))), float(seq))
+    told = [e.text for frame in flight.recording for e in frame.events if isinstance(e, TroubleSeen)]
+    assert len(told) == 1 and told[0].endswith("blocks: the others are left out")
+    assert (
+        flight.recording.frames[0].events[-1].describe().endswith("20 blocks stored, 0 removed, 11 ignored")
+    )
+
+
 def test_the_first_block_says_how_large_blocks_are(tmp_path: Path) -> None:
     flight = Flight(("tcp://h:1",), path=tmp_path / "run.jsonl")
     flight.take(State(0, "live"), 0.0)
