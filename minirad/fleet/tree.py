@@ -158,7 +158,7 @@ class FleetTree:
             old, cell = block.place, self._cell_for(block)
             if old is cell:
                 continue
-            block.place = cell
+            block.place, block.tokens = cell, cell.tokens  # equal ones are kept once
             users = cell.users
             known = users.get(rank)
             if known is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,6 +137,21 @@ def test_a_step_back_replays_little(large: Recording) -> None:
         view = trace.view("step", end - 11)
     assert 0 < len(applied) <= 400 < 4000
     assert view.state == Trace(large, ids_as_text).view("step", end - 11).state
+
+
+def test_keyframes_share_nodes_in_memory_and_read_from_a_file(tmp_path: Path) -> None:
+    recording = played(5, 60)
+    recording.save(tmp_path / "run.jsonl")
+    for each in (recording, Recording.load(tmp_path / "run.jsonl")):
+        states = [frame.keyframe for frame in each.frames if frame.keyframe is not None]
+        equal = same = 0
+        for before, after in pairwise(states):
+            known = {node["id"]: node for node in before["tree"]["nodes"]}
+            pairs = [(known.get(node["id"]), node) for node in after["tree"]["nodes"]]
+            equal += sum(old == node for old, node in pairs)
+            same += sum(old is node for old, node in pairs)
+        assert same > 3 and (same == equal or each is not recording)
+        each.check()
 
 
 # ---------------------------------------------------------------------- arrays
