@@ -284,7 +284,7 @@ class _Rank:
         import zmq
         from zmq.utils.monitor import recv_monitor_message
 
-        while self._monitor.poll(0):
+        while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             now = time.monotonic()
             if event == zmq.EVENT_CONNECTED:
