@@ -188,7 +188,7 @@ class _Rank:
     ) -> None:
         import zmq
 
-        self._follower, self.number, self.endpoint = follower, number, endpoint
+        self._follower, self.number, self.endpoint, self._bound = follower, number, endpoint, bind
         self.refused = 0  # messages of which nothing was read
         self.wanted = False  # to be asked whether anything was missed
         self.state = ""
@@ -202,7 +202,9 @@ class _Rank:
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._stranger = False  # who listens there has not yet shown that it speaks ZeroMQ
         self._missed_at = self._live_at + PATIENCE
-        self._connect_at = float("inf")  # anew: ZeroMQ itself does not go back to a stranger
+        self._connect_at = float(
+            "inf"
+        )  # ZeroMQ itself does not go back to who broke its rules or sent too much
         self._monitor = self._sub.get_monitor_socket(
             zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
@@ -282,19 +284,20 @@ class _Rank:
         import zmq
         from zmq.utils.monitor import recv_monitor_message
 
-        while self._monitor.poll(0):
+        while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             now = time.monotonic()
             if event == zmq.EVENT_CONNECTED:
                 self._stranger = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._stranger, self._was_up, self._live_at = False, True, now
-                self._missed_at = float("inf")
+                self._missed_at = self._connect_at = float("inf")
                 self.order.connected(now)
-            elif self._stranger:
-                self._stranger, self._connect_at = False, now + 1
-                self._refuse(f"what listens at {self.endpoint} is no publisher of events")
             else:
+                if self._stranger:
+                    self._refuse(f"what listens at {self.endpoint} is no publisher of events")
+                self._stranger = False
+                self._connect_at = float("inf") if self._bound else now + 1
                 self.order.disconnected()
 
     def _connect_anew(self) -> None:

@@ -162,7 +162,6 @@ class Order:
 
     def _restart(self, why: str, now: float) -> None:
         self.last, self._live, self._seen = -1, self._held[-1][0] if self._held else -1, b""
-        self._progress = False
         self._tell.restart(why)
         if self._replay:
             self._ask(now)

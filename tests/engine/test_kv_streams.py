@@ -65,9 +65,11 @@ def _shapes(tmp_path: Path, shape: str, hashes: str, *more: str, late: bool = Fa
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as source:
         try:
+            while source.poll() is None and any(_free(port + at) for at in range(4)):
+                time.sleep(0.05)  # it is not there yet; then it waits for a second, and sends for half a one
             if late:
-                time.sleep(4)
-            rebuilt = _finish(_follow(port, 2, seconds=1 if late else 4.5))
+                time.sleep(3)
+            rebuilt = _finish(_follow(port, 2, seconds=1 if late else 4))
             printed = json.loads(source.communicate(timeout=60)[0])
         finally:
             source.kill()

@@ -231,6 +231,54 @@ def test_what_cannot_be_held_is_asked_for_again(monkeypatch: Any) -> None:
     assert told.take() == [(*message(number), True) for number in range(3, 7)]
 
 
+def test_an_answer_without_its_end_is_asked_for_again() -> None:
+    ordered, told = following(0)
+    ordered.live(*message(3), 1.0)
+    ordered.answer(*message(0), 1.1)
+    ordered.answer(*message(1), 1.1)
+    ordered.tick(1.1 + PATIENCE)
+    assert told.question == 1 and told.take() == [(*message(1), True)]
+    for number in (1, 2):
+        ordered.answer(*message(number), 7.0)
+    ordered.answers_end(7.0)
+    assert told.take() == [(*message(2), True), (*message(3), False)]
+
+
+def test_what_is_held_fills_what_the_answer_lacks() -> None:
+    told = Told()
+    ordered = Order(told, replay=True)
+    ordered.connected(0.0)
+    for number in (3, 4):
+        ordered.live(*message(number), 0.1)
+    ordered.answer(*message(5), 0.2)
+    assert [each[:3] for each in told.take()] == [
+        ("gap", 0, 2), (*message(3), False), (*message(4), False), (*message(5), True),
+    ]  # fmt: skip
+
+
+def test_what_was_held_of_the_publisher_before_is_dropped() -> None:
+    ordered, told = following(0)
+    ordered.live(*message(5), 1.0)
+    ordered.live(*message(0, epoch=1), 1.1)
+    ordered.answer(*message(0, epoch=1), 1.2)
+    ordered.answers_end(1.2)
+    assert told.take() == [("restart", "message 0 came after message 5"), (*message(0, epoch=1), True)]
+
+
+def test_one_restart_is_told_once() -> None:
+    ordered, told = following(0)
+    ordered.live(*message(1), 1.0)
+    ordered.disconnected()
+    ordered.connected(2.0)
+    ordered.answer(*message(1, epoch=1), 2.1)
+    for number in (0, 1):
+        ordered.answer(*message(number, epoch=1), 2.2)
+    ordered.answers_end(2.2)
+    told.take()
+    ordered.live(*message(1, epoch=1), 2.3)  # late, and no sign of another publisher
+    assert told.take() == [] and ordered.duplicates == 1
+
+
 class Publisher(RuleBasedStateMachine):
     """A publisher with a small buffer, a network that loses messages and parts of answers, and an Order.
 
