@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minirad.fleet import blocks as blocks_module
 from minirad.fleet.blocks import Block, RankBlocks
+from minirad.fleet.flight import Flight
+from minirad.fleet.follow import Delivered, Gap, Restart
 from minirad.fleet.tree import FleetTree
-from minirad.fleet.wire import Cleared, Hash, Record, Removed, Stored
+from minirad.fleet.wire import Batch, Cleared, Hash, Record, Removed, Stored
 from minirad.observe.event import Event
 from minirad.observe.fleet_events import (
     empty_state,
 )
 from minirad.observe.reading import check_state
-from minirad.observe.replay import CheckedReplay
+from minirad.observe.replay import CheckedReplay, Frame
 from minirad.observe.snapshot import State
 
 RANKS = 3
@@ -328,3 +332,173 @@ def test_forests_and_the_merged_tree_equal_naive_ones(stream: list[list[tuple[in
         told.take(frame)
     told.take([(rank, Cleared()) for rank in range(RANKS)])
     assert told.is_empty()
+
+
+batches = st.lists(
+    st.one_of(
+        st.lists(told, max_size=5),
+        st.builds(Restart, ranks, st.just("it came back")),
+        st.builds(lambda rank, first: Gap(rank, first, first + 2, "lost"), ranks, st.integers(0, 9)),
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches, st.floats(0, 0.3))
+def test_a_flight_of_any_stream_is_a_recording(stream: list[Any], step: float) -> None:
+    flight, now, trees = Flight(block_size=2), 0.0, [NaiveRank() for _ in range(RANKS)]
+    for seq, each in enumerate(stream):
+        now += step
+        if isinstance(each, Restart):
+            trees[each.rank] = NaiveRank()
+        if not isinstance(each, list):
+            flight.take(each, now)
+            continue
+        for rank in range(RANKS):
+            own = tuple(event for other, event in each if other == rank)
+            flight.take(Delivered(rank, seq, Batch(0.0, own, rank), False), now)
+            for event in own:
+                trees[rank].take(event)
+    flight.close(now)
+    recording = flight.recording
+    recording.check()
+    assert [Frame.from_json(frame.to_json()) for frame in recording] == recording.frames
+    state = recording.state(len(recording) - 1)
+    assert state["tree"]["nodes"] == flight.tree.snapshot()["nodes"]
+    assert [forest(flight.tree.rank(rank)) for rank in range(RANKS)] == [t.everything() for t in trees]
+
+
+# ------------------------------------------------------------------ large and odd streams
+
+
+def chain_of(first: int, size: int) -> Stored:
+    names = range(first, first + size)
+    return Stored(tuple(names), first - 1 if first else None, tuple((name % 9, 7) for name in names), 2)
+
+
+def told_by(tree: FleetTree, replay: CheckedReplay, *events: Record, rank: int = 0) -> list[str]:
+    """The kinds of events of one frame, which the replay takes."""
+    for event in events:
+        tree.take(rank, event)
+    found = tree.changes(1)
+    for each in found:
+        replay.apply(each)
+    tree.check()
+    assert replay.snapshot()["tree"]["nodes"] == tree.snapshot()["nodes"]
+    return [type(each).__name__ for each in found]
+
+
+def test_a_deep_chain_is_one_node_whatever_becomes_of_it() -> None:
+    tree, replay = FleetTree(), CheckedReplay(empty_state(2))
+    size = 10_000
+    assert told_by(tree, replay, chain_of(0, size)) == ["NodeStored"]
+    assert told_by(tree, replay, chain_of(0, size), rank=1) == ["NodeHeld"]
+    assert told_by(tree, replay, chain_of(size, 5)) == ["NodeStored"]  # only one of them has it
+    assert told_by(tree, replay, chain_of(size, 5), rank=1) == ["NodeHeld", "NodesJoined"]
+    assert told_by(tree, replay, Removed((size + 4,))) == ["NodeDivided", "NodeLost"]
+    assert told_by(tree, replay, Removed((5000,))) == ["NodeDivided", "NodeDivided", "NodeLost"]
+    assert told_by(tree, replay, Removed((size + 4,)), rank=1) == ["NodeLeft"]
+    assert told_by(tree, replay, Cleared(), rank=1).count("NodeLost") == 3
+    node = tree.nodes[next(iter(tree.nodes))]
+    assert [n.held for n in tree.nodes.values()].count(()) == 1 and node.blocks > 1  # a hole in its middle
+    assert told_by(tree, replay, Removed(tuple(range(size + 4)))) == ["NodeLeft"] * 3
+    assert not tree.nodes and not tree.ranks[0].blocks and tree.ranks[0].unknown_removals == 1
+
+
+def test_a_chain_that_is_told_from_its_end_is_moved_and_not_told_anew() -> None:
+    tree, replay = FleetTree(), CheckedReplay(empty_state(2))
+    size = 300
+    for at in range(size - 1, -1, -1):
+        kinds = told_by(tree, replay, chain_of(at, 1))
+        if 0 < at < size - 1:  # a placeholder above, the block below it, what is known below that
+            assert kinds == ["NodeStored", "NodeStored", "NodeMoved", "NodeLeft", "NodesJoined"]
+    (node,) = tree.nodes.values()
+    assert node.blocks == size and len(replay.nodes) == 1
+
+
+def test_orphans_of_two_ranks_meet_under_one_place_and_leave_it_one_by_one() -> None:
+    tree, replay = FleetTree(), CheckedReplay(empty_state(2))
+    assert told_by(tree, replay, chain_of(5, 3)) == ["NodeStored", "NodeStored"]
+    assert told_by(tree, replay, chain_of(5, 3), rank=1) == ["NodeHeld"]
+    kinds = told_by(tree, replay, Stored((4,), None, ((4, 7),), 2))
+    assert sorted(kinds) == ["NodeLost", "NodeStored"], "one run of four blocks; the other rank waits"
+    kinds = told_by(tree, replay, Stored((4,), None, ((4, 7),), 2), rank=1)
+    assert sorted(kinds) == ["NodeHeld", "NodeLeft", "NodeLeft"] and len(tree.nodes) == 1
+
+
+def test_a_rank_that_clears_much_is_told_by_runs() -> None:
+    tree = FleetTree()
+    for first in range(0, 40_000, 100):
+        names = range(first, first + 100)
+        tree.take(0, Stored(tuple(names), None, tuple((name, 7) for name in names), 2))
+    assert len(tree.changes(1)) == 400
+    tree.clear(0)
+    assert [type(each).__name__ for each in tree.changes(2)] == ["NodeLeft"] * 400
+    tree.check()
+    assert not tree._top and not tree.sums[0]["media"]
+
+
+def test_namespaces_give_their_numbers_back() -> None:
+    tree, replay = FleetTree(), CheckedReplay(empty_state(2))
+    for at in range(20):
+        told_by(tree, replay, Stored((at,), None, ((1, 7),), 2, spaces=((f"tenant {at}",),)))
+        if at >= 3:
+            told_by(tree, replay, Removed((at - 3,)))
+    assert len(tree.spaces) == 5 and set(tree.spaces) > {f"tenant {at}" for at in (17, 18, 19)}
+    names = {replay.tree["spaces"][node["namespace"]] for node in replay.nodes.values()}
+    assert names == {f"tenant {at}" for at in (17, 18, 19)}
+
+
+def test_what_may_be_there_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "MOST_MAYBE", 10)
+    tree, replay = FleetTree(), CheckedReplay(empty_state(2))
+    for at in range(30):
+        told_by(
+            tree, replay, *(Stored((at,), None, ((at, 7),), 2),) * 2, Removed((at,))
+        )  # told twice, removed once
+    rank = tree.ranks[0]
+    assert list(rank.maybe) == list(range(20, 30)) == list(rank.blocks)
+    assert {text for node in tree.nodes.values() for _, text in node.held} == {"?"}
+    assert sorted(rank.as_json()["ambiguous"]) == [str(at) for at in range(20, 30)]
+    assert not rank.as_json()["blocks"] and rank.as_json()["duplicates"] == 30
+    told_by(tree, replay, Stored((25,), None, ((25, 7),), 2))
+    assert rank.as_json()["blocks"]["25"]["ambiguous"] and len(rank.maybe) == 9
+
+
+def test_blocks_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "MOST_BLOCKS", 50)
+    blocks = RankBlocks()
+    blocks.take(chain_of(0, 80))
+    blocks.take(chain_of(1000, 2))
+    assert len(blocks.blocks) <= 50 and blocks.too_many > 30
+    blocks.take(Removed(tuple(range(80))))
+    assert not blocks.blocks
+
+
+def test_blocks_that_would_be_their_own_ancestors_are_not() -> None:
+    blocks = RankBlocks()
+    blocks.take(Stored((1, 2, 1), None, ((1, 7),) * 3, 2))
+    blocks.take(Stored((5,), 5, ((5, 7),), 2))
+    blocks.take(Stored((6,), 7, ((6, 7),), 2))
+    blocks.take(Stored((7,), 6, ((7, 7),), 2))
+    parents = {name: block["parent"] for name, block in blocks.as_json()["blocks"].items()}
+    assert parents == {"1": None, "2": "1", "5": None, "6": "7", "7": None} and blocks.conflicts == 3
+
+
+def test_a_block_of_other_names_and_equal_tokens_is_one_with_the_first() -> None:
+    """Older servers tell no adapter's name: two hashes, one content."""
+    tree, replay = FleetTree(), CheckedReplay(empty_state(2))
+    one, two = Stored((1,), None, ((3, 7),), 2), Stored((2,), None, ((3, 7),), 2, "CPU")
+    assert told_by(tree, replay, one) == ["NodeStored"]
+    assert told_by(tree, replay, two) == ["NodeHeld"]
+    assert told_by(tree, replay, Removed((1,))) == ["NodeLost"]
+    assert told_by(tree, replay, Removed((2,), "CPU")) == ["NodeLeft"]
+
+
+def test_media_of_any_name_are_told_in_letters() -> None:
+    tree, replay = FleetTree(), CheckedReplay(empty_state(2))
+    told_by(tree, replay, Stored((1,), None, ((3, 7),), 2, "<b>+0:?\n" + "x" * 90))
+    (node,) = replay.snapshot()["tree"]["nodes"]
+    assert node["held"] == {"0": "_b__0___" + "x" * 24}
+    check_state(replay.snapshot())
