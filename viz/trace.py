@@ -37,7 +37,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ from minirad.observe.snapshot import (
     tier_of,
     units,
 )
-from viz.view.columns import RESTS, Columns, Table, changes, table_of
+from viz.view.columns import RESTS, Columns, Ints, PageOwners, Table, changes, table_of
 from viz.words import (
     Decode,
     decoder_for,
@@ -96,9 +96,9 @@ MARKS: dict[type[Event], str] = {kind: kind.mark for kind in EVENT_TYPES if kind
 
 # How much the views that are kept may hold together, in numbers (tokens, slots, fields of nodes). A number
 # takes some 8 bytes, so these are tens of megabytes, however large the tree.
-KEPT_NUMBERS = 4_000_000
+KEPT_NUMBERS = 8_000_000
 _NUMBERS_OF_A_NODE = 64  # what a node that no other view shares takes beside its tokens and slots
-_NUMBERS_OF_A_PLACE = 32  # what a node takes in the lists of each view
+_NUMBERS_OF_A_PLACE = 24  # what a node takes in the lists of each view
 # Going back, about so many events are replayed: a longer replay leaves states behind, so many of them.
 _LANDMARK_EVENTS, _LANDMARKS = 2000, 24
 
@@ -171,7 +171,7 @@ class Trace:
         self._bumps: list[tuple[int, tuple[int, ...]]] = []  # events before it, dead namespaces from then on
         self._walk: _Walk | None = None
         self._views = _KeptViews(kept)
-        self._columns = Columns()
+        self._columns, self._owners = Columns(), PageOwners(1)
         self._tabled: tuple[ReplayState | None, dict[int, State]] = None, {}  # which nodes stand in them
         self._landmarks: OrderedDict[int, tuple[State, dict[int, State]]] = OrderedDict()  # after frames
 
@@ -336,23 +336,28 @@ class Trace:
         stale = frozenset(number for at, new in self._bumps if at < end for number in new)
         changed = walk.state.nodes.changed()
         nodes = walk.state.nodes.keep_all()
-        table = self._table(walk, nodes, changed)
+        table, cells = self._arrays(walk, nodes, changed)
         status, also, marked = walk.statuses(nodes, table, stale)
         own = sum(_numbers_of(nodes[number]) for number in changed if number in nodes)
         return View(
             granularity, index, frame, int(walk.state.rest.get("step", 0)),
             self._title(granularity, index, frame), events, so_far, walk.state.snapshot(nodes), status,
             also, dict(walk.ghosts), frozenset(n for e in events for n in e.touches()),
-            {"own": own, "nodes": nodes, "table": table, "marked": marked},
+            {"own": own, "nodes": nodes, "table": table, "marked": marked, "cells": cells},
         )  # fmt: skip
 
-    def _table(self, walk: _Walk, nodes: dict[int, State], changed: Iterable[int]) -> Table:
-        """The nodes as arrays. After a jump most are those of the view before, the very same objects."""
-        (state, before), columns = self._tabled, self._columns
-        self._tabled, self._columns = (None, {}), Columns()  # should it fail, all is read anew
-        columns.update(nodes, changed if state is walk.state else changes(before, nodes))
-        self._tabled, self._columns = (walk.state, nodes), columns
-        return columns.table()
+    def _arrays(self, walk: _Walk, nodes: dict[int, State], changed: Collection[int]) -> tuple[Table, Ints]:
+        """Nodes, and which of them has each page. After a jump most nodes are the very same objects."""
+        (state, before), columns, owners = self._tabled, self._columns, self._owners
+        if state is None:
+            columns, owners, changed = Columns(), PageOwners(walk.state.page_size), list(nodes)
+        elif state is not walk.state:
+            changed = changes(before, nodes)
+        self._tabled = None, {}  # should it fail, all is read anew
+        columns.update(nodes, changed)
+        owners.update(before, nodes, list(changed))
+        self._tabled, self._columns, self._owners = (walk.state, nodes), columns, owners
+        return columns.table(), owners.cells.copy()
 
     def _title(self, granularity: str, index: int, frame: int) -> str:
         if frame < 0:
@@ -435,6 +440,7 @@ def _numbers(view: View) -> int:
     """About how many numbers a view holds that no view before it shares."""
     own = view.once("own", lambda: 0) + sum(map(_numbers_of, view.state["requests"].values()))
     places = _NUMBERS_OF_A_PLACE * (len(view.state["tree"]["nodes"]) + len(view.ghosts))
+    places += len(view.once("cells", lambda: ()))
     return own + places + _NUMBERS_OF_A_NODE + len(view.events) + len(view.so_far)
 
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from operator import le
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from minirad.observe.snapshot import State
@@ -224,14 +226,13 @@ class Nodes(dict[int, State]):
 
     __slots__ = ("_gone", "_last", "_own", "_rising")
 
-    def __init__(self, nodes: Mapping[int, State]) -> None:
+    def __init__(self, nodes: Mapping[int, State], rising: bool = False) -> None:
+        """rising: they are known to stand in the order of their numbers."""
         super().__init__(nodes)
         self._own: set[int] = set()  # those that no snapshot has
         self._gone: set[int] = set()  # taken out since the last snapshot
-        numbers = list(self)
-        rising = sorted(numbers)
-        self._rising = numbers == rising  # they stand in the order of their numbers, up to the last one
-        self._last = rising[-1] if rising else 0
+        self._last = max(self, default=0)
+        self._rising = rising or all(map(le, self, islice(self, 1, None)))
 
     def __getitem__(self, number: int) -> State:
         node = super().__getitem__(number)
@@ -319,11 +320,12 @@ class ReplayState:
     """
 
     def __init__(self, snapshot: State, nodes: Mapping[int, State] | None = None) -> None:
-        """nodes: the snapshot's by number, if at hand."""
+        """nodes: the snapshot's by number, in increasing order, if at hand."""
         rest = dict(snapshot)
         tree = dict(rest.pop("tree"))
         listed = tree.pop("nodes")
-        self.nodes = Nodes({node["id"]: node for node in listed} if nodes is None else nodes)
+        by_number = {node["id"]: node for node in listed} if nodes is None else nodes
+        self.nodes = Nodes(by_number, rising=nodes is not None)
         self.tree: State = _deep(tree)
         self.requests: dict[str, State] = {n: _copied(each) for n, each in rest.pop("requests").items()}
         self.waiting: list[str] = list(rest.pop("waiting"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import compress, filterfalse
+from itertools import chain, compress, filterfalse
 from operator import is_not, itemgetter
 
 import numpy as np
@@ -158,6 +158,31 @@ def _rows(nodes: Sequence[State]) -> Ints:
     made[2, special] = [units(nodes[at]) for at in special]
     made[7, special] = [RESTS.index(rest_of(nodes[at])) for at in special]
     return made
+
+
+class PageOwners:
+    """Which node has each page of the pool (0: none), kept up like `Columns`."""
+
+    def __init__(self, page_size: int) -> None:
+        self._size, self.cells = page_size, np.zeros(1024, np.int64)
+
+    def update(self, before: Mapping[int, State], nodes: Mapping[int, State], changed: Sequence[int]) -> None:
+        """`changed` nodes have other slots than `before`, or may have."""
+        self._paint([before[number] for number in changed if number in before], clear=True)
+        self._paint([nodes[number] for number in changed if number in nodes], clear=False)
+
+    def _paint(self, nodes: Sequence[State], clear: bool) -> None:
+        parts = [node["slots"][:: self._size] for node in nodes]
+        pages = np.fromiter(chain.from_iterable(parts), np.int64) // self._size
+        if not len(pages):
+            return
+        if (most := int(pages.max())) >= len(self.cells):
+            self.cells = np.append(self.cells, np.zeros(most + 1, np.int64))
+        owner = np.fromiter(map(itemgetter("id"), nodes), np.int64, len(nodes))
+        owners = np.repeat(owner, np.fromiter(map(len, parts), np.int64, len(nodes)))
+        if clear:
+            pages, owners = pages[self.cells[pages] == owners], np.int64(0)
+        self.cells[pages] = owners
 
 
 def table_of(nodes: Mapping[int, State]) -> Table:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from minirad.observe.event import ReplayState
 from minirad.observe.snapshot import State
 from viz.trace import Decode, View, has_tiers, ids_as_text, key_tokens, tier_of
-from viz.view.columns import Ints
+from viz.view.columns import Ints, PageOwners
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,8 +128,7 @@ def page_map(view: View, with_ghosts: bool = True) -> PageMap:
     node that left."""
     state = view.state
     size, table = int(state["tree"]["page_size"]), view.table
-    pages = _flat([view.nodes[number] for number in table.id.tolist()], size)
-    held = -(-table.slots // size)
+    owners = view.once("cells", lambda: _owners(view, size))
     private = {
         name: np.array(slots, np.int64) // size
         for name, request in state["requests"].items()
@@ -138,24 +136,25 @@ def page_map(view: View, with_ghosts: bool = True) -> PageMap:
     }
     ghosts = view.ghosts if with_ghosts else {}
     left = {number: np.array(_pages(node["slots"], size), np.int64) for number, node in ghosts.items()}
-    used = max(
-        (int(each.max()) for each in (pages, *private.values(), *left.values()) if len(each)), default=0
-    )
+    owned = owners.nonzero()[0]
+    # A tree on its own has no pool: as many pages as it uses.
+    used = max((int(each.max()) for each in (owned, *private.values()) if len(each)), default=0)
     last = int(state["kv_tokens"]) // size or used
-    cells, locked = np.zeros(max(last, used) + 1, np.int64), np.zeros(max(last, used) + 1, bool)
+    size_of_all = 1 + max([last, used, *(int(each.max()) for each in left.values() if len(each))])
+    cells, locked = np.zeros(size_of_all, np.int64), np.zeros(size_of_all, bool)
     for at, each in enumerate(left.values()):
         cells[each] = -len(private) - at - 1
     for at, each in enumerate(private.values()):
         cells[each], locked[each] = -at - 1, True
-    cells[pages] = np.repeat(table.id, held)
-    locked[pages] = np.repeat(table.lock_ref > 0, held)
+    cells[owned] = owners[owned]
+    locked[owned] = np.isin(owners[owned], table.id[table.lock_ref > 0])
     return PageMap(tuple(private), tuple(left), cells[1 : last + 1], locked[1 : last + 1])
 
 
-def _flat(nodes: Sequence[State], size: int) -> Ints:
-    """The pages of all nodes, one after another."""
-    parts = (node["slots"][::size] for node in nodes) if size > 1 else (node["slots"] for node in nodes)
-    return np.fromiter(chain.from_iterable(parts), np.int64) // size
+def _owners(view: View, size: int) -> Ints:
+    owners = PageOwners(size)
+    owners.update({}, view.nodes, list(view.nodes))
+    return owners.cells
 
 
 def host_pool(state: State | ReplayState | View) -> Pool | None:

@@ -58,7 +58,8 @@ def question_for(trace: Trace, granularity: str, index: int) -> Question | None:
 
 def _victim_question(victim: Victim) -> Question:
     event = victim.event
-    leaves = tuple(f"n{number}" for number in sorted(node["id"] for node in victim.choices))
+    few = len(victim.choices) == victim.count  # of a large tree, any node may be named
+    leaves = tuple(f"n{number}" for number in sorted(node["id"] for node in victim.choices if few))
     text = f"Room is needed, and the policy is {event.policy}. Which node is evicted first?"
     return Question("victim", text, f"n{event.node}", leaves, event.describe())
 
@@ -78,7 +79,7 @@ def why(trace: Trace, view: View, most: int = 3) -> list[str]:
 def _why(victim: Victim) -> str:
     event, nodes = victim.event, victim.nodes
     where = {"demoted": "to the host ", "host": "from the host "}.get(victim.what, "")
-    others = len(victim.choices) - 1
+    others = victim.count - 1
     line = f"n{event.node} went {where}by the policy {event.policy}: {event.reason}. "
     if event.runner_up and event.runner_up in nodes:
         line += f"{_key(nodes, event.node)}, the runner-up {_key(nodes, event.runner_up)}."

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
 
 from minirad.observe import events as ev
 from minirad.observe.event import ReplayState
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import State
-from viz.trace import Decode, Trace, View, decoder_for, evictable_leaves, text_tokens, units
+from viz.trace import Decode, Trace, View, decoder_for, evictable_leaves, text_tokens, tier_of, units
+from viz.view.columns import RESTS, Table
+
+LARGE = 3000  # nodes; of a larger tree only so many choices are told
+MOST_CHOICES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +24,14 @@ class Victim:
     """An eviction, with the state just before it.
 
     nodes: all of the tree by id, good until the next victim is asked for. choices: those of them that could
-    have gone (the victim first, then the runner-up, then by last access).
+    have gone (the victim first, then the runner-up, then by last access); of a large tree the first ones of
+    so many as `count` says.
     """
 
     event: ev.AnyEviction
     nodes: dict[int, State]
     choices: list[State]
+    count: int
 
     @property
     def what(self) -> str:
@@ -42,22 +51,78 @@ def victims(trace: Trace, view: View) -> Iterator[Victim]:
         return
     on_view = {id(event) for event in view.events}
     first = first_frame(trace, view)
-    state = trace.recording.replay_to(first - 1)
+    before = trace.view("step", first)
+    state = ReplayState(before.state, before.nodes)
+    leaves = _Leaves(state, before.table)
     for frame in range(first, view.frame + 1):
         for event in trace.frame_events(frame):
             gone = ev.eviction(event)
             if gone is not None and id(event) in on_view:
-                yield _victim(gone, state.nodes)
+                yield _victim(gone, leaves.nodes(), leaves)
             try:
                 state.apply(event)
             except (KeyError, ValueError):
                 return
 
 
-def _victim(event: ev.AnyEviction, nodes: dict[int, State]) -> Victim:
-    choices = evictable_leaves(nodes, host=event.victim == "host")
+def _victim(event: ev.AnyEviction, nodes: dict[int, State], leaves: _Leaves) -> Victim:
+    host = event.victim == "host"
+    if len(nodes) > LARGE:
+        choices, count = leaves.oldest(host, {event.node, event.runner_up or 0})
+    else:
+        choices = evictable_leaves(nodes, host)
+        count = len(choices)
     choices.sort(key=lambda n: (n["id"] != event.node, n["id"] != event.runner_up, n["last_access"], n["id"]))
-    return Victim(event, nodes, choices)
+    return Victim(event, nodes, choices, count)
+
+
+class _Leaves:
+    """The evictable leaves of a large tree, from its arrays before the step and what has changed since."""
+
+    def __init__(self, state: ReplayState, before: Table) -> None:
+        self._state, self._before = state, before
+        self._sorted: dict[bool, list[int]] = {}
+
+    def nodes(self) -> dict[int, State]:
+        """All nodes, to look at."""
+        return dict.copy(self._state.nodes)
+
+    def oldest(self, host: bool, wanted: set[int]) -> tuple[list[State], int]:
+        """Those that were used least recently (and the `wanted` ones), and how many leaves there are."""
+        table, nodes = self._before, self._state.nodes
+        changed = self._state.nodes.changed()
+        places = table.places(np.array(sorted(changed), np.int64))
+        parents = set(table.parent[places[places < len(table)]].tolist())
+        parents |= {nodes.look(number)["parent"] for number in changed if number in nodes}
+        unsure = changed | parents | wanted
+        before = self._leaves_before(host)
+        at_all = len(before) - len(unsure.intersection(before))
+        found = list(islice((number for number in before if number not in unsure), MOST_CHOICES))
+        now = [number for number in unsure if number in nodes and self._is_leaf(number, host, changed)]
+        return [nodes.look(number) for number in (*found, *now)], at_all + len(now)
+
+    def _leaves_before(self, host: bool) -> list[int]:
+        """Before the step, by last access."""
+        if host not in self._sorted:
+            table = self._before
+            there = table.slots > 0
+            with_child = np.zeros(len(table) + 1, bool)
+            with_child[table.above[slice(None) if host else there]] = True
+            alone = table.rest == RESTS.index("host") if host else there & (table.lock_ref == 0)
+            leaves = np.flatnonzero(alone & ~with_child[:-1])
+            order = np.lexsort((table.id[leaves], table.last_access[leaves]))
+            self._sorted[host] = table.id[leaves[order]].tolist()
+        return self._sorted[host]
+
+    def _is_leaf(self, number: int, host: bool, changed: set[int]) -> bool:
+        nodes, table = self._state.nodes, self._before
+        node, place = nodes.look(number), int(table.places(np.array([number]))[0])
+        if tier_of(node) != "host" if host else not node["slots"] or node["lock_ref"]:
+            return False
+        same = table.below.children(place).tolist() if place < len(table) else []
+        below = [child for at in same if (child := int(table.id[at])) not in changed]
+        below += [child for child in changed if child in nodes and nodes.look(child)["parent"] == number]
+        return not any(host or nodes.look(child)["slots"] for child in below)
 
 
 # ---------------------------------------------------------------------- of a whole recording

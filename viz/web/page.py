@@ -383,7 +383,7 @@ def _reason(victim: Victim) -> Json:
         "runner_up": event.runner_up,
         "free": units(victim.nodes[event.node]) if event.node in victim.nodes else 0,
         **({"host": True} if victim.what == "host" else {}),
-        "others": len(victim.choices),
+        "others": victim.count,
         "candidates": [
             {**{name: leaf[name] for name in names}, "tokens": units(leaf)}
             for leaf in victim.choices[:_CANDIDATES]
