@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import IO
 
 from minirad.errors import path as a_path
-from minirad.fleet.follow import Delivered, Gap, Restart, Told, Trouble
+from minirad.fleet.follow import Delivered, Gap, Restart, Told
+from minirad.fleet.follow import State as RankState
 from minirad.fleet.tree import FleetTree
 from minirad.fleet.wire import Cleared, Stored
 from minirad.observe.event import Event, ReplayState
@@ -47,6 +48,7 @@ from minirad.observe.snapshot import State
 
 TOGETHER = 0.1  # seconds of which the batches are one frame
 MOST_NUMBERS = 12_000_000  # of a chapter; a number takes 8 to 40 bytes
+SILENCES = 5.0  # seconds after which it is told that a rank is silent, where nothing else is to be told
 LARGEST_FRAME = 2_000_000  # numbers in messages that are waited for to be one frame
 LARGEST_FILE = 64 << 20  # bytes
 MOST_FILES = 16
@@ -120,9 +122,15 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Frame:
-    """What came since the last frame."""
+    """What came since the last frame. since: when the first of it did; batch: when the first batch did.
+
+    states: of ranks. waits: nothing came but that ranks are silent, or no longer.
+    """
 
     since: float
+    waits: bool = True
+    batch: float | None = None
+    states: dict[int, str] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     ranks: dict[int, _Pending] = field(default_factory=dict)
     cleared: set[int] = field(default_factory=set)
@@ -133,9 +141,9 @@ class _Frame:
 class Flight:
     """Turns what a follower tells into a recording in memory, and in files if there is a path.
 
-    endpoints: of each rank, as they are shown. block_size: None: that of the first block that is told. path:
-    of the first file (replaced if it is there; later ones never replace one). tokenizer: a folder, or None.
-    notes: texts for the header (title, workload). most_numbers: of a chapter. most_bytes: of a file.
+    endpoints: of each rank, as they are shown. block_size: None or 0: that of the first block that is told.
+    path: of the first file (replaced if it is there; later ones never replace one). tokenizer: a folder, or
+    None. notes: texts for the header (title, workload). most_numbers: of a chapter. most_bytes: of a file.
     trouble: one sentence while nothing can be written, else "". files: those that are kept, the oldest first.
 
     OSError if the first file cannot be written. May be used from several threads.
@@ -149,7 +157,7 @@ class Flight:
         self.tree = FleetTree()
         self._endpoints, self._most = list(endpoints), most_numbers
         self._state = ReplayState(empty_state(block_size or 1))
-        self._size_known = block_size is not None
+        self._size_known = bool(block_size)
         header = {
             "minirad": SCHEMA, "config": {}, "model": {"parameters": None, "tokenizer": tokenizer or ""},
             "notes": dict(notes or {}), "start": self._state.snapshot(),
@@ -181,15 +189,17 @@ class Flight:
                 self._cut(now)  # a rank's numbers before and after it are of two frames
             if self._frame is None:
                 self._frame = _Frame(now)
-            self._note(told, self._frame)
-            if now - self._ended >= TOGETHER or self._frame.numbers > LARGEST_FRAME:
+            frame = self._frame
+            self._note(told, frame, now)
+            if (now - self._ended >= TOGETHER and not frame.waits) or frame.numbers > LARGEST_FRAME:
                 self._cut(now)
 
     def tick(self, now: float | None = None) -> None:
         """Ends a frame for which nothing more is waited; to be called every 0.1 s or so."""
         with self._lock:
             now = time.monotonic() if now is None else now
-            if self._frame is not None and now - self._frame.since >= TOGETHER:
+            frame = self._frame
+            if frame is not None and now - frame.since >= (SILENCES if frame.waits else TOGETHER):
                 self._cut(now)
 
     def close(self, now: float | None = None) -> None:
@@ -201,9 +211,16 @@ class Flight:
 
     # ------------------------------------------------------------ a frame
 
-    def _note(self, told: Told, frame: _Frame) -> None:
+    def _note(self, told: Told, frame: _Frame, now: float) -> None:
         rank, events = told.rank, frame.events
+        if isinstance(told, RankState):
+            was = self._known_state(rank)
+            frame.states[rank] = told.state
+            frame.waits = frame.waits and {was, told.state} <= {"live", "silent"}
+            return
+        frame.waits = False
         if isinstance(told, Delivered):
+            frame.batch = now if frame.batch is None else frame.batch
             self._take_batch(told, frame)
         elif isinstance(told, Gap):
             last = events[-1] if events else None
@@ -214,11 +231,21 @@ class Flight:
         elif isinstance(told, Restart):
             events.append(RankRestarted(rank, _short(told.why)))
             self.tree.clear(rank)
-        elif isinstance(told, Trouble):
-            self._note_trouble(rank, told.text, frame)
         else:
-            where = self._endpoints[rank] if rank < len(self._endpoints) else ""
-            events.append(RankStateSeen(rank, _short(where), told.state))
+            self._note_trouble(rank, told.text, frame)
+
+    def _known_state(self, rank: int) -> str:
+        """How a rank is, as of the last frame; "": nothing was told of it."""
+        return next((each["state"] for each in self._state.tree["ranks"] if each["rank"] == rank), "")
+
+    def _states(self, frame: _Frame) -> list[Event]:
+        """What became of the ranks' connections since the last frame."""
+        found: list[Event] = []
+        for rank, state in frame.states.items():
+            if state != self._known_state(rank):
+                where = self._endpoints[rank] if rank < len(self._endpoints) else ""
+                found.append(RankStateSeen(rank, _short(where), state))
+        return found
 
     def _note_trouble(self, rank: int, text: str, frame: _Frame) -> None:
         known = frame.ranks.setdefault(rank, _Pending())
@@ -263,9 +290,12 @@ class Flight:
         frame, self._frame = self._frame, None
         if frame is None:
             return
+        states = self._states(frame)
+        if frame.waits and not states:  # a rank that was silent, and no longer is
+            return
         self._ended = now
         step = self._state.rest["step"] + sum(known.batches for known in frame.ranks.values())
-        events = (*frame.events, *self.tree.changes(step), self._sums(frame, step, now))
+        events = (*states, *frame.events, *self.tree.changes(step), self._sums(frame, step, now))
         if self._files is not None:
             self._files.before(step, events, self._state, now)
         for event in events:
@@ -287,7 +317,7 @@ class Flight:
             step, tuple(rank for rank, _ in came), tuple(known.seq for _, known in came),
             tuple(known.batches for _, known in came), tuple(known.replayed for _, known in came),
             tuple(known.unknown for _, known in came), stored, removed, ignored,
-            round(now - frame.since, 6), frame.at,
+            0.0 if frame.batch is None else round(now - frame.batch, 6), frame.at,
         )  # fmt: skip
 
 

@@ -249,6 +249,34 @@ def test_gaps_troubles_restarts_and_states_are_events_of_frames() -> None:
     }  # fmt: skip
 
 
+def test_a_rank_that_is_silent_now_and_then_is_no_frame() -> None:
+    flight = Flight(("tcp://h:1", "tcp://h:2"), block_size=SIZE)
+    for rank in range(2):
+        flight.take(State(rank, "live"), 0.0)
+    flight.tick(0.2)
+    for seq in range(4):
+        flight.take(delivered(0, seq, stored(seq)), 10.0 * seq + 1)
+        flight.take(State(0, "silent"), 10.0 * seq + 3)
+        flight.tick(10.0 * seq + 4)
+        flight.take(State(0, "live"), 10.0 * seq + 4.5)
+        flight.tick(10.0 * seq + 9.9)
+    assert frames_of(flight) == [
+        ["RankStateSeen", "BatchesTaken"],
+        ["RankStateSeen", "BatchesTaken"],
+        *[["NodeStored", "BatchesTaken"]] * 4,
+    ]
+    flight.take(State(1, "silent"), 50.0)
+    flight.tick(54.9)
+    assert len(flight.recording) == 6
+    flight.tick(55.0)
+    flight.take(State(1, "lost"), 56.0)
+    assert [frame.events[0].describe() for frame in flight.recording.frames[6:]] == [
+        "rank 1 at tcp://h:2 is silent",
+        "rank 1 at tcp://h:2 is lost",
+    ]
+    flight.recording.check()
+
+
 def test_gaps_that_follow_each_other_are_one_and_troubles_of_a_frame_are_few() -> None:
     flight = Flight(block_size=SIZE)
     flight.take(State(0, "live"), 0.0)
