@@ -36,7 +36,7 @@ export function makeFleet(page) {
         ...shown.map((letter) => { const [blocks, tokens] = r.media[letter] ?? [0, 0]; return h("td.n", { title: `${many(tokens)} tokens in ${plural(blocks, "block")} (${media()[letter]})` }, tokens ? short(tokens) : "–", h("small", {}, blocks ? ` ${short(blocks)}` : "")); }),
         h("td.n" + (r.lost ? ".bad" : ""), { title: "batches that were lost" }, many(r.lost)),
         h("td.n", { title: "events and fields that are not known here" }, many(r.unknown)),
-        h("td.where", { title: r.where }, where.length > 19 ? "…" + where.slice(-18) : where),
+        h("td.where", { title: r.where }, where.length > 17 ? "…" + where.slice(-16) : where),
       ];
       const able = pickable.includes(r.rank), picked = state.rank === r.rank;
       const pick = () => page.pickRank(picked ? null : r.rank);

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from minirad.observe import fleet_events as fe
 from minirad.observe.event import Event
 from minirad.observe.snapshot import State
 from viz.trace import View
+from viz.view.columns import Columns, Ints, Table
+
+Flags = npt.NDArray[np.bool_]
 
 # A letter for each kind of medium: device, host, disk, external (as all of another name); "?": may be there.
 LETTERS: Mapping[str, str] = {"GPU": "D", "CPU": "H", "CPU_PINNED": "H", "DISK": "K", "?": "?"}
@@ -166,56 +172,65 @@ def alone(view: View, rank: int) -> View:
     """
     tree, name = view.state["tree"], str(rank)
     rows = [row for row in tree["ranks"] if row["rank"] == rank] or [fe.new_rank(rank)]
-    nodes = view.nodes
-    kept = _kept(nodes, name)
-    goes_on = _runs(nodes, kept, name)
+    nodes, table = view.nodes, view.table
+    mine = _media_codes(nodes, table, name)
+    kept = _kept(table, mine > 0)
+    goes_on = _runs(nodes, table, mine, kept)
     above = {lower: upper for upper, lower in goes_on.items()}
-    ends = [number for number in kept if number not in goes_on]
-    joined = [nodes[number] if number not in above else _joined(nodes, above, number) for number in ends]
-    status = dict.fromkeys(ends, "cached")
-    for number in ends:
-        if name not in nodes[number]["held"]:
-            status[number] = "hole" if nodes[number]["seen"] else "unseen"
-    words = _happened(view, rank, kept)
-    for number, told in words.items():
+    kept[table.places(np.fromiter(goes_on, np.int64, len(goes_on)))] = False
+    ends = np.flatnonzero(kept)
+    numbers: list[int] = table.id[ends].tolist()
+    own = dict(zip(numbers, map(nodes.__getitem__, numbers), strict=True))
+    runs = {number: _joined(nodes, above, number) for number in own.keys() & above.keys()}
+    own.update(runs)
+    status = dict.fromkeys(numbers, "cached")
+    for number in table.id[ends[mine[ends] == 0]].tolist():
+        status[number] = "hole" if own[number]["seen"] else "unseen"
+    for number, told in _happened(view, rank).items():
         while number in goes_on:
             number = goes_on[number]
-        if number in status and name in nodes[number]["held"]:
+        if number in own and name in own[number]["held"]:
             status[number] = max({*told, status[number]}, key=_WORDS.index)
-    ghosts = _ghosts(view, rank, nodes, kept, goes_on)
+    ghosts = _ghosts(view, rank, own, goes_on)
     status.update(dict.fromkeys(ghosts, "evicted"))
-    mine = tuple(event for event in view.events if concerns(event, rank, kept))
+    columns = Columns(Table(table.rows.take(ends, axis=1)))
+    columns.update(runs, runs)
     return dataclasses.replace(
-        view, state={**view.state, "tree": {**tree, "nodes": joined, "ranks": rows}}, events=mine,
-        so_far=tuple(event for event in view.so_far if concerns(event, rank, kept)), status=status, also={},
-        ghosts=ghosts, focus=view.focus & status.keys(), _made={},
+        view, state={**view.state, "tree": {**tree, "nodes": list(own.values()), "ranks": rows}},
+        events=tuple(event for event in view.events if concerns(event, rank, nodes)),
+        so_far=tuple(event for event in view.so_far if concerns(event, rank, nodes)), status=status, also={},
+        ghosts=ghosts, focus=view.focus & status.keys(), _made={"nodes": own, "table": columns.table()},
     )  # fmt: skip
 
 
-def _kept(nodes: Mapping[int, State], name: str) -> set[int]:
+def _media_codes(nodes: Mapping[int, State], table: Table, name: str) -> Ints:
+    """In which media a rank holds the nodes of a table, as numbers; 0: in none (the root, last)."""
+    codes: dict[str, int] = {"": 0}
+    held = (nodes[number]["held"].get(name, "") for number in table.id.tolist())
+    found = [codes[media] if media in codes else codes.setdefault(media, len(codes)) for media in held]
+    return np.array([*found, 0], np.int64)
+
+
+def _kept(table: Table, mine: Flags) -> Flags:
     """What the rank holds, and all above it."""
-    kept = {number for number, node in nodes.items() if name in node["held"]}
-    for number in tuple(kept):
-        parent = nodes[number]["parent"]
-        while parent in nodes and parent not in kept:
-            kept.add(parent)
-            parent = nodes[parent]["parent"]
+    above, kept = np.append(table.above, len(table)), np.array(mine, np.bool_)
+    kept[-1] = True  # the root, where every way ends
+    new = np.flatnonzero(mine)
+    while len(new := np.unique(above[new])) and len(new := new[~kept[new]]):
+        kept[new] = True
+    kept[-1] = False
     return kept
 
 
-def _runs(nodes: Mapping[int, State], kept: set[int], name: str) -> dict[int, int]:
+def _runs(nodes: Mapping[int, State], table: Table, mine: Ints, kept: Flags) -> dict[int, int]:
     """Of those nodes whose run goes on the next one in it: an only child that this rank holds alike."""
-    only: dict[int, int] = {}  # 0: there are several
-    for number in kept:
-        parent = nodes[number]["parent"]
-        only[parent] = 0 if parent in only else number
-    goes_on = {}
-    for number, child in only.items():
-        if child and number in kept:
-            upper, lower = nodes[number], nodes[child]
-            if upper["held"].get(name) == lower["held"].get(name) and _alike(upper, lower):
-                goes_on[number] = child
-    return goes_on
+    places = np.flatnonzero(kept)
+    above = table.above[places]
+    alone = (np.bincount(above, minlength=len(table) + 1)[above] == 1) & (above < len(table))
+    lower, upper = places[alone], above[alone]
+    same = mine[lower] == mine[upper]
+    pairs = zip(table.id[upper[same]].tolist(), table.id[lower[same]].tolist(), strict=True)
+    return {above: below for above, below in pairs if _alike(nodes[above], nodes[below])}
 
 
 def _alike(upper: State, lower: State) -> bool:
@@ -246,7 +261,7 @@ def _joined(nodes: Mapping[int, State], above: Mapping[int, int], end: int) -> S
     }
 
 
-def concerns(event: Event, rank: int, kept: Collection[int]) -> bool:
+def concerns(event: Event, rank: int, nodes: Mapping[int, State]) -> bool:
     """It is about this rank: it says so, or it is about a node that the rank holds."""
     own = getattr(event, "rank", None)
     if own is not None:
@@ -255,14 +270,15 @@ def concerns(event: Event, rank: int, kept: Collection[int]) -> bool:
         return str(rank) in fe.held_of(event.held)
     if isinstance(event, fe.BatchesTaken):
         return rank in event.ranks
-    return any(number in kept for number in event.touches())
+    name = str(rank)
+    return any(name in nodes[number]["held"] for number in event.touches() if number in nodes)
 
 
-def _happened(view: View, rank: int, kept: Collection[int]) -> dict[int, set[str]]:
+def _happened(view: View, rank: int) -> dict[int, set[str]]:
     """What happened to this rank's nodes in the stretch on view."""
     words: dict[int, set[str]] = {}
     for event in view.so_far:
-        if event.status in _WORDS and concerns(event, rank, kept):
+        if event.status in _WORDS and concerns(event, rank, view.nodes):
             for number in event.with_status({}):
                 words.setdefault(number, set()).add(event.status)
         if parts := event.split_off():
@@ -270,17 +286,15 @@ def _happened(view: View, rank: int, kept: Collection[int]) -> dict[int, set[str
     return words
 
 
-def _ghosts(
-    view: View, rank: int, nodes: Mapping[int, State], kept: Collection[int], goes_on: Mapping[int, int]
-) -> dict[int, State]:
+def _ghosts(view: View, rank: int, own: Mapping[int, State], goes_on: Mapping[int, int]) -> dict[int, State]:
     """What this rank lost in the stretch on view, as it last was: others may hold it still."""
     gone: dict[int, State] = {}
     for event in view.so_far:
         lost = isinstance(event, fe.NodeHeld) and event.rank == rank and not event.now
         if lost or (isinstance(event, fe.NodeLeft) and str(rank) in fe.held_of(event.held)):
             number = event.touches()[0]
-            node = nodes.get(number) or view.ghosts.get(number)
-            if node is not None and number not in kept:
+            node = view.nodes.get(number) or view.ghosts.get(number)
+            if node is not None and number not in own and number not in goes_on:
                 parent = node["parent"]
                 while parent in goes_on:  # it became part of a joined run
                     parent = goes_on[parent]
