@@ -154,8 +154,8 @@ ROOMS: dict[str, Room] = {
     ),
     "bench": Room(
         "measurements",
-        ("minirad.bench", "minirad.bench.[!v]*"),  # not views.py, which measures pages
-        (*_OUTSIDE, "kv", "attention", "parts", "machine", "frontend", "labs", "tiers", "fast"),
+        ("minirad.bench", "minirad.bench.*"),
+        (*_OUTSIDE, "kv", "attention", "parts", "machine", "fleet", "frontend", "labs", "tiers", "fast"),
         torch=True,
     ),
     "commands": Room(
@@ -177,8 +177,8 @@ ROOMS: dict[str, Room] = {
     ),
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
-        ("viz.*", "minirad.bench.views"),
-        (*_OUTSIDE, "fleet", "frontend", "labs", "draw", "grading"),
+        ("viz.*",),
+        (*_OUTSIDE, "fleet", "frontend", "labs", "bench", "draw", "grading"),
         torch=True,
     ),
 }  # fmt: skip

@@ -31,7 +31,8 @@ from minirad.figure3 import Panel, add_options, caption, check_story, holds, run
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import State
 from viz.draw.dot import DotError, run_dot
-from viz.draw.tree import SANS, STYLES, escape, svg
+from viz.draw.label import SANS, escape
+from viz.draw.tree import STYLES, svg
 from viz.trace import Trace
 from viz.view.text import pretty, visible
 

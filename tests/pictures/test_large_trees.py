@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minirad.bench.views import STEPS, grown
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.observe import events as ev
 from minirad.observe.event import Nodes, ReplayState
@@ -22,6 +21,7 @@ from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import evictable_leaves, units
 from viz.draw import fold, tree
+from viz.measure import STEPS, grown
 from viz.notebook.stepper import Stepper
 from viz.trace import Trace, View, ids_as_text
 from viz.view import victims as explained

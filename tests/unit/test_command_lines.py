@@ -27,8 +27,9 @@ from minirad.workloads import load
 MakeEngine = Callable[..., CheckedEngine]
 COMMANDS = {
     name: import_module("minirad.__main__" if name == "minirad" else name).main
-    for name in ("minirad", "minirad.figure3", "viz.live", "viz.gallery", "viz.figure3", "viz.roofline")
-}
+    for name in ("minirad", "minirad.figure3", "viz.live", "viz.gallery", "viz.figure3", "viz.roofline",
+                 "viz.measure")
+}  # fmt: skip
 DIGITS = '{"timestamp":%s,"input_length":1,"output_length":1,"hash_ids":[1]}'
 FILES: dict[str, bytes] = {
     "late.jsonl": (DIGITS % ("9" * 400)).encode(),
@@ -93,6 +94,8 @@ WRONG: list[tuple[str, str, str]] = [
     ("viz.gallery", "--out @binary.txt", "binary.txt"),
     ("viz.figure3", "--out x --kv-tokens -5", "-5"),
     ("viz.figure3", "", "--out"),
+    ("viz.measure", "--shapes wide,round", "unknown shape 'round'; known: wide, deep, mixed, stream"),
+    ("viz.measure", "--sizes 10,many", "a whole number, 1 or more, is needed, not 'many'"),
     ("viz.roofline", "@binary.txt --out x.html", r"binary\.txt is no JSON"),
     ("viz.roofline", "@row.json --out x.html", "row 0 of 'roofline' must be an object, got 1"),
     ("viz.roofline", "@still.json --out x.html", "reads its weights in no time"),

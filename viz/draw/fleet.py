@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from minirad.observe.snapshot import State
+from viz.draw.label import escape
+from viz.draw.label import font as _font
 from viz.trace import View
 from viz.view.fleet import letters, sign
 from viz.view.text import visible
@@ -48,8 +50,6 @@ def floors(state: State, detail: str) -> int:
 
 def rows(node: State, view: View, detail: str) -> list[str]:
     """The rows of a card's table under its own."""
-    from viz.draw.tree import _font, escape  # it draws the card, and asks here
-
     tree = view.state["tree"]
     ranks = [str(row["rank"]) for row in tree["ranks"]]
     held = held_on_view(node, view)
@@ -63,7 +63,7 @@ def rows(node: State, view: View, detail: str) -> list[str]:
     if told:
         lines.append(_font(9, _BAD, told))
     found = [_row(line) for line in lines]
-    return [*found, _row(_strip(held, ranks))] if held else found
+    return [*found, _row(_strip(held, ranks))] if held and ranks else found
 
 
 def held_on_view(node: State, view: View) -> dict[str, str]:
@@ -152,8 +152,6 @@ def _table(rows_of_cells: list[list[tuple[str, str]]], width: int, between: str 
 
 
 def _cell(text: str, media: str, width: int, between: str) -> str:
-    from viz.draw.tree import _font
-
     letter = sign(media)
     if len(letter) > 3:  # D+H+K would make its cell wider than the others
         letter = letter.replace("+", "")
@@ -166,8 +164,6 @@ def _cell(text: str, media: str, width: int, between: str) -> str:
 
 def _one(media: str) -> str:
     """Of a single rank: the letter, and the media by name."""
-    from viz.draw.tree import _font, escape
-
     names = ", ".join(visible(each)[:16] for each in media.split("+"))
     words = " may be there" if media == "?" else f" in {names}"
     inner = _font(8, _INK, sign(media), bold=True) + _font(8, _SOFT, escape(words))

@@ -27,14 +27,17 @@ from functools import lru_cache
 from typing import Any
 
 from minirad.observe.snapshot import State
+from viz.draw import fleet
 from viz.draw.dot import run_dot
 from viz.draw.fold import CARDS, LARGE, Heaviest
+from viz.draw.label import MONO, SANS
+from viz.draw.label import escape as escape
+from viz.draw.label import font as _font
 from viz.trace import Decode, View, has_tiers, is_fleet, text_tokens, tier_of, units
 from viz.view.text import pretty, visible
 
 # Layout needs fonts whose widths Graphviz knows; the SVG then asks for what readers' systems have,
 # in fonts of (nearly) the same widths.
-SANS, MONO = "Helvetica", "Courier New"
 _INK, _SOFT, _FAINT = "#212529", "#495057", "#5c636a"
 _HOST, _HOST_FILL = "#5f3dc4", "#e5dbff"
 _SYSTEM_FONTS = {
@@ -260,8 +263,6 @@ def detail_for(picture: Plan, height: int, floors: Mapping[str, int] | None = No
 
 def _floors(state: State) -> dict[str, int]:
     if is_fleet(state):
-        from viz.draw import fleet
-
         return {detail: fleet.floors(state, detail) for detail in DETAILS}
     return {"full": int(has_tiers(state))}
 
@@ -303,8 +304,6 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
         style = replace(style, outline=_OUTLINES[tier])
     sign = f"{TIER_SIGNS[tier]} · " if tier else ""
     if "held" in node and detail == "tiny":
-        from viz.draw import fleet
-
         sign = escape(f"{who} · ") if (who := fleet.summed(node, view)) else ""
     name = options.letter(number) or f"n{number}"
     words, more = _words(node, view), _extra_rows(node, view, detail, page)
@@ -337,8 +336,6 @@ def _where(node: State, page: int) -> str:
 def _extra_rows(node: State, view: View, detail: str, page: int) -> list[str]:
     """What stands under a card's own rows: its copy in host memory; of a stream's, who holds it."""
     if "held" in node:
-        from viz.draw import fleet  # which draws with what is here
-
         return fleet.rows(node, view, detail)
     tier = "" if node["id"] in view.ghosts else tier_of(node)
     return _second_floor(node, tier, page) if detail == "full" else []
@@ -389,14 +386,6 @@ def _fold_lines(parent: int, count: int, tokens: int) -> list[str]:
 
 def _row(left: str, right: str) -> str:
     return f'<TR><TD ALIGN="LEFT">{left}</TD><TD ALIGN="RIGHT">{right}</TD></TR>'
-
-
-def _font(size: int, color: str, inner: str, bold: bool = False, face: str = SANS) -> str:
-    if not inner:
-        return ""  # Graphviz refuses an element without text, and with it the whole picture
-    if bold:
-        inner = f"<B>{inner}</B>"
-    return f'<FONT FACE="{face}" POINT-SIZE="{size}" COLOR="{color}">{inner}</FONT>'
 
 
 def _tokens(count: int) -> str:
@@ -461,12 +450,6 @@ def _elided(line: str, width: int) -> str:
 
 def _clipped(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
-
-
-def escape(text: str) -> str:
-    """Text for an HTML-like label."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return text.replace('"', "&quot;").replace("'", "&#39;")
 
 
 def places(slots: Sequence[int], page_size: int = 1) -> str:

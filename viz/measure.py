@@ -11,16 +11,22 @@ and the stepper with all that they send, drawing included.
 
 from __future__ import annotations
 
-import argparse
+from minirad import command
+
+if __name__ == "__main__":
+    command.end_quietly("python -m viz.measure")  # before what takes its time to import
+
 import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from minirad.bench.tables import table
+from minirad.config import one_of
 from minirad.observe import events as ev
 from minirad.observe.event import ReplayState
 from minirad.observe.recording import Recording
@@ -39,21 +45,31 @@ KEYFRAME_EVENTS = 4000  # at most so many events lie between two keyframes
 STEPS = 40  # short frames at the end, through which is stepped
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="nodes")
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(command.positive, text.split(",")))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    about = (__doc__ or "").split("\n")[0]
+    parser = command.Parser(prog="python -m viz.measure", description=about)
+    parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="N,N,...", help="nodes")
     parser.add_argument("--shapes", default=",".join(SHAPES), help=f"of {','.join(SHAPES)}")
-    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--reps", type=command.positive, default=5)
     parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(arguments)
 
+    def work() -> int:
+        shapes = args.shapes.split(",")
+        for shape in shapes:
+            one_of("shape", shape, SHAPES)
+        wanted = [(shape, size) for size in args.sizes for shape in shapes]
+        each = tqdm(wanted, desc="measure", unit="tree", leave=False)
+        reports = [measured(shape, size, args.reps) for shape, size in each]
+        print(json.dumps(reports, indent=1) if args.json else as_table(reports))
+        return 0
 
-def main(args: argparse.Namespace) -> int:
-    wanted = [(shape, int(size)) for size in args.sizes.split(",") for shape in args.shapes.split(",")]
-    reports = [
-        measured(shape, size, args.reps)
-        for shape, size in tqdm(wanted, desc="bench views", unit="tree", leave=False)
-    ]
-    print(json.dumps(reports, indent=1) if args.json else as_table(reports))
-    return 0
+    return command.run(parser.prog, work)
 
 
 # ---------------------------------------------------------------------- the trees
@@ -205,3 +221,7 @@ def as_table(reports: list[dict[str, Any]]) -> str:
         named = [each[name] for name in ("shape", "nodes", "state", "plan", "draw")]
         rows.append([*named, *moves, each["bytes"]])
     return table([*head, "bytes"], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
