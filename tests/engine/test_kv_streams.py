@@ -172,6 +172,7 @@ def test_sglangs_own_tree(
             if follower is None:
                 follower = _follow(port, 1, seconds=1)
             else:
+                time.sleep(1)  # its publisher has a queue and a thread
                 follower.send_signal(signal.SIGINT)
             (rebuilt,) = _finish(follower)
         finally:
