@@ -133,9 +133,13 @@ class Follower:
 
     def catch_up(self, timeout: float = 8.0) -> bool:
         """Asks every rank's replay whether anything was missed; True when all of it was told, in time."""
+        until = time.monotonic() + timeout
         self._caught_up.clear()
         self._wanted.set()
-        return self._caught_up.wait(timeout)
+        while self._thread.is_alive() and time.monotonic() < until:
+            if self._caught_up.wait(TURN):
+                return True
+        return False
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits; True if following has ended meanwhile. Raises what `tell` raised."""

@@ -35,6 +35,11 @@ def _free(port: int) -> bool:
     return True
 
 
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _four_ports() -> int:
     return next(base for base in _ports if all(_free(base + at) for at in range(4)))
 
@@ -65,7 +70,7 @@ def _shapes(tmp_path: Path, shape: str, hashes: str, *more: str, late: bool = Fa
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as source:
         try:
-            while source.poll() is None and any(_free(port + at) for at in range(4)):
+            while source.poll() is None and not all(_answers(port + at) for at in range(4)):
                 time.sleep(0.05)  # it is not there yet; then it waits for a second, and sends for half a one
             if late:
                 time.sleep(3)
@@ -167,6 +172,7 @@ def test_sglangs_own_tree(
             if follower is None:
                 follower = _follow(port, 1, seconds=1)
             else:
+                time.sleep(1)  # its publisher has a queue and a thread
                 follower.send_signal(signal.SIGINT)
             (rebuilt,) = _finish(follower)
         finally:

@@ -288,6 +288,7 @@ def test_it_ends_soon_and_says_what_the_listener_raised(publisher: Publisher, he
     follower = Follower(*publisher.endpoints, tell=fail)
     with pytest.raises(KeyError, match="of the listener"):
         follower.wait(5)
+    assert not follower.catch_up()
 
 
 def test_who_is_no_publisher_is_told_and_may_become_one(heard: Heard) -> None:
