@@ -37,6 +37,7 @@ class FleetPage(Page):
 
     def __init__(self, trace: Trace, labels: Mapping[str, str] | None = None) -> None:
         super().__init__(trace, labels)
+        self.sized = True  # how large blocks are has been told
         self._growth = fleet.Growth(trace.recording.header["start"])
         self._sums = [self._growth.now]  # after each frame, the start first
         self._news: list[tuple[int, Event]] = []  # troubles by frame
@@ -48,6 +49,7 @@ class FleetPage(Page):
         words = dict(zip(fleet.SIGNS, MEDIA_WORDS, strict=True))
         return {
             **meta,
+            **({} if self.sized else {"page_size": 0}),
             "model": "",
             "schedule_policy": "",
             "fleet": {"media": words, "colours": cards.COLOURS},

@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 
 from minirad import command
 from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
-from minirad.fleet.flight import Flight
+from minirad.fleet.flight import Flight, FlightRecording
 from minirad.fleet.follow import Follower, Told
 from minirad.fleet.follow import State as RankState
-from minirad.observe.recording import Recording
 from viz.trace import Decode, Trace, ids_as_text
 from viz.web.fleet import FleetPage, short
 from viz.words import decoder_from
@@ -156,7 +155,7 @@ class FleetRun:
     policy = refused = missing = ""
     alone = single_page = None
 
-    def __init__(self, number: int, recording: Recording, decode: Decode, title: str) -> None:
+    def __init__(self, number: int, recording: FlightRecording, decode: Decode, title: str) -> None:
         self.number, self.recording = number, recording
         self.workload = Titled("stream", title)
         self.notices: list[str] = []
@@ -248,6 +247,7 @@ class FleetSource(threading.Thread):
 
     def _run_of(self, number: int) -> FleetRun:
         run = FleetRun(number, self._flight.recording, self._decode, self._title())
+        run.page.sized = bool(self.info.block_size) or run.recording.chapter > 1
         run.notices = [short(notice, 400) for notice in self.info.notices]
         return run
 
