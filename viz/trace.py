@@ -519,7 +519,7 @@ class _Walk:
             self.happened.setdefault(upper, set()).update(self.happened.get(lower, set()) & _INHERITED)
 
     def statuses(
-        self, nodes: Mapping[int, State], table: Table, stale: frozenset[int]
+        self, nodes: dict[int, State], table: Table, stale: frozenset[int]
     ) -> tuple[dict[int, str], dict[int, frozenset[str]], list[int]]:
         """Status and the lesser things by node, and which nodes do not look as at rest.
 
@@ -527,7 +527,7 @@ class _Walk:
         Nearly all nodes are "cached", and only the others are looked at.
         """
         ghosts = self.ghosts
-        status = dict.fromkeys([*nodes, *ghosts], "cached")
+        status = dict.fromkeys(nodes, "cached")
         for place in table.rest.nonzero()[0].tolist():
             status[int(table.id[place])] = RESTS[table.rest[place]]
         status.update((number, rest_of(node)) for number, node in ghosts.items())

@@ -69,33 +69,41 @@ def parent_of(shape: str, number: int) -> int:
 
 
 def grown(shape: str, nodes: int) -> Recording:
-    """A recording in which a tree of so many nodes grows, and is then used for `STEPS` short steps."""
-    tokens = nodes * TOKENS + 64 * STEPS * TOKENS
+    """A recording in which a tree of so many nodes grows, and is then used for `STEPS` short steps.
+
+    A stream's is there from the start.
+    """
     theirs = shape == "stream"
-    policy = "theirs" if theirs else "lru"
-    tree: State = {
-        "page_size": TOKENS,
-        "eviction_policy": policy,
-        "tick": 0,
-        "nodes": [],
-    }
-    if theirs:
-        media = {"GPU": nodes}
-        rank = {"rank": 0, "where": "tcp://x:1", "state": "live", "seq": 9, "batches": 9, "replayed": 0}
-        tree |= {"spaces": [""], "ranks": [{**rank, "lost": 0, "unknown": 0, "media": media, "maybe": 0}]}
-    pool = 0 if theirs else tokens
+    pool = 0 if theirs else nodes * TOKENS + 64 * STEPS * TOKENS
+    tree: State = {"page_size": TOKENS, "eviction_policy": "lru", "tick": 0, "nodes": []}
     start: State = {"step": 0, "kv_tokens": pool, "free": pool, "tree": tree, "waiting": [], "requests": {}}
+    steps = list(_steps(shape, nodes))
+    if theirs:
+        start = _of_stream(start, [event for events in steps[:-STEPS] for event in events])
+        steps = [[e for e in events if not isinstance(e, ev.NodeInserted)] for events in steps[-STEPS:]]
     recording, state, owed = Recording({"minirad": 1, "config": {}, "model": {}, "start": start}), None, 0
-    for step, events in enumerate(_steps(shape, nodes), start=1):
+    for step, events in enumerate(steps, start=1):
         frame = Frame(len(recording.frames), step, (*events, _ended(step)))
         state = apply_frame(state or ReplayState(start), frame)
-        if theirs:
-            _made_theirs(state, events)
         owed += len(events)
-        if owed >= KEYFRAME_EVENTS or theirs:
+        if owed >= KEYFRAME_EVENTS:
             frame, owed = Frame(frame.index, step, frame.events, state.snapshot()), 0
         recording.frames.append(frame)
     return recording
+
+
+def _of_stream(start: State, events: list[ev.Event]) -> State:
+    """The state after these events, in the shape of a stream's."""
+    state = ReplayState(start)
+    more = {"units": TOKENS, "blocks": 1, "pairs": False, "seen": True}
+    for event in events:
+        state.apply(event)
+    for node in state.nodes.values():
+        node.update(more, held={"0": "GPU"})
+    rank = {"rank": 0, "where": "tcp://x:1", "state": "live", "seq": 9, "batches": 9, "replayed": 0}
+    ranks = [{**rank, "lost": 0, "unknown": 0, "media": {"GPU": len(state.nodes)}, "maybe": 0}]
+    state.tree.update(eviction_policy="theirs", spaces=[""], ranks=ranks)
+    return state.snapshot()
 
 
 def _steps(shape: str, nodes: int) -> Iterator[list[ev.Event]]:
@@ -104,11 +112,10 @@ def _steps(shape: str, nodes: int) -> Iterator[list[ev.Event]]:
         until = min(made + INSERTED, nodes)
         yield [_inserted(shape, number) for number in range(made + 1, until + 1)]
         made = until
-    leaf = nodes
     for step in range(STEPS):
         new = [_inserted(shape, nodes + 1 + 3 * step + extra, parent=1 + step % 9) for extra in range(3)]
         path = (*range(1, 3), nodes // 2)
-        gone = [] if shape == "deep" else [_evicted(shape, leaf - step)]
+        gone = [] if shape == "deep" else [_evicted(shape, nodes - step)]
         yield [ev.PrefixTouched(path, nodes + step, True, None), *new, *gone]
 
 
@@ -127,14 +134,6 @@ def _evicted(shape: str, number: int) -> ev.Event:
 
 def _ended(step: int) -> ev.Event:
     return ev.StepEnded(step, "prefill", 0, 0, 0, 0, 0.0)
-
-
-def _made_theirs(state: ReplayState, events: list[ev.Event]) -> None:
-    """Gives new nodes what those of a stream have."""
-    for event in events:
-        if isinstance(event, ev.NodeInserted):
-            more = {"units": TOKENS, "blocks": 1, "pairs": False, "held": {"0": "GPU"}, "seen": True}
-            state.nodes[event.node].update(more)
 
 
 # ---------------------------------------------------------------------- the measurements

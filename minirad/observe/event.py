@@ -231,8 +231,8 @@ class Nodes(dict[int, State]):
         super().__init__(nodes)
         self._own: set[int] = set()  # those that no snapshot has
         self._gone: set[int] = set()  # taken out since the last snapshot
-        self._last = max(self, default=0)
         self._rising = rising or all(map(le, self, islice(self, 1, None)))
+        self._last = next(reversed(self), 0) if self._rising else max(self, default=0)
 
     def __getitem__(self, number: int) -> State:
         node = super().__getitem__(number)

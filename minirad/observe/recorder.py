@@ -17,7 +17,7 @@ from minirad.observe.bus import EventBus
 from minirad.observe.event import Event
 from minirad.observe.reading import SCHEMA
 from minirad.observe.recording import Recording, encoded, header_line
-from minirad.observe.replay import Frame
+from minirad.observe.replay import Frame, sharing
 from minirad.observe.silent import derive_events
 from minirad.observe.snapshot import State, bare_snapshot, nodes_by_id
 
@@ -102,6 +102,7 @@ class Recorder(Recording):
             self.header["notes"] = notes
         self._events: list[Event] = []
         self._step = int(self.header["start"]["step"])
+        self._last_keyframe: State = self.header["start"]
         self._scene: str | None = None
         self._before = nodes_by_id(self._cache) if self._silent else {}
         self._path, self._first_line = path, header_line(self.header)
@@ -173,7 +174,11 @@ class Recorder(Recording):
             self._before = after
 
     def _end_frame(self) -> None:
-        keyframe = self._snapshot() if (len(self.frames) + 1) % self._every == 0 else None
+        keyframe = None
+        if (len(self.frames) + 1) % self._every == 0:
+            keyframe = self._snapshot()
+            if not self._silent:
+                keyframe = self._last_keyframe = sharing(keyframe, self._last_keyframe)
         frame = Frame(len(self.frames), self._step, tuple(self._events), keyframe, self._scene)
         self._events, self._scene = [], None
         self.frames.append(frame)

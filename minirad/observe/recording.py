@@ -40,7 +40,7 @@ class Recording:
         self.frames: list[Frame] = list(frames)
 
     def state(self, index: int) -> State:
-        """The state after frame `index`; -1 is the start."""
+        """The state after frame `index`; -1 is the start. Keyframes share its nodes: do not change them."""
         return self.replay_to(index).snapshot()
 
     def replay_to(self, index: int) -> ReplayState:
@@ -141,8 +141,7 @@ def _next_frame(line: bytes, due: int, check: FrameCheck) -> Frame:
     frame = Frame(*parse_frame(line))
     if frame.index != due:
         raise ValueError(f"this is frame {frame.index}, but frame {due} is due (a line was lost or moved)")
-    check.take(frame)
-    return frame
+    return check.take(frame)
 
 
 def header_line(header: State) -> str:

@@ -233,7 +233,7 @@ class Page:
 
     def _parts(self, view: View, options: tree.Options) -> dict[str, tuple[Callable[[], Any], Any]]:
         """How each part of a view is made, and what stands for it where that fails."""
-        nodes = view.once("all", lambda: {**view.nodes, **view.ghosts})
+        nodes = view.once("all", lambda: {**view.nodes, **view.ghosts} if view.ghosts else view.nodes)
         parts: dict[str, tuple[Callable[[], Any], Any]] = {
             "svg": (lambda: tree.tree_svg(view, self.trace.decode, options), ""),
             "nodes": (lambda: self._nodes(view, nodes, options), {}),
