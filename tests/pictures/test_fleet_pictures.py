@@ -115,6 +115,13 @@ def test_a_strip_has_its_colours_and_letters():
     assert cards.grouped({str(rank): "GPU" for rank in range(17)}, 20) == "D ×17"
 
 
+@pytest.mark.parametrize("detail", tree.DETAILS)
+def test_a_state_that_knows_no_ranks_is_drawn(detail):
+    state = started(0)
+    state["tree"]["nodes"] = grown_nodes({1: (0, [1, 2, 3, 4], 0, {"0": "GPU"})})
+    assert tree.svg(tree.dot_text(view_of(state), ids_as_text, tree.Options(detail=detail)))
+
+
 @pytest.mark.parametrize(("ranks", "cells"), [(1, 1), (2, 2), (8, 8), (16, 16), (20, 2)])
 def test_more_ranks_than_can_be_read_are_counted(ranks, cells):
     state = started(ranks)
@@ -391,3 +398,16 @@ def test_a_stream_by_chance_is_counted_and_cut_down_as_from_scratch(seed):
             alone.snapshot()["nodes"], rank
         )
     assert any(record["v"] for record in records)
+
+
+def test_a_fold_that_is_opened_shows_its_own_nodes_first():
+    view = view_of(state_of(blocks_by_chance(3, 6000, 4), 4))
+    folds = tree.plan(view).folds
+    lightest = min(folds, key=lambda fold: fold[1])
+    for parent in {lightest[0], folds[-1][0]}:
+        below = {node["id"] for node in view.nodes.values() if node["parent"] == parent}
+        opened = tree.plan(view, tree.Options(opened=frozenset({parent})))
+        shown = {node["id"] for node in opened.nodes}
+        assert below <= shown if len(below) < 30 else len(below & shown) >= 30
+    left = tree.plan(view, tree.Options(opened=frozenset({lightest[0]}))).folds
+    assert lightest[1] < 30 and lightest[0] not in {parent for parent, *_ in left}
