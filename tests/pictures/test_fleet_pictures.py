@@ -21,7 +21,7 @@ from viz.trace import Trace, ids_as_text
 from viz.view import fleet
 from viz.web import stream
 from viz.web.export import page_data
-from viz.web.fleet import FleetPage, short
+from viz.web.fleet import FleetPage, short, told_still
 
 HOSTILE = "<script>alert('x')</script> \u202eabc\u202c \x00\x1b[31m " + "long " * 2000
 
@@ -148,6 +148,14 @@ def test_what_is_wrong_is_one_sentence(page):
     for row in state["tree"]["ranks"]:
         row.update(state="connecting", batches=0, lost=0)
     assert fleet.wrong(state).startswith("Nothing answers at tcp://h:5557 (and 1 more) yet")
+
+
+def test_trouble_is_over_when_the_connection_is_there_again():
+    away, trouble, gap = fe.RankStateSeen(0, "", "lost"), fe.TroubleSeen(0, "nobody"), fe.GapSeen(0, 1, 2, "")
+    here, other = fe.RankStateSeen(0, "", "replaying"), fe.TroubleSeen(1, "nobody")
+    assert told_still([away, trouble, gap, other]) == [trouble, gap, other]
+    assert told_still([away, trouble, gap, other, here]) == [gap, other]
+    assert told_still([here, trouble, fe.RankStateSeen(0, "", "silent")]) == [trouble]
 
 
 def test_a_page_is_told_of_ranks_in_place_of_a_pool(page):

@@ -46,7 +46,10 @@ _OWN = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of a stream."""
-    group = parser.add_argument_group("the cache of another server, from the KV events that it publishes")
+    group = parser.add_argument_group(
+        "the cache of another server, from the KV events that it publishes",
+        f"with --export: until --steps frames have come, nothing comes for {SILENCE:g} s, or Ctrl-C",
+    )
     where = group.add_argument
     where("--connect", metavar="ENDPOINT", help="its publisher, tcp://host:5557; rank 1 has the next port")
     where("--server", metavar="URL", help="ask SGLang's /server_info for endpoints, ranks and topic")
