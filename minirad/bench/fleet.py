@@ -23,7 +23,7 @@ from typing import Any
 from minirad import command
 from minirad.bench.tables import table
 from minirad.fleet.endpoints import rank_endpoints
-from minirad.fleet.flight import Flight
+from minirad.fleet.flight import Flight, rare_collections
 from minirad.fleet.follow import Delivered, Follower, Gap, Told
 from minirad.fleet.wire import Batch, Record, Removed, Stored, encode
 
@@ -140,7 +140,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     endpoints = rank_endpoints(f"tcp://127.0.0.1:{options.port}", options.ranks)
     flight = Flight(endpoints, path=options.record)
     heard, rows = _Heard(flight), []
-    with Follower(endpoints, tell=heard.take):
+    with rare_collections(), Follower(endpoints, tell=heard.take):
         server.start()
         while not ready.wait(0.1):
             flight.tick()

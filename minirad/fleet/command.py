@@ -21,6 +21,7 @@ from typing import Any
 from minirad.command import above_zero, positive
 from minirad.fleet.blocks import RankBlocks
 from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
+from minirad.fleet.flight import rare_collections
 from minirad.fleet.follow import Delivered, Follower, Gap, Restart, State, Told, Trouble
 from minirad.fleet.wire import Batch, Cleared, Stored
 
@@ -57,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     follower = Follower(
         source.endpoints, source.replays, source.topic, bind=args.bind is not None, tell=tell
     )  # fmt: skip
-    with follower:
+    with rare_collections(), follower:
         _follow(follower, args.seconds)
     if args.json:
         print(json.dumps({"ranks": [rank.as_json() for rank in ranks]}))

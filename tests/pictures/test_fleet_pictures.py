@@ -21,7 +21,7 @@ from viz.trace import Trace, ids_as_text
 from viz.view import fleet
 from viz.web import stream
 from viz.web.export import page_data
-from viz.web.fleet import FleetPage, short
+from viz.web.fleet import FleetPage, short, told_still
 
 HOSTILE = "<script>alert('x')</script> \u202eabc\u202c \x00\x1b[31m " + "long " * 2000
 
@@ -115,6 +115,13 @@ def test_a_strip_has_its_colours_and_letters():
     assert cards.grouped({str(rank): "GPU" for rank in range(17)}, 20) == "D ×17"
 
 
+@pytest.mark.parametrize("detail", tree.DETAILS)
+def test_a_state_that_knows_no_ranks_is_drawn(detail):
+    state = started(0)
+    state["tree"]["nodes"] = grown_nodes({1: (0, [1, 2, 3, 4], 0, {"0": "GPU"})})
+    assert tree.svg(tree.dot_text(view_of(state), ids_as_text, tree.Options(detail=detail)))
+
+
 @pytest.mark.parametrize(("ranks", "cells"), [(1, 1), (2, 2), (8, 8), (16, 16), (20, 2)])
 def test_more_ranks_than_can_be_read_are_counted(ranks, cells):
     state = started(ranks)
@@ -141,6 +148,14 @@ def test_what_is_wrong_is_one_sentence(page):
     for row in state["tree"]["ranks"]:
         row.update(state="connecting", batches=0, lost=0)
     assert fleet.wrong(state).startswith("Nothing answers at tcp://h:5557 (and 1 more) yet")
+
+
+def test_trouble_is_over_when_the_connection_is_there_again():
+    away, trouble, gap = fe.RankStateSeen(0, "", "lost"), fe.TroubleSeen(0, "nobody"), fe.GapSeen(0, 1, 2, "")
+    here, other = fe.RankStateSeen(0, "", "replaying"), fe.TroubleSeen(1, "nobody")
+    assert told_still([away, trouble, gap, other]) == [trouble, gap, other]
+    assert told_still([away, trouble, gap, other, here]) == [gap, other]
+    assert told_still([here, trouble, fe.RankStateSeen(0, "", "silent")]) == [trouble]
 
 
 def test_a_page_is_told_of_ranks_in_place_of_a_pool(page):
@@ -391,3 +406,16 @@ def test_a_stream_by_chance_is_counted_and_cut_down_as_from_scratch(seed):
             alone.snapshot()["nodes"], rank
         )
     assert any(record["v"] for record in records)
+
+
+def test_a_fold_that_is_opened_shows_its_own_nodes_first():
+    view = view_of(state_of(blocks_by_chance(3, 6000, 4), 4))
+    folds = tree.plan(view).folds
+    lightest = min(folds, key=lambda fold: fold[1])
+    for parent in {lightest[0], folds[-1][0]}:
+        below = {node["id"] for node in view.nodes.values() if node["parent"] == parent}
+        opened = tree.plan(view, tree.Options(opened=frozenset({parent})))
+        shown = {node["id"] for node in opened.nodes}
+        assert below <= shown if len(below) < 30 else len(below & shown) >= 30
+    left = tree.plan(view, tree.Options(opened=frozenset({lightest[0]}))).folds
+    assert lightest[1] < 30 and lightest[0] not in {parent for parent, *_ in left}

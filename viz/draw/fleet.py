@@ -53,8 +53,9 @@ def rows(node: State, view: View, detail: str) -> list[str]:
     tree = view.state["tree"]
     ranks = [str(row["rank"]) for row in tree["ranks"]]
     held = held_on_view(node, view)
+    strip = [_row(_strip(held, ranks))] if held and ranks else []
     if detail == "tiny":
-        return [_row(_strip(held, ranks))] if held and has_strips(view) else []
+        return strip if has_strips(view) else []
     lines = []
     space = space_name(tree, node)
     if space:
@@ -63,7 +64,7 @@ def rows(node: State, view: View, detail: str) -> list[str]:
     if told:
         lines.append(_font(9, _BAD, told))
     found = [_row(line) for line in lines]
-    return [*found, _row(_strip(held, ranks))] if held and ranks else found
+    return [*found, *strip]
 
 
 def held_on_view(node: State, view: View) -> dict[str, str]:

@@ -8,7 +8,7 @@ are shortened and made visible here, and set as text by static/fleet.js.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ NEWS = 25  # frames for which a gap, a restart or garbage is still told
 _ENDS = 160  # tokens of either end of a node that are spelled in its box
 _TEXT = 600  # characters of them
 _SENTENCE = 400  # characters of an event's sentence
-_TROUBLES = (fe.GapSeen, fe.RankRestarted, fe.TroubleSeen)
+_NEWS = (fe.GapSeen, fe.RankRestarted, fe.TroubleSeen, fe.RankStateSeen)
 
 
 class FleetPage(Page):
@@ -37,6 +37,7 @@ class FleetPage(Page):
 
     def __init__(self, trace: Trace, labels: Mapping[str, str] | None = None) -> None:
         super().__init__(trace, labels)
+        self.sized = True  # how large blocks are has been told
         self._growth = fleet.Growth(trace.recording.header["start"])
         self._sums = [self._growth.now]  # after each frame, the start first
         self._news: list[tuple[int, Event]] = []  # troubles by frame
@@ -48,6 +49,7 @@ class FleetPage(Page):
         words = dict(zip(fleet.SIGNS, MEDIA_WORDS, strict=True))
         return {
             **meta,
+            **({} if self.sized else {"page_size": 0}),
             "model": "",
             "schedule_policy": "",
             "fleet": {"media": words, "colours": cards.COLOURS},
@@ -57,7 +59,7 @@ class FleetPage(Page):
         frame = self.trace.recording.frames[index]
         grown = self._growth.take(frame.events)
         self._sums.append(grown)
-        self._news += [(index, event) for event in frame.events if isinstance(event, _TROUBLES)]
+        self._news += [(index, event) for event in frame.events if isinstance(event, _NEWS)]
         self._ranks.update(event.rank for event in frame.events if isinstance(event, fe.RankStateSeen))
         ended = frame.events[-1] if frame.events else None
         if isinstance(ended, fe.BatchesTaken):
@@ -144,7 +146,7 @@ class FleetPage(Page):
             first = bisect_right(self._news, view.frame - NEWS, key=lambda each: each[0])
             last = bisect_left(self._news, view.frame, key=lambda each: each[0])
             before = [event for _, event in self._news[first:last]]
-        return before + [event for event in view.so_far if isinstance(event, _TROUBLES)]
+        return told_still([*before, *(event for event in view.so_far if isinstance(event, _NEWS))])
 
     def _node(self, node: State, view: View, most: int | None = None) -> Json:
         tokens = node["tokens"][:: 2 if node["pairs"] else 1]
@@ -177,6 +179,21 @@ class FleetPage(Page):
         }
 
 
+def told_still(events: Iterable[Event]) -> list[Event]:
+    """Gaps, restarts and troubles that still stand: of a connection that is there again, none from before."""
+    told: list[Event] = []
+    states: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, fe.RankStateSeen):
+            if states.get(event.rank, "lost") in _AWAY and event.now not in _AWAY:
+                told = [e for e in told if not (isinstance(e, fe.TroubleSeen) and e.rank == event.rank)]
+            states[event.rank] = event.now
+        else:
+            told.append(event)
+    return told
+
+
+_AWAY = ("connecting", "lost")
 MEDIA_WORDS = ("GPU", "CPU", "disk", "external", "may be there")
 
 

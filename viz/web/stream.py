@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 
 from minirad import command
 from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
-from minirad.fleet.flight import Flight
+from minirad.fleet.flight import Flight, FlightRecording, rare_collections
 from minirad.fleet.follow import Follower, Told
 from minirad.fleet.follow import State as RankState
-from minirad.observe.recording import Recording
 from viz.trace import Decode, Trace, ids_as_text
 from viz.web.fleet import FleetPage, short
 from viz.words import decoder_from
@@ -47,7 +46,10 @@ _OWN = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of a stream."""
-    group = parser.add_argument_group("the cache of another server, from the KV events that it publishes")
+    group = parser.add_argument_group(
+        "the cache of another server, from the KV events that it publishes",
+        f"with --export: until --steps frames have come, nothing comes for {SILENCE:g} s, or Ctrl-C",
+    )
     where = group.add_argument
     where("--connect", metavar="ENDPOINT", help="its publisher, tcp://host:5557; rank 1 has the next port")
     where("--server", metavar="URL", help="ask SGLang's /server_info for endpoints, ranks and topic")
@@ -156,7 +158,7 @@ class FleetRun:
     policy = refused = missing = ""
     alone = single_page = None
 
-    def __init__(self, number: int, recording: Recording, decode: Decode, title: str) -> None:
+    def __init__(self, number: int, recording: FlightRecording, decode: Decode, title: str) -> None:
         self.number, self.recording = number, recording
         self.workload = Titled("stream", title)
         self.notices: list[str] = []
@@ -215,12 +217,13 @@ class FleetSource(threading.Thread):
     def run(self) -> None:
         """Until it is stopped: frames are cut, and pages told of them."""
         try:
-            while not self._stopping.is_set():
-                ended = self._follower.wait(PACE / 2)
-                self._flight.tick()
-                self._look()
-                if ended:
-                    raise RuntimeError("the stream is followed no more")
+            with rare_collections():
+                while not self._stopping.is_set():
+                    ended = self._follower.wait(PACE / 2)
+                    self._flight.tick()
+                    self._look()
+                    if ended:
+                        raise RuntimeError("the stream is followed no more")
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             traceback.print_exc()
@@ -248,6 +251,7 @@ class FleetSource(threading.Thread):
 
     def _run_of(self, number: int) -> FleetRun:
         run = FleetRun(number, self._flight.recording, self._decode, self._title())
+        run.page.sized = bool(self.info.block_size) or run.recording.chapter > 1
         run.notices = [short(notice, 400) for notice in self.info.notices]
         return run
 
