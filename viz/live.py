@@ -7,6 +7,7 @@
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
     python -m viz.live --replay run.jsonl            a recording instead of an engine
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
+    python -m viz.live --connect tcp://host:5557     the cache of another server (viz/web/stream.py)
 
 This is the command line; the parts are in viz/web. Three kinds of threads: ONE drives the engine (driver.py;
 all others put commands into its queue), one serves (server.py lets requests in, routes.py answers them) and
@@ -43,8 +44,10 @@ from minirad.config import HOST_WRITE
 from minirad.errors import InvariantError
 from minirad.model.load import resolve_model
 from minirad.observe.recorder import Recorder
+from minirad.observe.snapshot import is_fleet
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.draw.dot import DotError
+from viz.web import stream
 from viz.web.commands import COMMANDS, FASTEST, make_run
 from viz.web.compare import Shown
 from viz.web.driver import Driver
@@ -52,6 +55,7 @@ from viz.web.routes import rules
 from viz.web.runs import Replay, Run
 from viz.web.server import HOST, LOOPBACK, Gate, Server
 from viz.web.settings import Settings, telling_workload
+from viz.words import decoder_from
 
 __all__ = ["COMMANDS", "Driver", "Live", "Replay", "Run", "Settings", "main", "make_run"]
 
@@ -68,7 +72,7 @@ class Live:
     host: the address to listen on; allowed: further names by which a browser may know it (viz/web/server.py).
     """
 
-    driver: Driver
+    driver: Driver | stream.FleetSource
     port: int = 0
     host: str = HOST
     allowed: tuple[str, ...] = ()
@@ -134,10 +138,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--record", metavar="FILE.jsonl", help="write the recording as it grows, into a new file"
     )
-    parser.add_argument("--replay", metavar="FILE.jsonl", help="show a recording instead of an engine")
+    parser.add_argument("--replay", metavar="FILE.jsonl|ENDPOINT",
+                        help="show a recording instead of an engine; with --connect: where the publisher "
+                             "answers for what was before, tcp://host:5558")  # fmt: skip
     parser.add_argument("--export", metavar="FILE.html|FILE.gif", action="append", default=[],
                         help="run to the end without a server and write a file")  # fmt: skip
     parser.add_argument("--steps", type=command.positive, help="with --export: steps at most (default: 2000)")
+    stream.add_options(parser)
     return parser
 
 
@@ -158,10 +165,13 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    return command.run(parser.prog, lambda: _main(options), DotError)
+    return command.run(parser.prog, lambda: _main(options, parser), DotError)
 
 
-def _main(options: argparse.Namespace) -> int:
+def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    stream.check(options, parser)
+    if stream.asked(options):
+        return _follow(options)
     settings = settings_of(options)
     settings.config(workloads.load(settings.workload).kv_tokens)
     settings.students_tree()
@@ -172,7 +182,7 @@ def _main(options: argparse.Namespace) -> int:
     Gate(options.host, tuple(options.allow_host))
     resolve_model(settings.model)
     _check_written(options, settings)
-    replay = _replay(options.replay) if options.replay is not None else None
+    replay = _replay(options.replay, options.tokenizer) if options.replay is not None else None
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
     if options.export:
@@ -194,21 +204,60 @@ def _check_written(options: argparse.Namespace, settings: Settings) -> None:
         command.may_be_written("--record", side.record or "", (".jsonl",), reads, keep=True)
 
 
-def _replay(path: str) -> Replay:
+def _replay(path: str, tokenizer: str | None = None) -> Replay:
     recording = Recorder.load(path)
+    if tokenizer is not None and not is_fleet(recording.header["start"]):
+        raise ValueError(f"--tokenizer {tokenizer} with {path}: a recording of our own names its own")
+    decode = decoder_from(stream.tokenizer(tokenizer)) if tokenizer is not None else None
     if recording.missing:
         print(f"python -m viz.live: {recording.missing}", file=sys.stderr)
-    return Replay(recording, Path(path).name)
+    return Replay(recording, Path(path).name, decode)
+
+
+def _follow(options: argparse.Namespace) -> int:
+    """The page, or the export, of another server's stream."""
+    for path in options.export:
+        command.may_be_written("--export", path, (".html", ".gif", ".htm"))
+    if options.record is not None:
+        command.may_be_written("--record", options.record, (".jsonl",), keep=True)
+    Gate(options.host, tuple(options.allow_host))
+    tokenizer = stream.tokenizer(options.tokenizer) if options.tokenizer is not None else None
+    info = stream.followed(options)
+    for notice in info.notices:
+        print(f"python -m viz.live: {command.one_line(notice)}", file=sys.stderr)
+    source = stream.FleetSource(info, tokenizer, options.record, bind=options.bind is not None)
+    if not options.export:
+        return _serve_page(source, options)
+    from viz.web.export import export
+
+    source.start()
+    try:
+        stream.until_told(source, options.steps)
+    finally:
+        source.stop()
+        source.join(timeout=5)
+    for path in options.export:
+        size = export(source.run_now.page, path, title=source.run_now.workload.title)
+        print(f"{path}: {len(source.run_now.trace)} steps, {size / 1000:.0f} KB")
+    return 1 if source.error else 0
 
 
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
     _one_thread(settings)
     driver = Driver(settings, options.speed, paused=options.paused, replay=replay)
+    return _serve_page(driver, options, bool(settings.cache))
+
+
+def _serve_page(
+    driver: Driver | stream.FleetSource, options: argparse.Namespace, students: bool = False
+) -> int:
+    """Until Ctrl-C. students: the tree is a learner's, and the page shows how it broke."""
+    what = "the stream" if isinstance(driver, stream.FleetSource) else "the engine"
     with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
         if live.server.address not in LOOPBACK:
             print(
-                f"every machine that reaches {live.server.address} can drive the engine: it has no password",
+                f"every machine that reaches {live.server.address} can drive {what}: it has no password",
                 flush=True,
             )
         if not options.no_open:
@@ -219,13 +268,13 @@ def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | Non
                 time.sleep(0.1)
                 told = _tell_refusals(driver.run_now, told)
             time.sleep(1.5)  # so that open pages hear of it
-            if settings.cache:
+            if students:
                 print(f"your tree broke: {driver.error}   (see the page; Ctrl-C ends it)", flush=True)
                 threading.Event().wait()
         except KeyboardInterrupt:
             print()
     if driver.error:
-        print(f"the engine stopped: {driver.error}", file=sys.stderr)
+        print(f"{what} stopped: {driver.error}", file=sys.stderr)
     return 1 if driver.error else 0
 
 

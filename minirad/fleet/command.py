@@ -135,9 +135,12 @@ class Rebuilt:
             self.troubles += 1
 
     def as_json(self) -> dict[str, Any]:
-        """As the command prints it."""
+        """As the command prints it; ambiguous: blocks that may be there, and those that were told twice."""
         counts = ("batches", "replayed", "gaps", "lost", "restarts", "unknown", "troubles")
-        return {**self.blocks.as_json(), **{name: getattr(self, name) for name in counts}}
+        known = self.blocks.as_json()
+        twice = {name: block for name, block in known["blocks"].items() if block.pop("ambiguous", False)}
+        known["ambiguous"] = {**known["ambiguous"], **twice}
+        return {**known, **{name: getattr(self, name) for name in counts}}
 
     def summary(self) -> str:
         """The same as a sentence."""
@@ -187,19 +190,18 @@ def _sentence(told: Told) -> str:
 
 def _what(batch: Batch) -> str:
     """What a batch did, in words."""
-    done: Counter[str] = Counter()
+    parts, done = [], Counter[str]()
     for event in batch.events:
         if isinstance(event, Cleared):
-            done["all cleared"] += 1
+            parts.append("all cleared")
         elif event.other_group:
             done["of other cache groups"] += len(event.hashes)
         else:
-            done[f"{'stored in' if isinstance(event, Stored) else 'removed from'} {event.medium}"] += len(
-                event.hashes
-            )
-    parts = [what if what == "all cleared" else f"{number} {what}" for what, number in done.items()]
+            did = "stored in" if isinstance(event, Stored) else "removed from"
+            done[f"{did} {event.medium}"] += len(event.hashes)
+    parts += [f"{_count(number, 'block')} {what}" for what, number in done.items()]
     if batch.unknown:
-        parts.append(f"{batch.unknown} unknown")
+        parts.append(f"{_count(batch.unknown, 'thing')} not understood")
     if batch.trouble:
         parts.append(batch.trouble)
     return ", ".join(parts) or "nothing"

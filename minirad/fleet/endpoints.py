@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from minirad.command import one_line
 from minirad.errors import said
 
 MOST_RANKS = 256
@@ -164,8 +165,7 @@ def _fetch(url: str) -> dict[str, Any]:
         error.close()
         raise ValueError(f"{url} answers with {error.code} {said(error.reason)}") from None
     except (OSError, urllib.error.URLError) as error:
-        reason = getattr(error, "reason", error)
-        raise ValueError(f"{url} does not answer: {said(str(reason))}") from None
+        raise ValueError(f"{url} does not answer: {one_line(getattr(error, 'reason', error))}") from None
     except Exception as error:  # http.client's, for what is no HTTP
         if isinstance(error, ValueError):
             raise

@@ -22,7 +22,7 @@ from minirad.errors import said
 from minirad.fleet.endpoints import MOST_RANKS, check_endpoint
 from minirad.fleet.endpoints import rank_endpoints as rank_endpoints
 from minirad.fleet.endpoints import server_info as server_info
-from minirad.fleet.order import SILENCE, Order
+from minirad.fleet.order import PATIENCE, SILENCE, Order
 from minirad.fleet.wire import Batch, Decoder, WireError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ LARGEST_FRAME = 128 << 20  # ZeroMQ ends the connection of who sends more
 MOST_WAITING = 10_000  # messages that ZeroMQ keeps for us
 AT_ONCE = 500  # messages of a rank until the next one has its turn
 LAST_NUMBER = (1 << 53) - 1
+HANDSHAKE_SECONDS = 3  # until who listens there must have shown that it speaks ZeroMQ
 TURN = 0.05  # seconds that a turn waits for something to come
 
 STATES = ("connecting", "replaying", "live", "silent", "lost")
@@ -157,6 +158,8 @@ class Follower:
 
     def _run(self) -> None:
         try:
+            for rank in self.ranks:
+                rank.tell_state(time.monotonic())
             while not self._stop.is_set():
                 self._turn()
         except BaseException as error:  # the caller's, told by `wait`
@@ -197,13 +200,15 @@ class _Rank:
         self._decoder, self.order = Decoder(), Order(self, replay is not None)
         self._sub = self._socket(zmq.SUB, endpoint)
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
-        watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        failures = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        self._monitor = self._sub.get_monitor_socket(watched | failures | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        self._stranger = False  # who listens there has not yet shown that it speaks ZeroMQ
+        self._missed_at = self._live_at + PATIENCE
+        self._connect_at = float("inf")  # anew: ZeroMQ itself does not go back to a stranger
+        self._monitor = self._sub.get_monitor_socket(
+            zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
         for socket in (self._sub, self._monitor):
             follower._poller.register(socket, zmq.POLLIN)
         self._open(self._sub, endpoint, bind)
-        self._tell_state(self._live_at)
 
     # ------------------------------------------------------------ what `Order` tells
 
@@ -255,7 +260,12 @@ class _Rank:
         self.order.tick(now)
         if self._question >= 0:
             self._put_question()
-        self._tell_state(now)
+        if now >= self._connect_at:
+            self._connect_anew()
+        if now >= self._missed_at and not self.order.up:
+            self._missed_at = float("inf")
+            self.trouble(f"nothing has answered at {self.endpoint} so far")
+        self.tell_state(now)
 
     def _receive(self, socket: zmq.Socket[bytes]) -> list[list[bytes]]:
         import zmq
@@ -274,13 +284,26 @@ class _Rank:
 
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._was_up, self._live_at = True, time.monotonic()
-                self.order.connected(self._live_at)
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.order.disconnected()
+            now = time.monotonic()
+            if event == zmq.EVENT_CONNECTED:
+                self._stranger = True
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._stranger, self._was_up, self._live_at = False, True, now
+                self._missed_at = float("inf")
+                self.order.connected(now)
+            elif self._stranger:
+                self._stranger, self._connect_at = False, now + 1
+                self._refuse(f"what listens at {self.endpoint} is no publisher of events")
             else:
-                self._refuse(f"what answers at {self.endpoint} is no publisher of events")
+                self.order.disconnected()
+
+    def _connect_anew(self) -> None:
+        import zmq
+
+        self._connect_at = float("inf")
+        with contextlib.suppress(zmq.ZMQError):  # it is gone already
+            self._sub.disconnect(self.endpoint)
+        self._open(self._sub, self.endpoint, bind=False)
 
     def _live(self, frames: list[bytes]) -> None:
         number = self._number(frames[1]) if len(frames) == 3 else None
@@ -343,6 +366,7 @@ class _Rank:
         for option, value in (
             (zmq.LINGER, 0), (zmq.RCVHWM, MOST_WAITING), (zmq.MAXMSGSIZE, LARGEST_FRAME),
             (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 30), (zmq.RECONNECT_IVL_MAX, 500),
+            (zmq.HANDSHAKE_IVL, 1000 * HANDSHAKE_SECONDS),
             (zmq.IPV6, int("[" in endpoint)),
         ):  # fmt: skip
             socket.setsockopt(option, value)
@@ -370,7 +394,8 @@ class _Rank:
         self._said, self._unsaid = now, 0
         self.trouble(why + more)
 
-    def _tell_state(self, now: float) -> None:
+    def tell_state(self, now: float) -> None:
+        """Says how the rank is, if that is new."""
         if not self.order.up:
             state = "lost" if self._was_up else "connecting"
         elif self.order.asking and not self.order.checking:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,26 @@ def test_a_stream_goes_through_page_and_stepper(stream: Recording) -> None:
     assert stepper.shown["pool"]["cells"] == [] and "<svg" in stepper.shown["svg"]
     stepper.back()
     assert stepper.view.status[1] in ("hit", "cached") and "<svg" in stepper.shown["svg"]
+
+
+@pytest.mark.parametrize("shape", ["mixed", "stream"])
+def test_no_view_looks_at_all_nodes_of_a_large_tree(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted: what makes something of a node, for a step forward on page and stepper."""
+    recording = grown(shape, 3500)
+    page, stepper = Page(Trace(recording, ids_as_text)), Stepper(recording, decode=ids_as_text)
+    index = len(recording.frames) - 9
+    page.view("step", index)
+    stepper.go(index)
+    assert stepper.shown["svg"]
+    looks: list[int] = []
+    for module, name in (("columns", "units"), ("columns", "rest_of"), ("pool", "key_tokens")):
+        original = getattr(import_module(f"viz.view.{module}"), name)
+        counted = lambda node, original=original: (looks.append(1), original(node))[1]  # noqa: E731
+        monkeypatch.setattr(f"viz.view.{module}.{name}", counted)
+    monkeypatch.setattr(Nodes, "_own_all", lambda self: pytest.fail("all nodes were copied"))
+    assert "failed" not in page.view("step", index + 1)
+    stepper.forward()
+    assert "<svg" in stepper.shown["svg"] and len(looks) < 200
 
 
 @pytest.mark.parametrize("seed", range(3))

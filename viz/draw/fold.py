@@ -96,7 +96,12 @@ class Heaviest:
         left |= {self._root} if 0 in opened else set()
         while due := left & self.shown:
             for place in sorted(due):
-                self._fill({place}, len(self.shown) + OPENED - 1)
+                room = len(self.shown) + OPENED - 1
+                children = self._below.children(place).tolist()
+                hidden = [child for child in children if child not in self.shown]
+                hidden.sort(key=lambda child: (-int(self._below.tokens[child]), child))
+                self.shown.update(hidden[:OPENED])
+                self._fill(hidden[:OPENED], room)
             left -= due
 
     def _hang(self, places: Sequence[int]) -> None:

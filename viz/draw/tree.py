@@ -229,7 +229,7 @@ def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
     detail = (
         options.detail
         if options.detail in DETAILS
-        else detail_for(picture, options.height, has_tiers(view.state))
+        else detail_for(picture, options.height, _floors(view.state))
     )
     page = int(view.state["tree"].get("page_size", 1))
     nodesep, ranksep = {"full": (0.18, 0.38), "compact": (0.12, 0.34), "tiny": (0.07, 0.3)}[detail]
@@ -250,12 +250,20 @@ def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def detail_for(picture: Plan, height: int, tiers: bool = False) -> str:
-    """How much a card can say: all, one line of text, or all in one line."""
+def detail_for(picture: Plan, height: int, floors: Mapping[str, int] | None = None) -> str:
+    """How much a card can say: all, one line of text, or all in one. floors: strips under it, by detail."""
     for detail, each in _LEAF.items():
-        if picture.leaves * (each + _STRIP * (tiers and detail == "full")) <= height:
+        if picture.leaves * (each + _STRIP * (floors or {}).get(detail, 0)) <= height:
             return detail
     return "tiny"
+
+
+def _floors(state: State) -> dict[str, int]:
+    if is_fleet(state):
+        from viz.draw import fleet
+
+        return {detail: fleet.floors(state, detail) for detail in DETAILS}
+    return {"full": int(has_tiers(state))}
 
 
 def _node_lines(
@@ -294,9 +302,14 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     if tier in _OUTLINES:
         style = replace(style, outline=_OUTLINES[tier])
     sign = f"{TIER_SIGNS[tier]} · " if tier else ""
+    if "held" in node and detail == "tiny":
+        from viz.draw import fleet
+
+        sign = escape(f"{who} · ") if (who := fleet.summed(node, view)) else ""
     name = options.letter(number) or f"n{number}"
     words, more = _words(node, view), _extra_rows(node, view, detail, page)
     title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)
+    told = _tokens(size) if size or "held" not in node else ""  # of a block that was never told: nothing
     shown = text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])
     lines = [escape(line) or NO_TEXT for line in shown]
     if detail == "tiny":
@@ -308,9 +321,9 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     body = _font(11, _INK, "".join(f'{line}<BR ALIGN="LEFT"/>' for line in lines), face=MONO)
     text = f'<TR><TD COLSPAN="2" ALIGN="LEFT" WIDTH="{_WIDTH[detail]}">{body}</TD></TR>'
     if detail == "compact":
-        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{_tokens(size)}")), text, *more)
+        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{told}")), text, *more)
     top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
-    bottom = _row(_font(9, _SOFT, _tokens(size)), _font(9, _FAINT, _where(node, page)))
+    bottom = _row(_font(9, _SOFT, told), _font(9, _FAINT, _where(node, page)))
     return _table(style, 4, top, text, bottom, *more)
 
 
@@ -322,7 +335,11 @@ def _where(node: State, page: int) -> str:
 
 
 def _extra_rows(node: State, view: View, detail: str, page: int) -> list[str]:
-    """What stands under a card's own rows: of a full one, its copy in host memory."""
+    """What stands under a card's own rows: its copy in host memory; of a stream's, who holds it."""
+    if "held" in node:
+        from viz.draw import fleet  # which draws with what is here
+
+        return fleet.rows(node, view, detail)
     tier = "" if node["id"] in view.ghosts else tier_of(node)
     return _second_floor(node, tier, page) if detail == "full" else []
 
@@ -401,6 +418,8 @@ def short(count: int) -> str:
 def shown_text(node: Mapping[str, Any], decode: Decode) -> str:
     """A node's text; of a long one only both ends are decoded, the gap shown as …."""
     tokens = text_tokens(node)
+    if not tokens and node.get("held") is not None:
+        return "(tokens not told)"  # by a stream; its hashes say nothing to a reader
     if len(tokens) <= 2 * _ENDS:
         return decode(tokens)
     return f"{decode(tokens[:_ENDS])}…{decode(tokens[-_ENDS:])}"

@@ -107,7 +107,7 @@ def pool_cells(view: View, decode: Decode) -> dict[str, Any]:
     """
     pool, page = page_map(view, with_ghosts=False), int(view.state["tree"]["page_size"])
     last, texts = len(pool.cells), dict[int, str]()
-    if last <= TEXTS_UP_TO:
+    if 0 < last <= TEXTS_UP_TO:
         for owner in device_pool(view.state).owners:
             texts.update(owner.texts(decode, page))
     return {

@@ -2,6 +2,7 @@
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
 import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, h, icon, key, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
+import { makeFleet } from "./fleet.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 // ---------------------------------------------------------------- the page
@@ -11,6 +12,7 @@ const state = {
   g: "step", i: 0, to: { g: "step", i: 0 }, view: null, // shown; asked for; what is known of it
   follow: true, playing: false, opened: new Set(), height: 400,
   everything: false, quiz: null, quizOn: false, score: [0, 0], ticket: 0, lastSpoken: -1e9, run: "",
+  rank: null, // of a stream of other servers: the one that is shown alone
 };
 const el = {};
 
@@ -85,7 +87,7 @@ function buildTransport() {
     go("next", "Forward (→)", () => step(1)), go("last", "To the present (End)", toPresent), el.modes,
     h("div.scrub", {}, (el.marks = s("svg", { class: "marks", preserveAspectRatio: "none", "aria-hidden": "true" })), el.slider),
     (el.where = h("span.where")),
-    jump("split", "s"), jump("evict", "e"), jump("retract", "r"), el.speed);
+    jump("split", "s"), jump("evict", "e"), jump("retract", "r"), jump("gap", "g"), el.speed);
 }
 
 function jump(kind, letter) {
@@ -93,9 +95,9 @@ function jump(kind, letter) {
 }
 
 function buildHelp() {
-  const rows = [["space", "play, pause"], ["← →", "back, forward"], ["Home End", "start, present"], ["s e r", "next split, eviction, retraction (shift: the one before)"],
-    ["1 2 3", "by event, step, scene"], ["q", "quiz"], ["d", "prompt doctor"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them a request behind it was admitted"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
-  return h("section.panel.help", { hidden: true }, h("table", {}, ...rows.map(([k, text]) => h("tr", {}, h("th", {}, k), h("td", {}, text)))));
+  const rows = [["space", "play, pause"], ["← →", "back, forward"], ["Home End", "start, present"], ["s e r", "next split, eviction, retraction (shift: the one before)", ".own"], ["s e g", "next split, eviction, gap (shift: the one before)", ".theirs"], ["a", "all ranks in one tree again", ".theirs"],
+    ["1 2 3", "by event, step, scene"], ["q", "quiz", ".own"], ["d", "prompt doctor", ".own"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them a request behind it was admitted", ".own"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["K X ?", "on disk, external, may be there", ".theirs"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
+  return h("section.panel.help", { hidden: true }, h("table", {}, ...rows.map(([k, text, kind = ""]) => h("tr" + kind, {}, h("th", {}, k), h("td", {}, text)))));
 }
 
 function togglePanel(panel) {
@@ -114,7 +116,8 @@ async function show(g, i, { hash = true } = {}) {
   const started = performance.now();
   state.height = Math.round((0.84 * chartSize(el.tree)[1]) / 40) * 40 || 400; // in steps, so that views are found again
   let view;
-  try { view = await source.view(g, i, [...state.opened], state.height); }
+  const { rank } = state;
+  try { view = await source.view(g, i, [...state.opened], state.height, rank); }
   catch (error) {
     if (ticket === state.ticket) { state.to = { g: state.g, i: state.i }; notice(error.message); }
     return false;
@@ -127,7 +130,7 @@ async function show(g, i, { hash = true } = {}) {
   document.body.dataset.latency = (performance.now() - started).toFixed(1);
   if (hash) address(`#${g}=${i}`);
   for (const near of [i + 1, i - 1]) // so that the next click finds its answer here
-    if (!state.follow && near >= 0 && near < source.count(g)) source.view(g, near, [...state.opened], state.height).catch(() => {});
+    if (!state.follow && near >= 0 && near < source.count(g)) source.view(g, near, [...state.opened], state.height, rank).catch(() => {});
   return true;
 }
 
@@ -177,6 +180,7 @@ async function advance() {
 function toPresent() { stopPlaying(); closeQuiz(); state.follow = true; return show(state.to.g, source.count(state.to.g) - 1); }
 
 function setGranularity(g) {
+  if (!modes().includes(g)) return;
   const frame = source.frameAt(state.to.g, state.to.i);
   state.follow = state.follow && g !== "event";
   return show(g, source.positionOf(g, frame));
@@ -184,7 +188,7 @@ function setGranularity(g) {
 
 function jumpTo(kind, direction) {
   const frame = source.mark(kind, Math.max(source.frameAt(state.to.g, state.to.i), direction < 0 ? 0 : -1), direction);
-  if (frame === null) return notice(`No ${direction < 0 ? "earlier" : "further"} ${{ split: "split", evict: "eviction", retract: "retraction" }[kind]}${source.status.playing ? " yet" : ""}.`);
+  if (frame === null) return notice(`No ${direction < 0 ? "earlier" : "further"} ${{ split: "split", evict: "eviction", retract: "retraction", gap: "gap" }[kind]}${source.status.playing ? " yet" : ""}.`);
   stopPlaying();
   leavePresent();
   show(state.to.g, source.positionOf(state.to.g, frame));
@@ -193,6 +197,7 @@ function jumpTo(kind, direction) {
 // Playing: in the past a timer of this page; at the present the engine's own pace.
 
 function togglePlay() {
+  if (source.status.stream) return state.follow ? (state.follow = false) : toPresent(); // nothing here plays: it happens elsewhere
   if (state.timer || (source.status.playing && state.follow)) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to.i >= source.count(state.to.g) - 1 && !source.status.drivable) return seek(0).then(startTimer);
   if (state.to.i >= source.count(state.to.g) - 1 && !state.quizOn) { state.follow = true; command("play", { on: true }); return; }
@@ -239,8 +244,19 @@ const PARTS = {
   lanes: [() => el.lanes, "The requests", drawLanes, "requests"], events: [() => el.events, "The events", drawEvents, "events"],
 };
 
+const theirs = makeFleet({ source, state, chartSize: (host) => chartSize(host), cursor: (...at) => cursor(...at), pickRank, ranks: () => (source instanceof FileSource ? source.ranks : state.view.fleet.ranks.map((r) => r.rank)) });
+const FLEET_PARTS = { ...Object.fromEntries(["tree", "say", "transport"].map((name) => [name, PARTS[name]])), ...theirs.parts, events: PARTS.events };
+const partsNow = () => (source.meta.fleet ? FLEET_PARTS : PARTS);
+
+/** One rank of a stream alone, or (null) all in one tree. */
+function pickRank(rank) {
+  state.rank = rank;
+  state.opened.clear();
+  return show(state.g, state.i);
+}
+
 function drawPart(name) {
-  const [place, words, drawing, ...needs] = PARTS[name], failed = state.view.failed ?? {};
+  const [place, words, drawing, ...needs] = partsNow()[name], failed = state.view.failed ?? {};
   return part(place(), words, drawing, needs.map((need) => failed[need]).find(Boolean));
 }
 
@@ -248,7 +264,7 @@ function draw() {
   const change = drawPart("tree") ?? { enter: [], exit: [], move: [] };
   document.body.dataset.position = `${state.view.g} ${state.view.i}`;
   document.body.dataset.change = `${change.enter.length} ${change.exit.length} ${change.move.length}`;
-  for (const name of Object.keys(PARTS)) if (name !== "tree") drawPart(name);
+  for (const name of Object.keys(partsNow())) if (name !== "tree") drawPart(name);
   brush(null);
   speak();
 }
@@ -271,7 +287,7 @@ function drawSay() {
     el.sayMore.append(" · ", button("why this victim?", "The policy's key, and who would have been next", () => togglePanel(el.why), ".link"));
     drawWhy();
   } else el.why.hidden = true;
-  const placed = Object.values(PARTS).flatMap((one) => one.slice(3));
+  const placed = Object.values(partsNow()).flatMap((one) => one.slice(3));
   for (const [name, reason] of Object.entries(view.failed ?? {})) if (!placed.includes(name)) el.sayMore.append(undrawn(`“${name}”`, reason));
 }
 
@@ -320,7 +336,7 @@ function drawHeader() {
   const meta = source.meta;
   const chip = (text, title) => h("span.chip", { title }, text);
   el.chips.replaceChildren(chip(meta.title ?? "", "workload"), chip(meta.model ?? "", "model"),
-    chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
+    meta.fleet ? chip(meta.page_size ? `blocks of ${plural(meta.page_size, "token")}` : "", "as the servers store them") : chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
     ...(meta.host_tokens ? [chip(`host ${meta.host_tokens} · ${meta.host_write}`, "tokens in host memory · when copies are made")] : []),
     ...(meta.bigram_keys ? [chip("pairs of tokens", "the tree's units are bigrams")] : []),
     (el.policyChip = chip("", "schedule policy · eviction policy at the moment on view")));
@@ -328,13 +344,18 @@ function drawHeader() {
   el.tiers.hidden = el.hostPart.hidden = el.hostKey.hidden = !meta.host_tokens;
   drawPolicy();
   document.title = `minirad${source instanceof FileSource ? "" : " live"}: ${meta.title ?? ""}`;
-  el.modes.replaceChildren(...["event", "step", "scene"].map((g, n) => h("button", { type: "button", title: `By ${g} (${n + 1})`, "aria-pressed": String(g === state.g), disabled: !source.granularities().includes(g), onclick: () => setGranularity(g) }, g)));
+  document.body.classList.toggle("fleet", Boolean(meta.fleet));
+  if (meta.fleet) theirs.mount(el);
+  el.modes.replaceChildren(...modes().map((g, n) => h("button", { type: "button", title: `By ${g} (${n + 1})`, "aria-pressed": String(g === state.g), disabled: !source.granularities().includes(g), onclick: () => setGranularity(g) }, g)));
   document.body.classList.toggle("drivable", Boolean(source.status.drivable));
 }
 
+/** A stream tells of no requests, with which scenes begin. */
+const modes = () => ["event", "step", "scene"].filter((g) => !source.meta.fleet || g !== "scene");
+
 /** The eviction policy may have changed in the middle of the run. */
 function drawPolicy() {
-  const policy = state.view?.policy ?? source.meta.eviction_policy;
+  const policy = source.meta.fleet ? "" : state.view?.policy ?? source.meta.eviction_policy;
   el.policyChip.textContent = [source.meta.schedule_policy, policy].filter(Boolean).join(" · ");
   el.policyChip.classList.toggle("changed", Boolean(policy) && policy !== source.meta.eviction_policy);
 }
@@ -347,14 +368,16 @@ function drawStatus() {
   if (el.refused.textContent !== refused) el.refused.textContent = refused;
   const noneServed = refused && !Object.keys(source.requests).length;
   const starting = !error && source.run === "";
-  const text = error ? "engine stopped" : source.lost ? "connection lost, trying again" : starting ? "the engine starts" : !drivable ? `recording of ${plural(frames, "step")}`
+  const { stream } = source.status;
+  const text = error ? (stream ? "stopped" : "engine stopped") : stream && !source.lost ? stream.text : source.lost ? "connection lost, trying again" : starting ? "the engine starts" : !drivable ? `recording of ${plural(frames, "step")}`
     : idle ? (noneServed ? "no request was taken" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
   el.statusText.textContent = text;
-  el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
+  el.status.dataset.kind = error || source.lost ? "error" : stream ? stream.kind : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
-  el.banner.textContent = `The engine stopped with an error: ${error}. What it did until then can still be looked at; the terminal has the details.`;
+  el.banner.textContent = stream ? `This page stopped listening with an error: ${error}. What came until then can still be looked at; the terminal has the details.` : `The engine stopped with an error: ${error}. What it did until then can still be looked at; the terminal has the details.`;
   if (notices?.length && notices.at(-1) !== state.noticed) notice((state.noticed = notices.at(-1)));
   document.body.classList.toggle("drivable", Boolean(drivable));
+  document.body.classList.toggle("listening", Boolean(stream));
   if (el.policy) {
     const { policy = "" } = source.status, names = source.choices?.eviction_policy ?? [];
     if (el.policy.childElementCount !== names.length) el.policy.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
@@ -362,8 +385,10 @@ function drawStatus() {
     if (policy && document.activeElement !== el.policy) el.policy.value = policy;
   }
   el.restartButton.hidden = !drivable && !error; // needs an engine; a file has no tokenizer either
-  el.doctorButton.hidden = source instanceof FileSource;
-  el.kind.textContent = drivable || error || starting ? "live" : "recording";
+  el.doctorButton.hidden = source instanceof FileSource || Boolean(source.meta.fleet);
+  el.quizButton.hidden = Boolean(source.meta.fleet);
+  if (source.meta.fleet) el.restartButton.hidden = true;
+  el.kind.textContent = drivable || error || starting || stream ? "live" : "recording";
   el.quizButton.setAttribute("aria-pressed", String(state.quizOn));
   if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
 }
@@ -438,7 +463,7 @@ function slotText(owner, pageNumber, tier = "slots") {
 
 const sizes = new Map(); // measured at changes only: asking in the middle of drawing makes the browser lay out
 const chartSize = (host) => sizes.get(host) ?? [host.clientWidth || 240, host.clientHeight || 90];
-const measure = () => { for (const host of [el.usage, el.hits, el.tree]) sizes.set(host, [host.clientWidth, host.clientHeight]); };
+const measure = () => { for (const host of [el.usage, el.hits, el.tree, ...theirs.charts]) sizes.set(host, [host.clientWidth, host.clientHeight]); };
 
 function drawUsage() {
   const [w, height] = chartSize(el.usage), frames = source.frames, now = state.view.frame;
@@ -572,8 +597,8 @@ function drawEvents() {
     h("em." + e.kind, {}, e.tag), h("span", {}, ...linked(e.text))));
   for (const [k, item] of items.entries()) item.mrEvent = shown[k];
   const hidden = events.length - shown.length;
-  el.events.replaceChildren(...items, hidden ? h("li.rest", {}, `${plural(hidden, "smaller event")} (tokens, slots, locks): tick “all”`) : "");
-  if (!events.length) el.events.replaceChildren(h("li.rest", {}, "none: this is the start"));
+  el.events.replaceChildren(...items, hidden ? h("li.rest", {}, `${plural(hidden, "smaller event")}${source.meta.fleet ? "" : " (tokens, slots, locks)"}: tick “all”`) : "");
+  if (!events.length) el.events.replaceChildren(h("li.rest", {}, state.view.frame < 0 ? "none: this is the start" : "none"));
   el.events.querySelector(".on")?.scrollIntoView({ block: "nearest" });
 }
 
@@ -584,6 +609,7 @@ function overNode(id, event) {
   const number = Number(id.slice(1)), node = state.view.nodes[number];
   brush({ nodes: [number], requests: requestsOn(number), exact: true });
   const where = node?.tier ? ` · ${TIER_WORDS[node.tier]}` : "";
+  if (node && source.meta.fleet) return tip(event, h("b", {}, id), theirs.tipOf(node), h("pre", {}, node.body.text));
   if (node) tip(event, h("b", {}, id), ` ${source.meta.styles[node.status]?.word || "cached"}${where} · ${plural(node.body.size, "token")} · lock ${node.lock} · last use t ${node.t} · created t ${node.created} · ${plural(node.hits, "hit")}` + (node.space ? ` · namespace ${node.space}` : "") + (node.priority ? ` · priority ${node.priority}` : ""), h("pre", {}, node.body.text));
 }
 
@@ -857,7 +883,8 @@ function onKey(event) {
   const keys = {
     " ": togglePlay, ArrowLeft: () => step(-1), ArrowRight: () => step(1), Home: () => seek(0), End: toPresent,
     s: () => jumpTo("split", 1), S: () => jumpTo("split", -1), e: () => jumpTo("evict", 1), E: () => jumpTo("evict", -1), r: () => jumpTo("retract", 1), R: () => jumpTo("retract", -1),
-    1: () => setGranularity("event"), 2: () => setGranularity("step"), 3: () => setGranularity("scene"), q: toggleQuiz, d: toggleDoctor, p: () => document.body.classList.toggle("projector"),
+    ...(source.meta.fleet ? { g: () => jumpTo("gap", 1), G: () => jumpTo("gap", -1), a: () => pickRank(null), r: () => {}, R: () => {} } : { q: toggleQuiz, d: toggleDoctor }),
+    1: () => setGranularity("event"), 2: () => setGranularity("step"), 3: () => setGranularity("scene"), p: () => document.body.classList.toggle("projector"),
     "+": () => zoom(el.tree, 1.25), "-": () => zoom(el.tree, 0.8), 0: () => fit(el.tree), Escape: () => { for (const panel of [el.why, el.restart, el.help, el.doctor]) panel.hidden = true; },
   };
   if (!(event.key in keys)) return;
@@ -916,6 +943,6 @@ window.addEventListener("hashchange", () => {
   if (to[1] < source.count(to[0]) - 1) leavePresent();
   show(...to); // writes the address anew: it may have asked for more than there is
 });
-const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); sizePool(el.host); drawPart("usage"); drawPart("hits"); } });
-for (const host of [el.pool, el.host, el.usage, el.hits, el.tree]) resized.observe(host);
+const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); sizePool(el.host); for (const name of source.meta.fleet ? ["shares", "growth"] : ["usage", "hits"]) drawPart(name); } });
+for (const host of [el.pool, el.host, el.usage, el.hits, el.tree, ...theirs.charts]) resized.observe(host);
 source.start();

@@ -134,11 +134,11 @@ export class LiveSource extends Source {
     Object.assign(this.requests, news.requests);
     this.tell("frames");
   }
-  view(g, i, opened = [], height = 400) {
+  view(g, i, opened = [], height = 400, rank = null) {
     const growing = g === "scene" && i === this.count("scene") - 1;
-    const key = `${g} ${i} ${opened} ${height} ${growing ? this.frames.length : ""}`;
+    const key = `${g} ${i} ${opened} ${height} ${rank} ${growing ? this.frames.length : ""}`;
     if (!this.views.has(key)) {
-      const query = new URLSearchParams({ run: this.run, g, i, open: opened.join(","), height });
+      const query = new URLSearchParams({ run: this.run, g, i, open: opened.join(","), height, rank: rank ?? "" });
       const promise = fetch("view?" + query).then(answer);
       const forget = () => this.views.delete(key);
       promise.then((view) => view.failed && forget(), forget); // what failed is asked for again
@@ -165,6 +165,8 @@ export class FileSource extends Source {
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     const data = JSON.parse(await new Response(stream).text());
     Object.assign(this, { meta: data.meta, requests: data.requests, stored: data.views, shared: data.shared });
+    this.alone = data.alone ?? {}; // of a stream: the views of each rank alone
+    this.ranks = Object.keys(this.alone).map(Number);
     this.known = Object.fromEntries(Object.entries(data.views).map(([g, views]) => [g, Object.keys(views).map(Number)]));
     this.addFrames(data.frames);
     this.tell("run");
@@ -172,11 +174,13 @@ export class FileSource extends Source {
     this.tell("status");
   }
   granularities() { return Object.keys(this.stored ?? { step: 0 }); }
-  async view(g, i) {
+  async view(g, i, opened, height, rank = null) {
+    if (rank !== null && !this.alone[rank][g]) // by event a rank alone is shown as its step ends
+      return { ...(await this.view("step", this.positionOf("step", this.frameAt(g, i)), opened, height, rank)), g, i };
     const known = this.known[g];
     let index = i;
     if (!(i in this.stored[g])) index = known.filter((k) => k <= i).at(-1) ?? known[0]; // thinned out
-    const packed = this.stored[g][index];
+    const packed = (rank === null ? this.stored : this.alone[rank])[g][index];
     return packed.sides ? { ...packed, i, sides: packed.sides.map((side) => this.unpacked(side)) } : { ...this.unpacked(packed), i };
   }
   unpacked(view) {
@@ -214,7 +218,7 @@ export const undrawn = (name, reason) => h("p.undrawn", { title: reason }, `${na
 
 export const button = (text, title, onclick, kind = "") => h("button" + kind, { type: "button", title, onclick }, text);
 export const key = (text, color) => h("span.key", {}, h("i", { style: { background: color } }), text);
-export const MARK_COLORS = { split: "#e8890c", evict: "#e03131", retract: "#9c36b5" };
+export const MARK_COLORS = { split: "#e8890c", evict: "#e03131", retract: "#9c36b5", gap: "#1864ab" };
 export const order = (id) => { const [a, b = 0] = id.slice(1).split(".").map(Number); return a * 1000 + b; };
 
 const MOST_CELLS = 4096;

@@ -19,6 +19,7 @@ from minirad.observe import events as ev
 from viz.web.page import Page
 from viz.web.runs import Replay, Run
 from viz.web.settings import Settings
+from viz.web.stream import FleetRun
 
 Json = dict[str, Any]
 
@@ -151,9 +152,12 @@ class PairPage:
         }
 
     def view(
-        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400
-    ) -> Json:
+        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400,
+        rank: int | None = None,
+    ) -> Json:  # fmt: skip
         """Both sides at their step `index`, and the difference in one sentence. ValueError: not there."""
+        if rank is not None:
+            raise ValueError(f"rank {rank}: only a stream of other servers has ranks")
         if granularity != "step":
             raise ValueError(f"two engines are compared by step, not by {granularity}")
         if not 0 <= index <= len(self):
@@ -204,7 +208,7 @@ class PairPage:
 
 
 AnyPage = Page | PairPage
-Shown = Run | Replay | Pair
+Shown = Run | Replay | Pair | FleetRun
 
 
 # ---------------------------------------------------------------------- in words

@@ -24,6 +24,7 @@ from viz.draw import tree
 from viz.draw.dot import find_dot
 from viz.trace import Trace, summary
 from viz.web.compare import AnyPage
+from viz.web.fleet import FleetPage
 from viz.web.page import Page
 
 STATIC = Path(__file__).parents[1] / "static"
@@ -77,9 +78,10 @@ def _static(name: str) -> str:
 
 
 def one_script(kind: str = "page") -> str:
-    """tree.js, parts.js and the page's own as one module: files on disk may not import one another."""
-    tree_js, parts, own = (_alone(_static(name)) for name in ("tree.js", "parts.js", f"{kind}.js"))
-    return f"{tree_js}\n{parts}\n{{\n{own}\n}}\n".replace("</script", "<\\/script")
+    """The page's script and all that it imports as one module: files on disk may not import one another."""
+    names = ("tree.js", "parts.js", "fleet.js", f"{kind}.js")
+    tree_js, parts, fleet, own = (_alone(_static(name)) for name in names)
+    return f"{tree_js}\n{parts}\n{fleet}\n{{\n{own}\n}}\n".replace("</script", "<\\/script")
 
 
 def _alone(script: str) -> str:
@@ -121,12 +123,26 @@ def page_data(page: AnyPage, title: str = "", note: str = "") -> dict[str, Any]:
         granularity: {index: pool.pack(page.view(granularity, index, height=height)) for index in wanted}
         for granularity, wanted in kept.items()
     }
+    alone = _alone_views(page, kept["step"], pool, height) if isinstance(page, FleetPage) else {}
     return {
         "meta": page.meta(title, note),
         "frames": page.frames(),
         "requests": page.requests(),
         "views": views,
+        "alone": alone,
         "shared": pool.shared,
+    }
+
+
+def _alone_views(page: FleetPage, wanted: Sequence[int], pool: _Pool, height: int) -> dict[int, Any]:
+    """Of a stream's ranks that are there from the start on, each one alone, by step; none where that would be
+    more views than a file has of all together."""
+    ranks = page.ranks()
+    if len(ranks) < 2 or len(ranks) * len(wanted) > MOST_VIEWS:
+        return {}
+    return {
+        rank: {"step": {i: pool.pack(page.view("step", i, height=height, rank=rank)) for i in wanted}}
+        for rank in ranks
     }
 
 

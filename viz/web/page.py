@@ -195,15 +195,16 @@ class Page:
     # ------------------------------------------------------------ one position
 
     def view(
-        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400
-    ) -> Json:
-        """Everything that the page shows of a position, the tree's SVG included.
+        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400,
+        rank: int | None = None,
+    ) -> Json:  # fmt: skip
+        """Everything that the page shows of a position, the tree's SVG included. rank: of a stream, it alone.
 
         A part that cannot be made is empty, and "failed" says why, by its name: the others are shown.
         """
         with self._lock:
             self._catch_up()
-        view = self.trace.view(granularity, index)
+        view = self._look(granularity, index, rank)
         kind, sentence = summary(view.events)
         shown: Json = {
             "g": granularity,
@@ -224,6 +225,11 @@ class Page:
                 shown.setdefault("failed", {})[name] = self._told(name, error)
             shown.update(made if name == "host" else {name: made})
         return shown
+
+    def _look(self, granularity: str, index: int, rank: int | None) -> View:
+        if rank is not None:
+            raise ValueError(f"rank {rank}: only a stream of other servers has ranks")
+        return self.trace.view(granularity, index)
 
     def _parts(self, view: View, options: tree.Options) -> dict[str, tuple[Callable[[], Any], Any]]:
         """How each part of a view is made, and what stands for it where that fails."""

@@ -37,8 +37,8 @@ PIECE = 2000  # frames that are sent at a time: a long history shows while it st
 class Source(Protocol):
     """What has a live page: driver.Driver."""
 
-    run_now: Shown | None
-
+    @property
+    def run_now(self) -> Shown | None: ...
     @property
     def stopping(self) -> bool: ...
     @property
@@ -109,17 +109,21 @@ class View(Answer):
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
-def _position(asked: dict[str, str]) -> tuple[str, int, frozenset[int], int]:
-    """Granularity, index, opened nodes and height that a query names. ValueError for nonsense."""
+Wanted = tuple[str, int, frozenset[int], int, int | None]
+
+
+def _position(asked: dict[str, str]) -> Wanted:
+    """Granularity, index, opened nodes, height and rank that a query names. ValueError for nonsense."""
     granularity = asked.get("g", "step")
     if granularity not in GRANULARITIES:
         raise ValueError(f"unknown granularity {granularity!r}")
     opened = frozenset(int(number) for number in asked.get("open", "").split(",") if number)
     height = min(max(int(asked.get("height", "400")), 100), 4000)
-    return granularity, int(asked.get("i", "0")), opened, height
+    rank = int(asked["rank"]) if asked.get("rank") else None
+    return granularity, int(asked.get("i", "0")), opened, height, rank
 
 
-def _drawn(page: AnyPage, wanted: tuple[str, int, frozenset[int], int]) -> bytes:
+def _drawn(page: AnyPage, wanted: Wanted) -> bytes:
     return json.dumps(page.view(*wanted), separators=(",", ":")).encode()
 
 

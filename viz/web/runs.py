@@ -19,9 +19,11 @@ from minirad.engine import Engine
 from minirad.frontend.player import send_due
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
+from minirad.observe.snapshot import is_fleet
 from minirad.workloads import Workload
 from viz.fork import changeable_policy
-from viz.trace import Trace, decoder_of
+from viz.trace import Decode, Trace, decoder_of
+from viz.web.fleet import FleetPage
 from viz.web.page import Page
 from viz.web.settings import Settings, beside
 
@@ -116,16 +118,17 @@ class Replay:
 
     drivable, served_none, policy, alone = False, False, "", None
 
-    def __init__(self, recording: Recording, title: str) -> None:
+    def __init__(self, recording: Recording, title: str, decode: Decode | None = None) -> None:
         self.number, self.clock, self.idle = 1, 0, True
         self.recording, self.missing = recording, recording.missing
         notes = recording.header.get("notes")
         notes = notes if isinstance(notes, dict) else {}
         self.workload = Workload(title, str(notes.get("title", "")) or f"Recording {title}", ())
-        self.trace = Trace(recording)
+        self.trace = Trace(recording, decode)
         labels = notes.get("labels")
         labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
-        self.page = self.single_page = Page(self.trace, labels)
+        kind = FleetPage if is_fleet(recording.header["start"]) else Page
+        self.page = self.single_page = kind(self.trace, labels)
         self.page.refused = self.refused = str(notes.get("refused", ""))
         self.notices = [recording.missing] if recording.missing else []
 

@@ -1,0 +1,322 @@
+"""A stream of other servers' KV events, followed and shown: the options, the thread, the run that a page has.
+
+    python -m viz.live --connect tcp://host:5557 --replay tcp://host:5558 --ranks 2
+    python -m viz.live --server http://host:30000 --record flight.jsonl
+    python -m viz.live --bind tcp://*:5557                     for a publisher that connects
+
+With one of these three, and with nothing else, a socket to elsewhere is opened. `--export` of a live stream
+writes its file after --steps frames, when nothing has come for SILENCE seconds, or with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minirad import command
+from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
+from minirad.fleet.flight import Flight, FlightRecording
+from minirad.fleet.follow import Follower, Told
+from minirad.fleet.follow import State as RankState
+from viz.trace import Decode, Trace, ids_as_text
+from viz.web.fleet import FleetPage, short
+from viz.words import decoder_from
+
+Json = dict[str, Any]
+PACE = 0.1  # seconds between two frames that a page is told of
+FOREIGN = "this is the cache of another server: there is nothing to drive"
+SILENCE = 5.0  # seconds without news after which an export is written
+_OWN = (
+    "workload", "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens",
+    "host_write", "bigram_keys", "compare", "cache", "speed", "paused", "publish",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------- what is asked for
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a stream."""
+    group = parser.add_argument_group("the cache of another server, from the KV events that it publishes")
+    where = group.add_argument
+    where("--connect", metavar="ENDPOINT", help="its publisher, tcp://host:5557; rank 1 has the next port")
+    where("--server", metavar="URL", help="ask SGLang's /server_info for endpoints, ranks and topic")
+    where("--bind", metavar="ENDPOINT", help="listen here, for a publisher that connects: tcp://*:5557")
+    where("--ranks", type=command.positive, metavar="N", help="data-parallel ranks (default: 1)")
+    where("--topic", metavar="T", help="only messages whose topic begins with it (default: all)")
+    where("--tokenizer", metavar="DIR|ID",
+          help="a folder, or a name in the local cache (nothing is fetched): token ids as text")  # fmt: skip
+
+
+def asked(options: argparse.Namespace) -> bool:
+    """A stream is to be followed."""
+    return any(given is not None for given in (options.connect, options.server, options.bind))
+
+
+def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """ValueError, in one sentence, for options that do not go together. Opens nothing."""
+    if not asked(options):
+        for name in ("ranks", "topic"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"--{name} {getattr(options, name)} goes with --connect, --bind or --server")
+        if options.tokenizer is not None and options.replay is None:
+            raise ValueError(
+                f"--tokenizer {options.tokenizer} goes with a stream: an engine of ours has its own"
+            )
+        if options.replay is not None and "://" in options.replay:
+            raise ValueError(f"--replay {options.replay} is an endpoint: it goes with --connect or --bind")
+        return
+    given = [name for name in ("connect", "server", "bind") if getattr(options, name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"--{given[0]} and --{given[1]} name two streams: only one can be followed")
+    own = [name for name in _OWN if getattr(options, name, None) != parser.get_default(name)]
+    if own:
+        option = f"--{own[0].replace('_', '-')}"
+        raise ValueError(f"{option} with --{given[0]}: no engine runs here, its server is another's")
+    if options.server is not None and options.ranks is not None:
+        raise ValueError(f"--ranks {options.ranks} with --server: the server says how many there are")
+    if options.steps is not None and not options.export:
+        raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
+    _endpoints(options)
+
+
+def _endpoints(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Of each rank, where its publisher and its replay are. ValueError for what cannot be one."""
+    ranks = options.ranks or 1
+    endpoints: list[str] = []
+    if options.server is None:
+        bind = options.bind is not None
+        endpoints = rank_endpoints(options.bind if bind else options.connect, ranks, bind=bind)
+    replays = rank_endpoints(options.replay, ranks) if options.replay is not None else []
+    return endpoints, replays
+
+
+def followed(options: argparse.Namespace) -> ServerInfo:
+    """What is followed; a server is asked where that is."""
+    endpoints, replays = _endpoints(options)
+    if options.server is None:
+        return ServerInfo(endpoints, replays, options.topic or "", 0)
+    found = server_info(options.server)
+    if options.replay is not None:
+        replays = rank_endpoints(options.replay, len(found.endpoints))
+    topic = found.topic if options.topic is None else options.topic
+    return ServerInfo(found.endpoints, replays or found.replays, topic, found.block_size, found.notices)
+
+
+def tokenizer(source: str) -> str:
+    """The folder of the tokenizer that --tokenizer names. ValueError: there is none here."""
+    folder = _folder(source)
+    if not folder or decoder_from(folder) is ids_as_text:
+        raise ValueError(
+            f"--tokenizer {source}: no tokenizer is in such a folder, nor in the local cache under "
+            "that name (nothing is fetched)"
+        )
+    return folder
+
+
+def _folder(source: str) -> str:
+    """A folder as it is; of a name, its folder in the local cache of Hugging Face, or ""."""
+    with contextlib.suppress(OSError, ValueError):
+        if Path(source).is_dir():
+            return source
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        with contextlib.suppress(OSError, ValueError):  # what cannot be a name
+            found = try_to_load_from_cache(source, name)
+            if isinstance(found, str):
+                return str(Path(found).parent)
+    return ""
+
+
+# ---------------------------------------------------------------------- what a page shows
+
+
+class Titled(NamedTuple):
+    """Where a run of our own has a workload."""
+
+    name: str
+    title: str
+
+
+class FleetRun:
+    """One part of a stream's recording in the place of a run: nothing can be driven."""
+
+    drivable, idle, served_none = False, False, False
+    policy = refused = missing = ""
+    alone = single_page = None
+
+    def __init__(self, number: int, recording: FlightRecording, decode: Decode, title: str) -> None:
+        self.number, self.recording = number, recording
+        self.workload = Titled("stream", title)
+        self.notices: list[str] = []
+        self.trace = Trace(recording, decode)
+        self.page = FleetPage(self.trace)
+
+    @property
+    def clock(self) -> int:
+        return len(self.trace)
+
+    def advance(self) -> None:
+        raise ValueError(FOREIGN)
+
+    def close(self, broken: bool = False) -> None:
+        """Nothing is open."""
+
+
+class FleetSource(threading.Thread):
+    """Follows a stream and has a live page of it (routes.Source). Opens its sockets when it is made.
+
+    tokenizer: a folder; None: token ids are shown as numbers. record: a file that is written as it grows.
+    error: what ended it, or "". ValueError for endpoints that cannot be had.
+    """
+
+    page_kind = "page"
+
+    def __init__(
+        self, info: ServerInfo, tokenizer: str | None = None, record: str | None = None, bind: bool = False
+    ) -> None:
+        super().__init__(name="stream", daemon=True)
+        self.info, self.error = info, ""
+        self._decode = ids_as_text if tokenizer is None else decoder_from(tokenizer)
+        self._told: tuple[int, int, str] = 0, 0, ""
+        self._token = secrets.token_hex(4)
+        self._stopping = threading.Event()
+        self._listeners: list[Callable[[], None]] = []
+        self._states = ["connecting"] * len(info.endpoints)
+        self._flight = Flight(
+            info.endpoints, block_size=info.block_size or None, path=record, tokenizer=tokenizer,
+            notes={"title": self._title()},
+        )  # fmt: skip
+        self.run_now: FleetRun = self._run_of(1)
+        self._follower = Follower(
+            info.endpoints, info.replays, info.topic, bind=bind, tell=self._take
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ in the follower's thread
+
+    def _take(self, told: Told) -> None:
+        if isinstance(told, RankState):
+            self._states[told.rank] = told.state
+        self._flight.take(told)
+
+    # ------------------------------------------------------------ in this thread
+
+    def run(self) -> None:
+        """Until it is stopped: frames are cut, and pages told of them."""
+        try:
+            while not self._stopping.is_set():
+                ended = self._follower.wait(PACE / 2)
+                self._flight.tick()
+                self._look()
+                if ended:
+                    raise RuntimeError("the stream is followed no more")
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        finally:
+            self._end()
+
+    def _look(self) -> None:
+        """Tells pages of what is new; another recording is a run of its own."""
+        run, recording = self.run_now, self._flight.recording
+        if recording is not run.recording:
+            run = self.run_now = self._run_of(run.number + 1)
+        trouble = self._flight.trouble
+        if trouble and trouble not in run.notices:
+            run.notices.append(trouble)
+        if (news := (run.number, len(recording), trouble)) != self._told:
+            self._told = news
+            self._announce()
+
+    def _end(self) -> None:
+        with contextlib.suppress(Exception):  # what ended the follower was told
+            self._follower.close()
+        self._flight.close()
+        self._look()
+        self._announce()
+
+    def _run_of(self, number: int) -> FleetRun:
+        run = FleetRun(number, self._flight.recording, self._decode, self._title())
+        run.page.sized = bool(self.info.block_size) or run.recording.chapter > 1
+        run.notices = [short(notice, 400) for notice in self.info.notices]
+        return run
+
+    def _title(self) -> str:
+        where = self.info.endpoints
+        return f"{where[0]} and {len(where) - 1} more" if len(where) > 1 else where[0]
+
+    # ------------------------------------------------------------ from other threads
+
+    @property
+    def stopping(self) -> bool:
+        """It is about to end."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stopping.set()
+        self._announce()
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """`listener` is called, in any thread, when something has come; returns how to end that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _announce(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()
+
+    def command(self, name: str, arguments: Json) -> Future[Json]:
+        """There is none."""
+        answer: Future[Json] = Future()
+        answer.set_exception(ValueError(FOREIGN))
+        return answer
+
+    def key(self, run: Any) -> str:
+        """Names a run so that no page takes it for one of a server that was here before."""
+        return f"{run.number}.{self._token}"
+
+    def hello(self, run: Any) -> Json:
+        """What a page needs when a run begins."""
+        return {
+            "run": self.key(run), "meta": run.page.meta(run.workload.title), "choices": {}, "settings": {},
+            "status": self.status(),
+        }  # fmt: skip
+
+    def status(self) -> Json:
+        """What the page's header depends on."""
+        here = sum(state not in ("connecting", "lost") for state in self._states)
+        ranks = len(self._states)
+        text = f"{here} of {ranks} ranks here" if ranks > 1 else "connected" if here else "not connected"
+        kind = "on" if here == ranks else "error" if not here else "off"
+        return {
+            "run": self.key(self.run_now), "playing": True, "speed": 1 / PACE, "idle": False,
+            "drivable": False, "error": self.error, "notices": list(self.run_now.notices[-3:]),
+            "refused": "", "policy": "", "stream": {"text": text, "kind": kind},
+        }  # fmt: skip
+
+
+def until_told(source: FleetSource, steps: int | None) -> None:
+    """Waits for what an export shows: so many frames, or silence. ValueError: nothing has come."""
+    heard, known = time.monotonic(), -1
+    try:
+        while not source.error and (steps is None or len(source.run_now.trace) < steps):
+            if len(source.run_now.trace) != known:
+                known, heard = len(source.run_now.trace), time.monotonic()
+            if time.monotonic() - heard > SILENCE:
+                break
+            time.sleep(PACE / 2)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+    if not any(row["batches"] for row in source.run_now.trace.state()["tree"]["ranks"]):
+        raise ValueError(f"nothing came from {source.info.endpoints[0]}, so there is nothing to export")
