@@ -11,8 +11,8 @@ successor only.
 
 `take` only notes which cells changed. `changes` looks at these and at their neighbours, so that its cost is
 what changed and not how large the tree is. What it tells is in such an order that each event fits the state
-that it meets: nodes are divided, held otherwise, left, stored, moved, left (what had something to be moved
-away from it), joined.
+that it meets: nodes are divided, left, shortened, held otherwise, stored, moved, left (what had something to
+be moved away from it), joined.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from minirad.observe.fleet_events import (
     NodeLeft,
     NodeLost,
     NodeMoved,
+    NodeShortened,
     NodesJoined,
     NodeStored,
     count_blocks,
@@ -230,11 +231,10 @@ class FleetTree:
         self._bury()
         dirty, self._dirty = list(self._dirty), {}
         self._cut(dirty)
+        gone = self._tell_shorter(dirty)
         for cell in dirty:
             if cell.node is not None and not cell.dead and cell.node.held != cell.held:
                 self._tell_held(cell.node, cell.held)
-        gone = {cell.node.id: cell.node for cell in dirty if cell.dead and cell.node is not None}
-        self._tell_left(gone)
         for cell in dirty:
             if cell.node is None and not cell.dead:
                 self._tell_new(cell)
@@ -308,8 +308,10 @@ class FleetTree:
                     self._divide(cell, cell.down)
 
     def _must_part(self, upper: Cell, lower: Cell) -> bool:
-        if upper.dead or lower.dead:
-            return upper.dead != lower.dead
+        if lower.dead:
+            return False  # they leave together, or the lower end does: `_tell_shorter`
+        if upper.dead:
+            return True
         return lower.above is not upper or not self._is_joined(lower)
 
     def _divide(self, end: Cell, begin: Cell) -> None:
@@ -397,6 +399,33 @@ class FleetTree:
                 node.last_access = self._tick
             count_blocks(self.sums[rank], before, -node.blocks)
             count_blocks(self.sums[rank], after, node.blocks)
+
+    def _tell_shorter(self, dirty: list[Cell]) -> dict[int, Node]:
+        """Nodes leave, and ends of nodes; returns those from below which something has to be moved first."""
+        dead = [cell for cell in dirty if cell.dead and cell.node is not None]
+        gone = {cell.node.id: cell.node for cell in dead if cell.node is not None and cell.node.first.dead}
+        self._tell_left(gone)
+        for cell in dead:
+            above, node = cell.up, cell.node
+            if node is None or above is None or above.dead:
+                continue
+            if node.kids:
+                self._divide(above, cell)
+                lower: Node | None = cell.node  # the lower part of it by now
+                assert lower is not None
+                gone[lower.id] = lower
+                continue
+            blocks, units = node.blocks, node.units
+            at: Cell | None = cell
+            while at is not None:
+                node.blocks, node.units, at.node = node.blocks - 1, node.units - at.size, None
+                at = at.down
+            node.last, above.down, cell.up = above, None, None
+            blocks, units = blocks - node.blocks, units - node.units
+            self._events.append(NodeShortened(node.id, units, blocks, self._tick))
+            for rank, media in node.held:
+                count_blocks(self.sums[rank], media, -blocks)
+        return gone
 
     def _tell_left(self, gone: dict[int, Node]) -> None:
         """Nodes that left and have nothing below them; of others, what is below has to be moved first."""

@@ -284,6 +284,49 @@ class NodeExtended(_OfFleet, Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeShortened(_OfFleet, Event):
+    """The last blocks of a node left: nobody holds them any more, and nothing is below it."""
+
+    node: int
+    units: int
+    blocks: int
+    tick: int
+
+    word, headline = Word("shorten", "evict"), Headline(155, "evict")
+    mark, status = "evict", "removed"
+
+    def describe(self) -> str:
+        one = self.blocks == 1
+        which = f"the last {'block' if one else f'{self.blocks:,} blocks'} of {node_name(self.node)}"
+        return (
+            f"{which} ({counted(self.units, 'token')}) left: no rank holds {'it' if one else 'them'} any more"
+        )
+
+    def apply(self, state: ReplayState) -> None:
+        state.tree["tick"] = self.tick
+        node = state.nodes[self.node]
+        left = node["units"] - self.units
+        del node["tokens"][left * (len(node["tokens"]) // node["units"]) :]
+        node["units"], node["blocks"] = left, node["blocks"] - self.blocks
+        _count(state, node["held"], -self.blocks)
+
+    def check(self, state: ReplayState) -> None:
+        _check_fleet(self, state, self.node)
+        node = state.nodes[self.node]
+        units, blocks = node["units"] - self.units, node["blocks"] - self.blocks
+        fits = 0 < self.blocks <= self.units and 0 < blocks <= units
+        expect(fits, f"{self.blocks} of {node['blocks']} blocks of node {self.node} cannot leave so")
+
+    @classmethod
+    def together(cls, events: Sequence[NodeShortened]) -> tuple[str, str]:
+        if len(events) == 1:
+            return cls.headline.tone, events[0].describe()
+        names = listed(list(dict.fromkeys(node_name(event.node) for event in events)))
+        size = blocks_of(sum(e.blocks for e in events), sum(e.units for e in events))
+        return cls.headline.tone, f"{names} lost {size} at their ends"
+
+
+@dataclass(frozen=True, slots=True)
 class NodeDivided(_OfFleet, Event):
     """A node became two: `upper` is new and holds the first `blocks` blocks, `lower` kept its id.
 

@@ -173,7 +173,7 @@ def test_keyframes_are_rare_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fly(flight, 300, lambda rng: 0.2)
     (recording,) = map(Recording.load, flight.files)
     assert not any(frame.keyframe for frame in recording)
-    monkeypatch.setattr("minirad.fleet.flight.KEYFRAME_EVERY", 40_000)
+    monkeypatch.setattr("minirad.fleet.flight.KEYFRAME_EVERY", 20_000)
     flight = Flight(block_size=SIZE, path=tmp_path / "more.jsonl")
     fly(flight, 700, lambda rng: 0.2)
     (recording,) = map(Recording.load, flight.files)

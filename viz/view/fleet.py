@@ -114,6 +114,10 @@ class Growth:
         elif isinstance(event, fe.NodeExtended):
             node = self._drop(event.node)
             self._put(event.node, _Node(node.blocks + event.blocks, node.units + event.units, node.held))
+        elif isinstance(event, fe.NodeShortened):
+            node = self._drop(event.node)
+            self._lost += event.units * sum(len(letters(media).strip("?")) for media in node.held.values())
+            self._put(event.node, _Node(node.blocks - event.blocks, node.units - event.units, node.held))
         elif isinstance(event, fe.NodeDivided):
             node = self._drop(event.lower)
             self._put(event.upper, _Node(event.blocks, event.units, node.held))
