@@ -406,6 +406,21 @@ def test_a_deep_chain_is_one_node_whatever_becomes_of_it() -> None:
     assert not tree.nodes and not tree.ranks[0].blocks and tree.ranks[0].unknown_removals == 1
 
 
+def test_a_node_whose_end_leaves_keeps_its_number() -> None:
+    tree, replay = FleetTree(), CheckedReplay(empty_state(2))
+    told_by(tree, replay, chain_of(0, 10), Stored((100,), 9, ((8, 7),), 2), Stored((101,), 9, ((9, 7),), 2))
+    (chain,) = (node.id for node in tree.nodes.values() if node.blocks == 10)
+    kinds = told_by(tree, replay, Removed((100, 101, 9, 8)))
+    assert kinds == ["NodeLeft", "NodeLeft", "NodeShortened"]
+    assert [(node.id, node.blocks, node.units) for node in tree.nodes.values()] == [(chain, 8, 16)]
+    assert told_by(tree, replay, Removed((7,)), Stored((200,), 6, ((3, 8),), 2)) == [
+        "NodeShortened",
+        "NodeExtended",
+    ]
+    assert told_by(tree, replay, chain_of(0, 7), rank=1) == ["NodeDivided", "NodeHeld"]
+    assert list(replay.tree["ranks"][0]["media"].items()) == [("GPU", 8)]
+
+
 def test_a_chain_that_is_told_from_its_end_is_moved_and_not_told_anew() -> None:
     tree, replay = FleetTree(), CheckedReplay(empty_state(2))
     size = 300
