@@ -22,6 +22,7 @@ from viz.view import fleet
 from viz.web import stream
 from viz.web.export import page_data
 from viz.web.fleet import FleetPage, short, told_still
+from viz.web.routes import _position
 
 HOSTILE = "<script>alert('x')</script> \u202eabc\u202c \x00\x1b[31m " + "long " * 2000
 
@@ -200,6 +201,13 @@ def test_nothing_of_a_stream_is_more_than_text(page):
         assert not any(sign in plain for sign in "\u202e\x00\x1b")
         assert len(plain) < 20_000
     assert short("a\u202eb" * 900, 20) == "a□ba□ba□ba□ba□ba□ba…"
+
+
+def test_a_rank_is_asked_for_by_its_number():
+    assert _position({"rank": "3"})[-1] == 3
+    assert _position({"rank": ""})[-1] is None
+    with pytest.raises(ValueError):
+        _position({"rank": "3; drop"})
 
 
 # ---------------------------------------------------------------------- the command line
