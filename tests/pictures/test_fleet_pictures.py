@@ -9,6 +9,9 @@ import re
 import pytest
 
 from minirad.fleet import wire
+from minirad.fleet.endpoints import ServerInfo
+from minirad.fleet.flight import Flight
+from minirad.fleet.follow import Delivered
 from minirad.fleet.tree import FleetTree
 from minirad.observe import fleet_events as fe
 from minirad.observe.event import ReplayState
@@ -22,6 +25,7 @@ from viz.view import fleet
 from viz.web import stream
 from viz.web.export import page_data
 from viz.web.fleet import FleetPage, short, told_still
+from viz.web.routes import _position
 
 HOSTILE = "<script>alert('x')</script> \u202eabc\u202c \x00\x1b[31m " + "long " * 2000
 
@@ -200,6 +204,13 @@ def test_nothing_of_a_stream_is_more_than_text(page):
         assert not any(sign in plain for sign in "\u202e\x00\x1b")
         assert len(plain) < 20_000
     assert short("a\u202eb" * 900, 20) == "a□ba□ba□ba□ba□ba□ba…"
+
+
+def test_a_rank_is_asked_for_by_its_number():
+    assert _position({"rank": "3"})[-1] == 3
+    assert _position({"rank": ""})[-1] is None
+    with pytest.raises(ValueError):
+        _position({"rank": "3; drop"})
 
 
 # ---------------------------------------------------------------------- the command line
@@ -419,3 +430,28 @@ def test_a_fold_that_is_opened_shows_its_own_nodes_first():
         assert below <= shown if len(below) < 30 else len(below & shown) >= 30
     left = tree.plan(view, tree.Options(opened=frozenset({lightest[0]}))).folds
     assert lightest[1] < 30 and lightest[0] not in {parent for parent, *_ in left}
+
+
+def test_a_new_chapter_is_a_run_of_its_own():
+    pytest.importorskip("zmq", reason="pyzmq is not installed")
+    source = stream.FleetSource(ServerInfo(["tcp://127.0.0.1:9"], [], "", 4))  # nobody is there
+    try:
+        source._flight = flight = Flight(["a"], block_size=4, most_numbers=4000)
+        first = source.run_now = source._run_of(1)
+        told = []
+        source.listen(lambda: told.append(source.status()["run"]))
+        for seq in range(300):
+            blocks = wire.Stored((seq + 1,), None, (tuple(ids(4 * seq, 4)),), 4)
+            batch = wire.Batch(1.0, (blocks, wire.Removed((seq,))), 0)
+            flight.take(Delivered(0, seq, batch, False), now=0.2 * seq)
+            source._look()
+        last = source.run_now
+        assert last.number > 2 and len(set(told)) == last.number
+        assert told[0] == source.key(first) and told[-1] == source.key(last)
+        assert len(first.page.frames()) == len(first.trace)  # who looks at it still can
+        view = last.page.view("step", 0)
+        assert view["say"] == "What was known when this part of the recording began: 1 node"
+        assert [row["batches"] for row in view["fleet"]["ranks"]] == [300 - len(last.trace)]
+        assert source.command("step", {}).exception() is not None
+    finally:
+        source._follower.close()

@@ -96,7 +96,7 @@ function jump(kind, letter) {
 
 function buildHelp() {
   const rows = [["space", "play, pause"], ["← →", "back, forward"], ["Home End", "start, present"], ["s e r", "next split, eviction, retraction (shift: the one before)", ".own"], ["s e g", "next split, eviction, gap (shift: the one before)", ".theirs"], ["a", "all ranks in one tree again", ".theirs"],
-    ["1 2 3", "by event, step, scene"], ["q", "quiz", ".own"], ["d", "prompt doctor", ".own"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them a request behind it was admitted", ".own"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["K X ?", "on disk, external, may be there", ".theirs"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
+    ["1 2 3", "by event, step, scene", ".own"], ["1 2", "by event, step", ".theirs"], ["q", "quiz", ".own"], ["d", "prompt doctor", ".own"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them a request behind it was admitted", ".own"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["K X ?", "on disk, external, may be there", ".theirs"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
   return h("section.panel.help", { hidden: true }, h("table", {}, ...rows.map(([k, text, kind = ""]) => h("tr" + kind, {}, h("th", {}, k), h("td", {}, text)))));
 }
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -209,10 +210,9 @@ def alone(view: View, rank: int) -> View:
 
 def _media_codes(nodes: Mapping[int, State], table: Table, name: str) -> Ints:
     """In which media a rank holds the nodes of a table, as numbers; 0: in none (the root, last)."""
-    codes: dict[str, int] = {"": 0}
-    held = (nodes[number]["held"].get(name, "") for number in table.id.tolist())
-    found = [codes[media] if media in codes else codes.setdefault(media, len(codes)) for media in held]
-    return np.array([*found, 0], np.int64)
+    held = [node["held"].get(name, "") for node in map(nodes.__getitem__, table.id.tolist())]
+    codes = {media: code for code, media in enumerate(sorted({"", *held}))}
+    return np.array([*map(codes.__getitem__, held), 0], np.int64)
 
 
 def _kept(table: Table, mine: Flags) -> Flags:
@@ -257,7 +257,7 @@ def _joined(nodes: Mapping[int, State], above: Mapping[int, int], end: int) -> S
     return {
         **parts[-1],
         "parent": parts[0]["parent"],
-        "tokens": [token for part in parts for token in part["tokens"]],
+        "tokens": list(chain.from_iterable([part["tokens"] for part in parts])),
         "units": sum(part["units"] for part in parts),
         "blocks": sum(part["blocks"] for part in parts),
         "created": min(part["created"] for part in parts),

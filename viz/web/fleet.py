@@ -103,7 +103,7 @@ class FleetPage(Page):
     def _beginning(self) -> str:
         nodes = len(self.trace.recording.header["start"]["tree"]["nodes"])
         if nodes:
-            return f"What was known when this part of the recording began: {nodes:,} nodes"
+            return f"What was known when this part of the recording began: {nodes:,} node{'s' * (nodes != 1)}"
         return "Nothing has come yet: the tree is empty"
 
     def _look(self, granularity: str, index: int, rank: int | None) -> View:
