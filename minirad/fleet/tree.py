@@ -248,6 +248,9 @@ class FleetTree:
                 if len(cell.kids) == 1:
                     self._join(next(iter(cell.kids.values())))
         require(not gone, "what left the tree has something below it")
+        for cell in dirty:  # no circles of references are left behind: the collector has nothing to do
+            if cell.dead:
+                cell.above = cell.node = cell.up = cell.down = None
         events, self._events = self._events, []
         return events
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import random
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from minirad.bench.fleet import _Server
 from minirad.fleet.flight import Flight, FlightRecording
 from minirad.fleet.follow import Delivered, Gap, Restart, State, Told, Trouble
 from minirad.fleet.wire import Batch, Cleared, Record, Removed, Stored
@@ -431,3 +434,25 @@ def test_states_that_were_given_out_stay_as_they_are() -> None:
         RankRestarted,
         RankStateSeen,
     }
+
+
+def test_what_goes_leaves_nothing_for_the_collector() -> None:
+    """A stream of days runs with rare collections: what is in a circle of references would stay for long."""
+    servers = [_Server(rank, 500) for rank in range(2)]
+    flight = Flight(["a", "b"])
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(400):
+            rank = number % 2
+            batch = Batch(1.0, tuple(servers[rank].event() for _ in range(10)), rank)
+            flight.take(Delivered(rank, number // 2, batch, False), now=number * 0.05)
+        assert flight.tree.ranks[0].removed > 1000
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = Counter(type(thing).__name__ for thing in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not {"Cell", "Node", "Block"} & left.keys(), left
