@@ -1,6 +1,6 @@
 """The stream of notebook 15: two ranks of SGLang's own radix tree, event recorder and publisher, fed with chats.
 
-    VENV/bin/python tests/kv_sources/lesson_stream.py --root SG [--port 5557] [--replay-port 6557] [--pace 8]
+    VENV/bin/python tests/kv_sources/lesson_stream.py --root SG [--port 5557] [--replay-port 6557] [--pace 1.2]
 
 SG is a folder with SGLang unpacked, VENV an environment that can import what it needs: sglang_source.py says how
 both are made; this needs `tokenizers` there beside. What is sent is SGLang's doing; what the chats say is ours,
@@ -32,8 +32,10 @@ CHATS: tuple[tuple[str | None, str, tuple[str, ...]], ...] = (
     (None, TUTOR, ("What is a prefix?", "And a suffix?", "Give me a word with both.", "Thank you.")),
     (None, TUTOR, ("What is a prefix?", "Why do two prompts share one?", "When do they not?")),
     (None, TUTOR, ("Why is the sky blue?", "And at sunset?", "Is it blue on Mars?")),
+    (None, TUTOR, ("Who wrote Hamlet?", "When?", "Was it a success?")),
     (None, AGENT, ("How old is the Eiffel tower?", "search result: built in 1889", "calc result: 137")),
     (None, AGENT, ("How far is the moon?", "search result: 384400 km", "And in miles?", "calc result: 238855")),
+    (None, AGENT, ("How high is Everest?", "search result: 8849 m", "calc result: 29032")),
     ("school-a", TUTOR, ("What is a noun?", "Name three.", "Is blue a noun?")),
     ("school-b", TUTOR, ("What is a noun?", "Name three.", "And a verb?")),
 )
@@ -65,9 +67,9 @@ def main() -> None:
     parser.add_argument("--root", required=True)
     parser.add_argument("--port", type=int, default=5557)
     parser.add_argument("--replay-port", type=int, default=6557)
-    parser.add_argument("--pace", type=float, default=8.0, help="requests a second")
+    parser.add_argument("--pace", type=float, default=1.2, help="requests a second")
     parser.add_argument("--page", type=int, default=4)
-    parser.add_argument("--capacity", type=int, default=420, help="tokens that a rank keeps")
+    parser.add_argument("--capacity", type=int, default=640, help="tokens that a rank keeps")
     options = parser.parse_args()
     sys.path.insert(0, str(HERE.parents[1]))
     from minirad.traces import tokenizer
@@ -103,7 +105,7 @@ def main() -> None:
             publishers[rank].publish(events.KVEventBatch(ts=time.time(), events=told))
         time.sleep(1 / options.pace)
     print(f"sent; the trees hold {[tree.total_size() for tree in trees]} tokens", flush=True)
-    time.sleep(3)
+    time.sleep(6)
     for publisher in publishers:
         publisher.shutdown()
 
