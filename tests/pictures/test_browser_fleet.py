@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import pytest
 from browsers import browser, cards_lie_apart, leaving, tab, until
@@ -179,3 +182,65 @@ def test_an_export_of_a_live_stream(publisher, tmp_path, capsys):
     file = tmp_path / "run.html"
     assert main(["--connect", first, "--replay", replay, "--export", str(file), "--steps", "2"]) == 0
     assert 'id="recording"' in file.read_text()
+
+
+class Info(BaseHTTPRequestHandler):
+    """What SGLang's server says of its events."""
+
+    events: ClassVar[dict] = {}
+
+    def do_GET(self):
+        body = json.dumps({"kv_events": self.events}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        """Says nothing."""
+
+
+def test_a_server_says_where_its_stream_is(tmp_path):
+    publisher = Publisher(1)
+    port, replay = (int(each[0].rpartition(":")[2]) for each in (publisher.endpoints, publisher.replays))
+    Info.events = {
+        "publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": port, "topic": "", "block_size": 4,
+        "dp_size": 1, "replay_endpoint_port_base": replay,
+    }  # fmt: skip
+    server = HTTPServer(("127.0.0.1", 0), Info)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    publisher.send(0, SHARED)
+    try:
+        url, file = f"http://127.0.0.1:{server.server_port}", tmp_path / "run.html"
+        assert main(["--server", url, "--export", str(file), "--steps", "3"]) == 0
+        assert f"tcp://127.0.0.1:{port}" in file.read_text()
+    finally:
+        server.shutdown()
+        publisher.close()
+
+
+def test_a_publisher_that_connects_is_listened_to(tmp_path, capsys):
+    context = zmq.Context()
+    pub = context.socket(zmq.PUB)
+    pub.setsockopt(zmq.LINGER, 0)
+    port = pub.bind_to_random_port("tcp://127.0.0.1")  # a free one
+    pub.unbind(f"tcp://127.0.0.1:{port}")
+    pub.connect(f"tcp://127.0.0.1:{port}")
+    over = threading.Event()
+
+    def publish():
+        for seq in range(400):
+            payload = wire.encode(wire.Batch(time.time(), (SHARED if seq % 2 else OWN,), 0))
+            pub.send_multipart((b"", seq.to_bytes(8, "big"), payload))
+            if over.wait(0.05):
+                return
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        file = tmp_path / "run.html"
+        assert main(["--bind", f"tcp://127.0.0.1:{port}", "--export", str(file), "--steps", "4"]) == 0
+        assert "steps" in capsys.readouterr().out and 'id="recording"' in file.read_text()
+    finally:
+        over.set()
+        thread.join()
+        context.destroy(linger=0)

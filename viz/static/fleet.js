@@ -55,12 +55,12 @@ export function makeFleet(page) {
   /** Tokens that one, two, ... ranks hold, as bars. */
   function drawShares() {
     const { shares } = state.view.fleet, [w, height] = page.chartSize(el.shares), total = shares.reduce((a, b) => a + b, 0);
-    const columns = Math.max(shares.length, Math.min(state.view.fleet.ranks.length, 8), 1), slot = Math.min(w / columns, 70), top = 14, bottom = height - 14, most = Math.max(...shares, 1);
+    const columns = Math.max(shares.length, Math.min(state.view.fleet.ranks.length, 8), 1), slot = Math.min(w / columns, 70), each = Math.ceil(24 / slot), top = 14, bottom = height - 14, most = Math.max(...shares, 1);
     const bars = shares.flatMap((tokens, k) => {
       const y = bottom - (tokens / most) * (bottom - top), x = k * slot;
       return [s("rect", { x: x + 2, y, width: Math.max(slot - 4, 1), height: Math.max(bottom - y, tokens ? 1 : 0), rx: 1.5, fill: k ? "#1c7ed6" : "#a5d8ff" }, s("title", {}, `${many(tokens)} tokens are held by exactly ${plural(k + 1, "rank")}`)),
-        s("text", { x: x + slot / 2, y: y - 3, "text-anchor": "middle" }, tokens ? short(tokens) : ""),
-        s("text", { x: x + slot / 2, y: height - 3, "text-anchor": "middle" }, String(k + 1))];
+        s("text", { x: x + slot / 2, y: y - 3, "text-anchor": "middle" }, tokens && slot >= 34 ? short(tokens) : ""),
+        s("text", { x: x + slot / 2, y: height - 3, "text-anchor": "middle" }, k % each ? "" : String(k + 1))];
     });
     el.shares.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": shares.map((tokens, k) => `${many(tokens)} tokens held by ${plural(k + 1, "rank")}`).join(", ") || "nothing is held" }, s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }), ...bars));
     const several = shares.slice(1).reduce((a, b) => a + b, 0);
