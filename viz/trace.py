@@ -517,6 +517,11 @@ class _Walk:
         if parts := event.split_off():
             upper, lower = parts
             self.happened.setdefault(upper, set()).update(self.happened.get(lower, set()) & _INHERITED)
+        if parts := event.joined():  # what is gone hangs from the node that goes on
+            upper, lower = parts
+            for number, ghost in self.ghosts.items():
+                if ghost["parent"] == upper:
+                    self.ghosts[number] = {**ghost, "parent": lower}
 
     def statuses(
         self, nodes: dict[int, State], table: Table, stale: frozenset[int]

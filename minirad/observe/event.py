@@ -169,6 +169,10 @@ class Event:
         """(new node, the node whose first tokens it took), if it divides one."""
         return None
 
+    def joined(self) -> tuple[int, int] | None:
+        """(node that is gone, the node that begins with its tokens now), if it makes one node of two."""
+        return None
+
     def stale(self) -> Ints:
         """The namespaces whose nodes match nothing from now on."""
         return ()

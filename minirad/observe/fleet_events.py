@@ -423,6 +423,9 @@ class NodesJoined(_OfFleet, Event):
     def touches(self) -> Ints:
         return self.upper, self.lower
 
+    def joined(self) -> tuple[int, int]:
+        return self.upper, self.lower
+
     def with_status(self, nodes: Mapping[int, State]) -> Sequence[int]:
         return (self.lower,)
 

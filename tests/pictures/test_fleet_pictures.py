@@ -455,3 +455,16 @@ def test_a_new_chapter_is_a_run_of_its_own():
         assert source.command("step", {}).exception() is not None
     finally:
         source._follower.close()
+
+
+def test_what_left_hangs_from_the_node_that_its_parent_became_part_of() -> None:
+    """Two children of a node; one leaves, so the node and the other become one."""
+    flight = Flight(["a"])
+    flight.take(
+        Delivered(0, 0, wire.Batch(1.0, (wire.Stored((1, 2), None, ((1,), (2,)), 1),), 0), False), 0.0
+    )
+    flight.take(Delivered(0, 1, wire.Batch(1.0, (wire.Stored((3,), 1, ((3,),), 1),), 0), False), 1.0)
+    flight.take(Delivered(0, 2, wire.Batch(1.0, (wire.Removed((3,)),), 0), False), 2.0)
+    view = Trace(flight.recording).view()
+    (ghost,), (node,) = view.ghosts.values(), view.nodes.values()
+    assert (ghost["parent"], node["tokens"], node["parent"]) == (node["id"], [1, 2], 0)
