@@ -363,3 +363,9 @@ def test_columns_make_room_and_forget() -> None:
     columns.update({**nodes, **more}, list(more))
     assert np.array_equal(columns.table().rows, table_of({**nodes, **more}).rows)
     assert isinstance(Nodes({}), dict)
+
+
+def test_a_fold_that_is_opened_again_shows_more_of_it() -> None:
+    view = Trace(grown("wide", 4000)).view()
+    sizes = [len(tree.plan(view, tree.Options(opened=(1,) * times)).nodes) for times in range(4)]
+    assert [more - less for less, more in pairwise(sizes)] == [fold.OPENED] * 3

@@ -7,7 +7,8 @@ nodes. Small trees are folded by warmth instead (tree.py).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence, Set
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from viz.view.columns import Table
 
 LARGE = 3000  # nodes; from here on a tree is folded by weight
 CARDS = 48  # of a large tree, beside those that were opened
-OPENED = 40  # cards more for each parent that is opened
+OPENED = 40  # cards more for each time that a parent is opened
 HOT = 24  # of the nodes to which something happened, the latest
 CALM = frozenset(("cached", "host", "stale", "hole", "unseen"))
 
@@ -27,7 +28,7 @@ class Heaviest:
     folds: place of a drawn parent (len(table): the root), nodes below it that are not drawn, their tokens.
     """
 
-    def __init__(self, view: View, opened: Set[int], cards: int) -> None:
+    def __init__(self, view: View, opened: Collection[int], cards: int) -> None:
         ghosts = [node for number, node in view.ghosts.items() if number not in view.nodes]
         self.table: Table = view.table.with_ghosts(ghosts)
         self._below, self._root = self.table.below, len(self.table)
@@ -89,20 +90,23 @@ class Heaviest:
                 else:
                     heapq.heappush(heap, (-int(self._below.tokens[place]), place))
 
-    def _open(self, opened: Set[int]) -> None:
+    def _open(self, opened: Collection[int]) -> None:
         """Shows some more below each opened parent that is drawn, also below those that this brings."""
-        numbers = np.array(sorted(number for number in opened if number), np.int64)
-        left = {place for place in self.table.places(numbers).tolist() if place < self._root}
-        left |= {self._root} if 0 in opened else set()
-        while due := left & self.shown:
+        times = Counter(opened)
+        numbers = np.array(sorted(number for number in times if number), np.int64)
+        places = [place for place in self.table.places(numbers).tolist() if place < self._root]
+        left = {place: times[int(self.table.id[place])] for place in places}
+        if 0 in times:
+            left[self._root] = times[0]
+        while due := left.keys() & self.shown:
             for place in sorted(due):
-                room = len(self.shown) + OPENED - 1
+                more = OPENED * left.pop(place)
+                room = len(self.shown) + more - 1
                 children = self._below.children(place).tolist()
                 hidden = [child for child in children if child not in self.shown]
                 hidden.sort(key=lambda child: (-int(self._below.tokens[child]), child))
-                self.shown.update(hidden[:OPENED])
-                self._fill(hidden[:OPENED], room)
-            left -= due
+                self.shown.update(hidden[:more])
+                self._fill(hidden[:more], room)
 
     def _hang(self, places: Sequence[int]) -> None:
         if not places:

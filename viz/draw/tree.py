@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -106,12 +106,12 @@ class Options:
 
     letters: (node id, the letter shown instead of its name) pairs. detail: one of DETAILS, or "auto":
     as much as `height` pixels have room for. opened: node ids (0: the root) whose folded children are
-    shown all the same.
+    shown all the same; of a large tree a part of them, and more for one that is named again.
     """
 
     letters: tuple[tuple[int, str], ...] = ()
     detail: str = "auto"
-    opened: frozenset[int] = frozenset()
+    opened: Collection[int] = frozenset()
     fold_above: int = FOLD_ABOVE
     height: int = 560
 

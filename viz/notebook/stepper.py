@@ -692,7 +692,7 @@ class Output:
         self.stepper.fork(**{name: new for name, new in wanted.items() if new != getattr(config, name, None)})
 
     def _open(self, node: int) -> None:
-        self.stepper.options = Options(opened=self.stepper.options.opened ^ {node})
+        self.stepper.options = Options(opened=frozenset(self.stepper.options.opened) ^ {node})
         self.stepper.refresh()
 
     # ------------------------------------------------------------ the end

@@ -10,7 +10,7 @@ import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.
 const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
 const state = {
   g: "step", i: 0, to: { g: "step", i: 0 }, view: null, // shown; asked for; what is known of it
-  follow: true, playing: false, opened: new Set(), height: 400,
+  follow: true, playing: false, opened: [], height: 400,
   everything: false, quiz: null, quizOn: false, score: [0, 0], ticket: 0, lastSpoken: -1e9, run: "",
   rank: null, // of a stream of other servers: the one that is shown alone
 };
@@ -251,7 +251,7 @@ const partsNow = () => (source.meta.fleet ? FLEET_PARTS : PARTS);
 /** One rank of a stream alone, or (null) all in one tree. */
 function pickRank(rank) {
   state.rank = rank;
-  state.opened.clear();
+  state.opened.length = 0;
   return show(state.g, state.i);
 }
 
@@ -616,7 +616,7 @@ function overNode(id, event) {
 function clickNode(id) {
   if (state.quiz?.ask === "victim" && id[0] === "n") return answerQuiz(Number(id.slice(1)));
   if (id[0] !== "f") return;
-  state.opened.add(Number(id.slice(1)));
+  state.opened.push(Number(id.slice(1)));
   show(state.g, state.i);
 }
 
@@ -903,7 +903,7 @@ source.onchange((what) => {
     stopPlaying();
     closeQuiz();
     const again = state.run !== "";
-    Object.assign(state, { run: source.run ?? "file", i: 0, view: null, opened: new Set(), follow: true });
+    Object.assign(state, { run: source.run ?? "file", i: 0, view: null, opened: [], follow: true });
     state.wanted = again ? null : fromHash() ?? (source instanceof FileSource ? ["step", 0] : null);
     if (!source.granularities().includes(state.to.g)) state.to.g = "step";
     drawHeader();

@@ -11,7 +11,7 @@
 const NATURAL = 1.3; // pixels per point at most: cards are drawn for about this size
 const READABLE = 1; // and at least (a card's smallest text is 9 points), before only a part is shown
 const SMOOTH_UP_TO = 150; // nodes; more are exchanged without animation
-const HOT = ".new, .hit, .evicted, .split, .grown, .demoted, .loaded, .again, .focus";
+const HOT = ".new, .hit, .evicted, .split, .grown, .demoted, .loaded, .again, .stored, .removed, .focus";
 const EASING = "cubic-bezier(.4, 0, .2, 1)";
 
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -12,6 +12,7 @@ One sentence tells what they found in the cache and how long they let requests w
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -152,7 +153,7 @@ class PairPage:
         }
 
     def view(
-        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400,
+        self, granularity: str, index: int, opened: Collection[int] = frozenset(), height: int = 400,
         rank: int | None = None,
     ) -> Json:  # fmt: skip
         """Both sides at their step `index`, and the difference in one sentence. ValueError: not there."""

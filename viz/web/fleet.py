@@ -8,7 +8,7 @@ are shortened and made visible here, and set as text by static/fleet.js.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -85,7 +85,7 @@ class FleetPage(Page):
     # ------------------------------------------------------------ one position
 
     def view(
-        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400,
+        self, granularity: str, index: int, opened: Collection[int] = frozenset(), height: int = 400,
         rank: int | None = None,
     ) -> Json:  # fmt: skip
         """As Page.view; rank: of what it alone holds. ValueError: there is no such rank."""

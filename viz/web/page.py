@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -195,7 +195,7 @@ class Page:
     # ------------------------------------------------------------ one position
 
     def view(
-        self, granularity: str, index: int, opened: frozenset[int] = frozenset(), height: int = 400,
+        self, granularity: str, index: int, opened: Collection[int] = frozenset(), height: int = 400,
         rank: int | None = None,
     ) -> Json:  # fmt: skip
         """Everything that the page shows of a position, the tree's SVG included. rank: of a stream, it alone.

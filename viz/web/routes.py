@@ -31,6 +31,7 @@ STATIC_TYPES = {".js": "text/javascript", ".css": "text/css"}
 LARGEST_BODY = 64 * 1024
 LONGEST_WAIT = 30.0  # seconds that a page's command may wait for the engine
 QUIET = 10.0  # seconds after which a page hears that we are still here
+MOST_OPENED = 200  # folds that a page has clicked on
 PIECE = 2000  # frames that are sent at a time: a long history shows while it still loads
 
 
@@ -109,7 +110,7 @@ class View(Answer):
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
-Wanted = tuple[str, int, frozenset[int], int, int | None]
+Wanted = tuple[str, int, tuple[int, ...], int, int | None]
 
 
 def _position(asked: dict[str, str]) -> Wanted:
@@ -117,7 +118,7 @@ def _position(asked: dict[str, str]) -> Wanted:
     granularity = asked.get("g", "step")
     if granularity not in GRANULARITIES:
         raise ValueError(f"unknown granularity {granularity!r}")
-    opened = frozenset(int(number) for number in asked.get("open", "").split(",") if number)
+    opened = tuple(int(number) for number in asked.get("open", "").split(",")[:MOST_OPENED] if number)
     height = min(max(int(asked.get("height", "400")), 100), 4000)
     rank = int(asked["rank"]) if asked.get("rank") else None
     return granularity, int(asked.get("i", "0")), opened, height, rank
