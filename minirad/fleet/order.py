@@ -10,7 +10,6 @@ live message shows it. While it waits for an answer live messages are held.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from typing import Protocol
 
@@ -58,7 +57,7 @@ class Order:
         self._top = -1  # the highest number in the answer so far
         self._progress = False  # the answer brought something new
         self.last = self._live = -1  # _live: of the last live message
-        self._seen = b""  # the digest of message `last`
+        self._seen = b""  # what message `last` was
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = 0
 
@@ -99,7 +98,7 @@ class Order:
             return
         self._heard = self._asked = now
         self._top = max(self._top, seq)
-        if seq == self.last and self._seen != _digest(payload):
+        if seq == self.last and self._seen != payload:
             return self._restart(f"message {seq} is another one now", now)
         while self._held and self._held[0][0] < seq:
             if not self._next_held(now, _NOT_HELD):
@@ -149,7 +148,7 @@ class Order:
                 self._ask(now)
                 return False
             self._tell.gap(self.last + 1, seq - 1, why)
-        self.last, self._seen = seq, _digest(payload)
+        self.last, self._seen = seq, payload
         self._tell.deliver(seq, payload, replayed)
         return True
 
@@ -188,7 +187,3 @@ class Order:
     def _drop_held(self) -> None:
         self._held.clear()
         self._held_bytes = 0
-
-
-def _digest(payload: bytes) -> bytes:
-    return hashlib.blake2b(payload, digest_size=16).digest()

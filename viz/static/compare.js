@@ -350,6 +350,16 @@ function onKey(event) {
 const fromHash = () => { const found = /^#step=(\d+)$/.exec(location.hash); return found ? Number(found[1]) : null; };
 
 let framePending = false;
+/** Shows the newest step; the next one is asked for when this one is there, or none would ever be shown. */
+function followOn() {
+  framePending = true;
+  requestAnimationFrame(async () => {
+    const { run } = state, newest = last();
+    try { if (state.follow) await show(newest); } finally { framePending = false; }
+    if (state.follow && state.wanted === null && (state.run !== run || last() > newest)) followOn();
+  });
+}
+
 source.onchange((what) => {
   if (what === "run") {
     stopPlaying();
@@ -364,8 +374,7 @@ source.onchange((what) => {
       state.follow = i === last() && !(source instanceof FileSource);
       show(i);
     } else if (state.follow && state.wanted === null && !framePending) {
-      framePending = true;
-      requestAnimationFrame(() => { framePending = false; if (state.follow) show(last()); });
+      followOn();
     } else if (state.view) drawTransport();
     drawStatus();
   } else {

@@ -898,6 +898,16 @@ function fromHash() {
 }
 
 let framePending = false;
+/** Shows the newest position; the next one is asked for when this one is there, or none would ever be shown. */
+function followOn() {
+  framePending = true;
+  requestAnimationFrame(async () => {
+    const { run } = state, count = source.count(state.to.g);
+    try { if (state.follow) await show(state.to.g, count - 1); } finally { framePending = false; }
+    if (state.follow && !state.wanted && (state.run !== run || source.count(state.to.g) > count)) followOn();
+  });
+}
+
 source.onchange((what) => {
   if (what === "run") {
     stopPlaying();
@@ -915,8 +925,7 @@ source.onchange((what) => {
       state.follow = i === source.count(g) - 1;
       show(g, i);
     } else if (state.follow && !state.wanted && !framePending) {
-      framePending = true;
-      requestAnimationFrame(() => { framePending = false; if (state.follow) show(state.to.g, source.count(state.to.g) - 1); });
+      followOn();
     } else if (state.view) drawTransport();
     if (el.prompt?.value) whatIf();
     drawStatus();

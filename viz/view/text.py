@@ -17,7 +17,7 @@ def pretty(text: str) -> str:
 def visible(text: str) -> str:
     """Control, unassigned and direction-changing characters as signs: each harmless in XML and on
     screen. What joins emoji together is kept."""
-    return "".join(_sign(character) for character in text)
+    return text if text.isprintable() else "".join(_sign(character) for character in text)
 
 
 @lru_cache(maxsize=4096)
