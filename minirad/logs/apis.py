@@ -217,7 +217,7 @@ class Apis:
         if isinstance(output, list):
             answer = item_parts(output, len(history), odd)
             reply = "".join(spoken(part) for part in answer)
-            request = replace(request, reply=reply, id=fields.name_of(response.get("id"), "id") or request.id)
+            request = replace(request, reply=reply, id=request.id or fields.name_of(response.get("id"), "id"))
             self._answers.remember(response.get("id"), (*history, *answer))
         conversation = body.get("conversation")
         session = request.session or fields.name_of(

@@ -26,7 +26,7 @@ from minirad.logs import apis, claude_code, codex, fields
 from minirad.logs.apis import Apis
 from minirad.logs.claude_code import ClaudeCode
 from minirad.logs.codex import Codex
-from minirad.logs.records import CHUNK, Record, opened, records
+from minirad.logs.records import Record, opened, peeked, records
 from minirad.logs.request import LeftOut, LoggedRequest
 from minirad.text import InvalidTextError
 
@@ -107,7 +107,7 @@ class LogReader:
     def __iter__(self) -> Iterator[LoggedRequest]:
         self._clear()
         with opened(self._source) as (stream, counted):
-            head = stream.peek(CHUNK)[:CHUNK] if self._wanted is None else b""
+            head = peeked(stream) if self._wanted is None else b""
             _not_of_lengths(head, self.name)
             found = _Ahead(records(stream))
             self.format = self._wanted or _format(found, self.name)
@@ -212,7 +212,7 @@ def detect(source: str | Path) -> str | None:
     """One of FORMATS by the first records; None for an empty file. ValueError if it is none of them."""
     path = Path(source)
     with opened(path) as (stream, _):
-        _not_of_lengths(stream.peek(CHUNK)[:CHUNK], str(path))
+        _not_of_lengths(peeked(stream), str(path))
         return _format(_Ahead(records(stream)), str(path))
 
 
