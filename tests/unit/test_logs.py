@@ -427,6 +427,124 @@ def test_records_of_a_forced_format_may_be_anything(format: str, lines: list[Any
         assert seen == set(range(1, len(lines) + 1))
 
 
+# ---------------------------------------------------------------------- sessions that were really held
+
+
+class Agent:
+    """Holds a session as Claude Code does, writes its file, and keeps what the model saw at each reply."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw, self.lines, self.saw = draw, [], []
+        self.count, self.leaf = 0, None
+        self.said: list[tuple[str, str]] = []  # role, text
+        self.points: list[tuple[str | None, list[tuple[str, str]]]] = []  # where one may rewind to
+
+    def name(self, kind: str) -> str:
+        self.count += 1
+        return f"{kind}{self.count}"
+
+    def line(self, kind: str, parent: str | None, message: Any, **more: Any) -> str:
+        uuid = self.name("n")
+        told = {"message": message} if message else {}
+        self.lines.append(
+            {"type": kind, "uuid": uuid, "parentUuid": parent, "sessionId": "S", **told, **more}
+        )
+        return uuid
+
+    def ask(self) -> None:
+        if self.points and self.draw(st.integers(0, 5)) == 0:  # rewind
+            self.leaf, said = self.draw(st.sampled_from(self.points))
+            self.said = list(said)
+        self.points.append((self.leaf, list(self.said)))
+        text = self.name("question ")
+        self.leaf = self.line("user", self.leaf, {"role": "user", "content": text})
+        self.said.append(("user", text))
+
+    def reply(self) -> None:
+        """A text and calls of tools, a line each; results hang off their call's line, or off the last."""
+        identity, calls = self.name("msg_"), self.draw(st.integers(0, 3))
+        apart, early = self.draw(st.booleans()), self.draw(st.booleans())
+        self.saw.append(list(self.said))
+        blocks: list[Any] = [{"type": "text", "text": self.name("answer ")}]
+        blocks += [
+            {"type": "tool_use", "id": self.name("call"), "name": "ls", "input": {}} for _ in range(calls)
+        ]
+        texts, results, waiting = [], [], []
+        for block in blocks:
+            told = {"role": "assistant", "id": identity, "model": "claude-x", "content": [block]}
+            self.leaf = self.line("assistant", self.leaf, told)
+            texts.append(block["text"] if block["type"] == "text" else json.dumps(block))
+            if block["type"] == "tool_use":
+                waiting.append((block["id"], self.leaf))
+                if early and apart:
+                    results += [self.result(*waiting.pop())]
+        for call, line in waiting:
+            results += [self.result(call, line if apart else str(self.leaf))]
+            if not apart:
+                self.leaf = results[-1][0]
+        if apart and results:
+            self.leaf = results[-1][0]
+        self.said.append(("assistant", "\n".join(texts)))
+        self.said += [("user", text) for _, text in results]
+        if not calls:
+            self.ask()
+
+    def result(self, call: str, parent: str) -> tuple[str, str]:
+        text = self.name("result ")
+        block = {"type": "tool_result", "tool_use_id": call, "content": text}
+        uuid = self.line("user", parent, {"role": "user", "content": [block]})
+        return uuid, f"<tool_result {call}>\n{text}\n</tool_result>\n"
+
+    def compact(self) -> None:
+        more = {"subtype": "compact_boundary", "logicalParentUuid": self.leaf}
+        boundary = self.line("system", None, None, **more)
+        text = self.name("summary ")
+        self.leaf = self.line("user", boundary, {"role": "user", "content": text}, isCompactSummary=True)
+        self.said, self.points = [("user", text)], []
+        self.ask()
+
+    def other(self) -> None:
+        """Lines that were never sent, some of them with a place in the tree."""
+        if self.draw(st.booleans()):
+            self.leaf = self.line("progress", self.leaf, None, data={"type": "hook_progress"})
+        self.lines.append({"type": "file-history-snapshot", "messageId": "x", "snapshot": {}})
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_the_model_saw_at_each_reply(data: st.DataObject) -> None:
+    agents = [Agent(data.draw) for _ in range(data.draw(st.integers(1, 2)))]
+    for agent in agents:
+        agent.ask()
+        for _ in range(data.draw(st.integers(1, 8))):
+            step = data.draw(st.sampled_from(["reply", "reply", "reply", "compact", "other"]))
+            getattr(agent, step)()
+    mine, *others = [agent.lines for agent in agents]
+    for number, lines in enumerate(others):  # a subagent's lines lie among those of the session
+        for line in lines:
+            told = line.get("message", {})
+            message = {**told, "id": f"s{told['id']}"} if "id" in told else told
+            renamed = {key: f"s{line[key]}" for key in ("uuid", "parentUuid") if line.get(key)}
+            extra = {"message": message} if message else {}
+            line.update(isSidechain=True, agentId=f"A{number}", **renamed, **extra)
+    mixed = data.draw(st.permutations([0] * len(mine) + [1] * sum(map(len, others))))
+    queues = [iter(mine), itertools.chain(*others)]
+    text = "\n".join(json.dumps(next(queues[which])) for which in mixed)
+    log = LogReader(io.BytesIO(text.encode()), "claude-code")
+    found = list(log)
+    for name, agent in zip(("S", "S/A0"), agents, strict=False):
+        saw = [
+            [
+                (part.text.split("\n")[0].removeprefix("<|im_start|>"), apis.spoken(part))
+                for part in each.parts[:-1]
+            ]
+            for each in found
+            if each.session == name
+        ]
+        assert saw == agent.saw
+    assert not log.left_out and not log.not_understood and not any(each.incomplete for each in found)
+
+
 # ---------------------------------------------------------------------- tokens
 
 
