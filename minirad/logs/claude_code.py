@@ -293,7 +293,7 @@ class ClaudeCode:
             at = above
         base = self._chain if at is not None and not why else []
         chain = [*base, *reversed(found)]
-        self._chain = chain if not why and not self._kept else []
+        self._chain = [] if why else chain
         return chain, why
 
     def _written(self, chain: list[_Node]) -> list[Part]:
