@@ -32,6 +32,7 @@ CLEARED = "[Old tool result content cleared]"
 NO_SYSTEM = (
     "the system prompt and the tools are not in a session file of Claude Code: prompts begin after them"
 )
+UNANSWERED = "a message without a reply in the file: it is no request"
 
 TYPES = names(
     "user assistant system summary progress attachment file-history-snapshot queue-operation "
@@ -73,8 +74,8 @@ class _Node:
     root: str = ""
     results: bool = False
     cleared: tuple[str, ...] = ()
-    kept: tuple[str, str] | None = None  # head and tail of what a compaction kept, on the node they follow
-    part: tuple[int, int, int, Part] | None = None  # as it was written last: number, pieces, cleared ones
+    answered: bool = False
+    part: tuple[int, int, frozenset[str], Part] | None = None  # as it was last: number, pieces, cleared ones
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +103,7 @@ class ClaudeCode:
         self._kept: dict[str, tuple[str, str]] = {}
         self._open: OrderedDict[str, _Reply] = OrderedDict()
         self._chain: list[_Node] = []
-        self._asked: dict[str, int] = {}  # lane -> line of its last message without a reply
+        self._unanswered = 0  # messages that are forgotten, and no reply saw
 
     def requests(self, record: Record, odd: Odd) -> Iterator[LoggedRequest]:
         """The requests that this line completes."""
@@ -129,9 +130,9 @@ class ClaudeCode:
         for reply in self._open.values():
             reply.complete = True
         yield from self._complete(0)
-        if self._asked:
-            name = "a session that ends with a message without a reply: it is no request"
-            self._notes[name] = self._notes.get(name, 0) + len(self._asked)
+        self._unanswered += sum(map(_is_unanswered, self._nodes.values()))
+        if self._unanswered:
+            self._notes[UNANSWERED] = self._unanswered
 
     # ------------------------------------------------------------------ lines
 
@@ -210,10 +211,8 @@ class ClaudeCode:
         node.lane = _lane(value, node.root)
         if node.role == "assistant" and node.pieces is not None:
             self._replied(node, value, odd)
-        elif node.role == "user" and node.pieces is not None:
-            if node.results and node.parent:
-                self._results.setdefault(node.parent, []).append(node)
-            self._asked[node.lane] = node.line
+        elif node.results and node.parent:
+            self._results.setdefault(node.parent, []).append(node)
         self._nodes[node.uuid] = node
         size = 200 + sum(len(piece.text) for piece in node.pieces or ())
         self._order.append((node.uuid, size))
@@ -225,6 +224,7 @@ class ClaudeCode:
         uuid, size = self._order.popleft()
         self._size -= size
         old = self._nodes.pop(uuid)
+        self._unanswered += _is_unanswered(old)
         self._lines.pop(old.reply, None)
         self._results.pop(uuid, None)
         self._chain = []
@@ -237,7 +237,6 @@ class ClaudeCode:
             for other in self._open.values():
                 other.complete = other.complete or other.lane == node.lane
             self._open[node.reply] = _Reply(request, node.lane, node.line)
-            self._asked.pop(node.lane, None)
         self._lines.setdefault(node.reply, []).append(node)
         reply = self._open.get(node.reply)
         if reply is not None:
@@ -259,6 +258,8 @@ class ClaudeCode:
 
     def _request(self, node: _Node, told: dict[str, Any]) -> dict[str, Any]:
         chain, incomplete = self._ancestors(node.parent)
+        for each in chain:
+            each.answered = True
         parts = (*self._written(chain), opening())
         asked = chain[-1].time if chain else None
         self._notes_once(NO_SYSTEM)
@@ -317,10 +318,15 @@ class ClaudeCode:
         return parts
 
 
+def _is_unanswered(node: _Node) -> bool:
+    """Whether it is a message that no reply saw."""
+    return node.role == "user" and node.pieces is not None and not node.results and not node.answered
+
+
 def _part(node: _Node, lines: list[_Node], number: int, cleared: frozenset[str]) -> Part:
     """A message; the very same object as long as nothing about it changes."""
     said_now: list[Piece] = [piece for line in lines for piece in line.pieces or ()]
-    gone = sum(piece.result in cleared for piece in said_now) if node.results else 0
+    gone = frozenset(piece.result for piece in said_now if piece.result in cleared)
     if node.part is not None and node.part[:3] == (number, len(said_now), gone):
         return node.part[3]
     if gone:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from minirad.errors import said
 from minirad.logs import fields
 from minirad.logs.apis import by_model, item_part, spoken
+from minirad.logs.claude_code import UNANSWERED
 from minirad.logs.records import Record
 from minirad.logs.request import LoggedRequest, Part, Usage
 from minirad.logs.writing import Odd, content, definitions, known_only, mended, message, names, opening
@@ -100,8 +101,7 @@ class Codex:
         """What is left at the end of the file."""
         yield from self._complete()
         if self._history and not self._replying:
-            name = "a session that ends with a message without a reply: it is no request"
-            self._notes[name] = self._notes.get(name, 0) + 1
+            self._notes[UNANSWERED] = self._notes.get(UNANSWERED, 0) + 1
 
     # ------------------------------------------------------------------ lines
 

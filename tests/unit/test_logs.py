@@ -503,6 +503,16 @@ class Agent:
         self.said, self.points = [("user", text)], []
         self.ask()
 
+    def clear(self) -> None:
+        """Some results are emptied, from here on in this branch."""
+        calls = [text.split()[1].rstrip(">") for _, text in self.said if text.startswith("<tool_result")]
+        gone = [call for call in calls if self.draw(st.booleans())]
+        more = {"subtype": "microcompact_boundary", "microcompactMetadata": {"compactedToolIds": gone}}
+        self.leaf = self.line("system", self.leaf, None, **more)
+        empty = {f"<tool_result {c}>\n{claude_code.CLEARED}\n</tool_result>\n" for c in gone}
+        begun = {text.split("\n")[0]: text for text in empty}
+        self.said = [(role, begun.get(text.split("\n")[0], text)) for role, text in self.said]
+
     def other(self) -> None:
         """Lines that were never sent, some of them with a place in the tree."""
         if self.draw(st.booleans()):
@@ -517,7 +527,7 @@ def test_what_the_model_saw_at_each_reply(data: st.DataObject) -> None:
     for agent in agents:
         agent.ask()
         for _ in range(data.draw(st.integers(1, 8))):
-            step = data.draw(st.sampled_from(["reply", "reply", "reply", "compact", "other"]))
+            step = data.draw(st.sampled_from(["reply", "reply", "reply", "compact", "clear", "other"]))
             getattr(agent, step)()
     mine, *others = [agent.lines for agent in agents]
     for number, lines in enumerate(others):  # a subagent's lines lie among those of the session
