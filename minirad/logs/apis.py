@@ -40,6 +40,15 @@ BLOCK_TOKENS = 512  # of one Mooncake hash id
 MOST_REMEMBERED = 1 << 27  # characters of answers that a later request may go on from
 WRAPPERS = ("request", "body", "params")
 BODY = ("messages", "prompt", "input")
+# By kind, and whether the fields of a log's line stand beside those of the request.
+_KNOWN_FIELDS = {
+    (kind, bare): known | (fields.OUTER if bare else frozenset())
+    for kind, known in (
+        ("chat", fields.CHAT), ("anthropic", fields.ANTHROPIC), ("completions", fields.COMPLETIONS),
+        ("responses", fields.RESPONSES),
+    )
+    for bare in (False, True)
+}  # fmt: skip
 ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -145,7 +154,7 @@ class Apis:
     # ------------------------------------------------------------------ the kinds
 
     def _chat(self, body: Any, outer: Any, odd: Odd, response: Any, common: Any) -> list[LoggedRequest]:
-        known_only(body, fields.CHAT | (fields.OUTER if body is outer else frozenset()), "body.", odd)
+        known_only(body, _KNOWN_FIELDS["chat", body is outer], "body.", odd)
         parts = [definitions(name, body[name]) for name in ("tools", "functions") if body.get(name)]
         wanted = body.get("response_format")
         if wanted and wanted != {"type": "text"}:
@@ -157,7 +166,7 @@ class Apis:
         return [self._asked([*parts, opening()], body, response, odd, common)]
 
     def _anthropic(self, body: Any, outer: Any, odd: Odd, response: Any, common: Any) -> list[LoggedRequest]:
-        known_only(body, fields.ANTHROPIC | (fields.OUTER if body is outer else frozenset()), "body.", odd)
+        known_only(body, _KNOWN_FIELDS["anthropic", body is outer], "body.", odd)
         parts = [definitions("tools", body["tools"])] if body.get("tools") else []
         if body.get("system"):
             parts.append(message("system", "system", *content(body["system"], "system", odd)))
@@ -183,7 +192,7 @@ class Apis:
     def _completions(
         self, body: Any, outer: Any, odd: Odd, response: Any, common: Any
     ) -> list[LoggedRequest]:
-        known_only(body, fields.COMPLETIONS | (fields.OUTER if body is outer else frozenset()), "body.", odd)
+        known_only(body, _KNOWN_FIELDS["completions", body is outer], "body.", odd)
         prompt = body.get("prompt")
         many = prompt if isinstance(prompt, list) and not all(map(fields.is_id, prompt)) else [prompt]
         found = [self._asked([_prompt(each)], body, response, odd, common) for each in many]
@@ -192,7 +201,7 @@ class Apis:
         return found
 
     def _responses(self, body: Any, outer: Any, odd: Odd, response: Any, common: Any) -> list[LoggedRequest]:
-        known_only(body, fields.RESPONSES | (fields.OUTER if body is outer else frozenset()), "body.", odd)
+        known_only(body, _KNOWN_FIELDS["responses", body is outer], "body.", odd)
         parts = [definitions("tools", body["tools"])] if body.get("tools") else []
         text = body.get("text")
         wanted = text.get("format") if isinstance(text, dict) else None

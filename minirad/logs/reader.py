@@ -36,7 +36,7 @@ FORMATS = (
 # What LoggedRequest.kind may be.
 KINDS = ("chat", "completions", "responses", "anthropic", "sharegpt", "mooncake", "claude-code", "codex")
 MALFORMED = ("skip", "stop")
-MOST_NAMED = 1000  # records left out that are kept by name; all are counted
+MOST_NAMED = 1000  # records left out, and names not understood, that are kept; all are counted
 LOOKED_AT = 50  # records that may come before one that tells the format
 _API = {"chat": "openai", "completions": "openai", "anthropic": "anthropic", "responses": "responses"}
 _FORCED = {"openai": None, "anthropic": "anthropic", "responses": "responses"}
@@ -114,7 +114,7 @@ class LogReader:
             if self.format is None:
                 return
             if self.format == "workload":
-                raise ValueError(f"{self.name} is a workload or a recording, not a log of requests")
+                raise ValueError(f"{self.name} is a workload or a recording, not a trace or a log")
             turner = self._turner(self.format)
             for record in found:
                 if self._bar is not None:
@@ -146,7 +146,9 @@ class LogReader:
         except ValueError as error:
             self._leave_out(record, error)
         finally:
-            self.not_understood.update(odd)
+            for name in odd:
+                known = name in self.not_understood or len(self.not_understood) < MOST_NAMED
+                self.not_understood[name if known else "other names"] += 1
 
     def _leave_out(self, record: Record, error: ValueError) -> None:
         if self._malformed == "stop" and (

@@ -555,6 +555,49 @@ def test_what_the_model_saw_at_each_reply(data: st.DataObject) -> None:
     assert not log.left_out and not log.not_understood and not any(each.incomplete for each in found)
 
 
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_the_model_saw_in_a_rollout(data: st.DataObject) -> None:
+    """Turns, calls of tools, turns taken back, and histories replaced: each prompt is the history by then."""
+    lines: list[Any] = [{"type": "session_meta", "payload": {"id": "R", "instructions": "Help."}}]
+    history: list[str] = []
+    turns: list[int] = []  # where in the history each turn begins
+    saw = []
+
+    def item(text: str, **payload: Any) -> None:
+        lines.append({"type": "response_item", "payload": payload})
+        history.append(text)
+
+    def words(role: str, text: str) -> dict[str, Any]:
+        return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+
+    for number in range(data.draw(st.integers(1, 8))):
+        step = data.draw(st.sampled_from(["turn", "turn", "context", "back", "compact"]))
+        if step == "context":
+            item(text := f"<environment_context>{number}", **words("user", text))
+        elif step == "back" and turns:
+            count = data.draw(st.integers(1, 3))
+            lines.append({"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": count}})
+            del history[turns[max(0, len(turns) - count)] :], turns[max(0, len(turns) - count) :]
+        elif step == "compact":
+            history, turns = [f"summary {number}"], [0]
+            payload = {"message": "", "replacement_history": [words("user", history[0])]}
+            lines.append({"type": "compacted", "payload": payload})
+        else:
+            turns.append(len(history))
+            item(text := f"question {number}", **words("user", text))
+            for call in range(data.draw(st.integers(0, 2))):
+                saw.append(list(history))
+                told = {"type": "function_call", "name": "ls", "arguments": f"{number} {call}"}
+                item(json.dumps(told), **told, call_id="c", id="x")
+                item(f"output {call}", type="function_call_output", call_id="c", output=f"output {call}")
+            saw.append(list(history))
+            item(text := f"answer {number}", **words("assistant", text))
+    log = LogReader(io.BytesIO("\n".join(map(json.dumps, lines)).encode()))
+    found = [[apis.spoken(part) for part in request.parts[:-1]] for request in log]
+    assert log.format == "codex" and found == [["Help.", *said] for said in saw]
+
+
 # ---------------------------------------------------------------------- tokens
 
 
