@@ -555,6 +555,35 @@ def test_what_the_model_saw_at_each_reply(data: st.DataObject) -> None:
     assert not log.left_out and not log.not_understood and not any(each.incomplete for each in found)
 
 
+def test_a_result_that_comes_late_stands_where_it_was_asked_for(tmp_path: Path) -> None:
+    def line(uuid: str, parent: str | None, role: str, content: Any, **more: Any) -> dict[str, Any]:
+        told = {"role": role, "model": "claude-x", "content": content, **more}
+        return {"type": role, "uuid": uuid, "parentUuid": parent, "sessionId": "S", "message": told}
+
+    def call(name: str) -> dict[str, Any]:
+        return {"type": "tool_use", "id": name, "name": "ls", "input": {}}
+
+    def result(name: str) -> list[Any]:
+        return [{"type": "tool_result", "tool_use_id": name, "content": f"of {name}"}]
+
+    path = lines_of(
+        tmp_path / "s.jsonl",
+        line("u1", None, "user", "Go"),
+        line("a1", "u1", "assistant", [call("A")], id="m1"),
+        line("a2", "a1", "assistant", [call("B")], id="m1"),
+        line("rB", "a2", "user", result("B")),
+        line("a3", "rB", "assistant", "Wait", id="m2"),
+        line("rA", "a1", "user", result("A")),
+        line("u2", "a3", "user", "Now?"),
+        line("a4", "u2", "assistant", "Yes", id="m3"),
+    )
+    names = [
+        [apis.spoken(part).split("\n")[0] for part in each.parts[:-1] if "of " in part.text]
+        for each in LogReader(path)
+    ]
+    assert names == [[], ["<tool_result B>"], ["<tool_result B>", "<tool_result A>"]]
+
+
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_what_the_model_saw_in_a_rollout(data: st.DataObject) -> None:
