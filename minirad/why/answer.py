@@ -275,11 +275,17 @@ class _Question:
             run, end = self.trail[number - 1]
             if self._floor(end) <= self.own.end:
                 break
+            best: _Known | None = None
             for namespace in run.spaces:
                 if namespace != self.asked.namespace:
                     pieces = list(self._pieces(namespace))[:number]
                     if self._held(pieces) == self._floor(end):
-                        return self._known_to(namespace, end, number)
+                        found = self._known_to(namespace, end, number)
+                        if found.goes_on is not None:
+                            return found
+                        best = best or found
+            if best is not None:
+                return best
         return _Known(0)
 
     # ------------------------------------------------------------ why

@@ -179,7 +179,7 @@ class Memory:
         for run in self._runs():
             for name in run.spaces if namespaces is None else set(namespaces) & run.spaces.keys():
                 record = run.spaces[name]
-                for medium in record.held:
+                for medium in sorted(record.held, reverse=True):  # the device first
                     left = departures.setdefault(medium, Departure(when, why, medium))
                     record.left = (*record.left, left)
                 record.held = ()
