@@ -179,7 +179,8 @@ class _Piece(NamedTuple):
     end: int
 
 
-class _Known(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Known:
     """How far a prompt is like something: `end` tokens of a request `other`.
 
     goes_on: who went on behind that, and with what. forgot: of what else went on there something is forgotten.
@@ -271,22 +272,23 @@ class _Question:
 
     def _elsewhere(self) -> _Known:
         """The namespace of which the prompt would hit most pages, where these are more than are known here."""
-        for number in range(len(self.trail), 0, -1):
-            run, end = self.trail[number - 1]
-            if self._floor(end) <= self.own.end:
+        best, looked_at = _Known(0), {self.asked.namespace}
+        for run, end in reversed(self.trail):
+            if self._floor(end) <= self.own.end or end < best.end:
                 break
-            best: _Known | None = None
-            for namespace in run.spaces:
-                if namespace != self.asked.namespace:
-                    pieces = list(self._pieces(namespace))[:number]
-                    if self._held(pieces) == self._floor(end):
-                        found = self._known_to(namespace, end, number)
-                        if found.goes_on is not None:
-                            return found
-                        best = best or found
-            if best is not None:
-                return best
-        return _Known(0)
+            for namespace in run.spaces.keys() - looked_at:
+                looked_at.add(namespace)
+                found = self._known_in(namespace)
+                rank = found.end, found.goes_on is not None
+                if self._floor(found.end) > self.own.end and rank > (best.end, best.goes_on is not None):
+                    best = found
+        return best
+
+    def _known_in(self, namespace: Hashable) -> _Known:
+        """How far a prompt is like another namespace's cached pages, and the one that it would hit next."""
+        pieces = list(self._pieces(namespace))
+        held, known = self._held(pieces), self._known_to(namespace, pieces[-1].end, len(pieces))
+        return known if self._floor(known.end) == held else replace(known, end=held, goes_on=None)
 
     # ------------------------------------------------------------ why
 
