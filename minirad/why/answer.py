@@ -41,6 +41,7 @@ CAUSES: dict[str, str] = {
     "retracted": "its computation was retracted",
     "failed": "its computation failed",
     "unkept": "computed, but not kept",
+    "large": "larger than the whole cache",
     "forgotten": "not known any more",
     "unknown": "not known: from before the memory begins",
     "page": "no whole page in common",

@@ -68,6 +68,11 @@ class Listener:
         self._room: list[Departure] = []  # evictions from the device, of which it is told later for whom
         self._host_room: list[tuple[Departure, bytes]] = []  # the last ones from the host, with their paths
 
+    @property
+    def kinds(self) -> tuple[type[ev.Event], ...]:
+        """The events that it listens to."""
+        return tuple(self._takers)
+
     def take(self, event: ev.Event) -> None:
         """The next event."""
         taker: Any = self._takers.get(type(event))
