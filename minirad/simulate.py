@@ -443,6 +443,7 @@ class Source:
     unit_tokens: int = 1
     capacity: int | None = None  # the workload's own
     tokenizer: Tokenizer | None = None
+    notes: tuple[str, ...] = ()  # what was left out, or not understood
 
     @property
     def unit(self) -> str:
@@ -465,7 +466,7 @@ def from_trace(trace: Trace, step_ms: float = 200.0, per_step: float = 1.0) -> S
     )  # fmt: skip
     return Source(
         trace.name, trace.format, prompts, lambda: TraceFeed(trace, step_ms, per_step),
-        trace.unit_tokens, None, trace.tokenizer,
+        trace.unit_tokens, None, trace.tokenizer, trace.notes,
     )  # fmt: skip
 
 
@@ -504,14 +505,16 @@ def read_source(
     step_ms: float = 200.0,
     per_step: float = 1.0,
     progress: Callable[[], Any] | None = None,
+    malformed: str = "stop",
 ) -> Source:
-    """A workload by its name, or a file. ValueError says what is wrong with it."""
+    """A workload by its name, or a file. ValueError says what is wrong with it. malformed: see read_trace."""
     if name not in WORKLOADS and not Path(name).is_file():
         load(name)  # raises, naming the workloads that there are
     kind = "workload" if name in WORKLOADS else format or detect(Path(name))
     if kind == "workload":
         return from_workload(load(name), tokenizer(tokenizer_name), limit)
-    return from_trace(read_trace(name, format, tokenizer_name, limit, progress), step_ms, per_step)
+    trace = read_trace(name, format, tokenizer_name, limit, progress, malformed)
+    return from_trace(trace, step_ms, per_step)
 
 
 # ---------------------------------------------------------------------- runs
@@ -947,6 +950,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", help=f"of the files: {', '.join(FORMATS)} (default: by their first record)"
     )
     parser.add_argument("--tokenizer", help="model name, directory or tokenizer.json (default: classroom)")
+    parser.add_argument(
+        "--malformed",
+        default="stop",
+        help="stop at a malformed record (default), or skip it: left out and named",
+    )
     parser.add_argument("--drive", help="replay (one by one: default for traces) or schedule (over time)")
     parser.add_argument("--capacity", help="cache sizes, such as 1000,4000,inf: tokens, or blocks of a trace")
     parser.add_argument("--page-size", default="1", help="key units per page, such as 1,16")
@@ -1010,8 +1018,17 @@ def _all_workloads() -> list[str]:
 def _one(name: str, args: argparse.Namespace, plan: Plan) -> Report:
     with tqdm(desc=f"reading {name}", unit=" requests", delay=1, leave=False, disable=None) as bar:
         source = read_source(
-            name, args.format, args.tokenizer, args.limit, args.step_ms, args.per_step, bar.update
+            name,
+            args.format,
+            args.tokenizer,
+            args.limit,
+            args.step_ms,
+            args.per_step,
+            bar.update,
+            args.malformed,
         )
+    for note in source.notes:
+        print(note, file=sys.stderr)
     runs = len(plan.combinations(source, source.units)) if source.prompts else 0
     with tqdm(
         total=runs * len(source.prompts), desc=f"simulating {source.name}", unit=" requests", delay=0.5,
@@ -1087,5 +1104,5 @@ def _prompt(text_or_file: str) -> str:
         record = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         return text
-    logged = isinstance(record, dict) and {"messages", "prompt", "body", "request"} & set(record)
+    logged = isinstance(record, dict) and {"messages", "prompt", "input", "body", "request"} & set(record)
     return prompt_text(record) if logged else text

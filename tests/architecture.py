@@ -141,11 +141,16 @@ ROOMS: dict[str, Room] = {
         ("minirad.frontend", "minirad.frontend.*", "minirad.grammar", "minirad.programs"),
         ("words", "config", "classroom"),
     ),
+    "logs": Room(
+        "request logs and agents' transcripts as people have them: named parts of prompts, and their tokens",
+        ("minirad.logs", "minirad.logs.*"),
+        ("words", "policies", "model", "classroom"),
+    ),
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
         ("minirad.simulate", "minirad.traces", "minirad.theorem", "minirad.doctor", "minirad.workloads",
          "minirad.figure3"),
-        (*_OUTSIDE, "parts", "frontend"),
+        (*_OUTSIDE, "parts", "frontend", "logs"),
     ),
     "bench": Room(
         "measurements",

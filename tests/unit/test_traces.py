@@ -176,7 +176,7 @@ def test_several_prompts_are_several_requests_and_tools_come_first(tmp_path: Pat
         ({"prompt": [1, "x"]}, "token ids"),
         ({"request": "{"}, "no JSON"),
         ({"body": 3}, "body must be an object, not int"),
-        ({"body": {"input": "x"}}, "neither messages nor prompt (there is 'input')"),
+        ({"body": {"inputs": "x"}}, "neither messages, prompt nor input (there is 'inputs')"),
         ({**ASK, "created": "yesterday"}, "created is no date: 'yesterday'"),
         ({**ASK, "max_tokens": "many"}, "max_tokens must be a whole number, not 'many'"),
     ],
