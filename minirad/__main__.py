@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from minirad.outputs import GenerationOutput
 
 SYSTEM = "You are a helpful assistant."
-WITHOUT_MODEL = ("simulate", "theorem")  # their options live beside them, as those of the benchmarks
+# Their options live beside them, as those of the benchmarks.
+WITHOUT_MODEL = {"simulate": "simulate", "theorem": "theorem", "why": "why.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,16 +105,17 @@ def _parser() -> argparse.ArgumentParser:
     for name, said in command.below("minirad bench").items():
         # Its options are read when it is the one to run.
         kind = kinds.add_parser(name, help=said, add_help=False)
-        kind.set_defaults(run=_with_own_options, module=f"bench.{name}")
-    for name in WITHOUT_MODEL:
-        commands.add_parser(name, add_help=False).set_defaults(run=_with_own_options, module=name)
+        kind.set_defaults(run=_with_own_options, module=f"bench.{name}", words=f"bench {name}")
+    for name, module in WITHOUT_MODEL.items():
+        own = commands.add_parser(name, add_help=False)
+        own.set_defaults(run=_with_own_options, module=module, words=name)
     return parser
 
 
 def _with_own_options(args: argparse.Namespace) -> int:
     module = import_module(f"minirad.{args.module}")
     parser = command.Parser(
-        prog=f"python -m minirad {args.module.replace('.', ' ')}",
+        prog=f"python -m minirad {args.words}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

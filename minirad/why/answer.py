@@ -6,9 +6,9 @@ The tokens that are computed are divided among causes, so that what each of them
       found        seen before, but not      differs, or was
                    (or not so) there now     never seen
 
-`common` is how far the prompt is like anything that the memory knows. Of the pages up to there each has a cause
-of its own, by what became of it. A page that is common in part only was never there; the last token of a prompt
-is computed even if it is cached, since the next token needs its logits.
+`common` is how far the prompt is like anything that the memory knows. Of the pages up to there each has a
+cause of its own, by what became of it. A page that is common in part only was never there; the last token of
+a prompt is computed even if it is cached, since the next token needs its logits.
 
 Does not change the memory, and does not say what to do about it: repairs.py does.
 """
@@ -72,7 +72,7 @@ class Asked:
         cls, tokens: Path, namespace: Hashable = None, page_size: int = 1, name: str = "",
         *, usable: int | None = None, pairs: bool = False,
     ) -> Asked:  # fmt: skip
-        """Of token ids. pairs: the cache's units are pairs of tokens. usable: see above; None: all but one."""
+        """Of token ids. pairs: the cache's units are pairs of tokens. usable: None is all but one."""
         ids = (
             np.frombuffer(tokens, dtype="<i4") if isinstance(tokens, bytes) else as_int64(tokens, "a prompt")
         )
@@ -184,7 +184,7 @@ class _Piece(NamedTuple):
 class _Known:
     """How far a prompt is like something: `end` tokens of a request `other`.
 
-    goes_on: who went on behind that, and with what. forgot: of what else went on there something is forgotten.
+    goes_on: who went on behind that, and with what. forgot: something else that did is forgotten.
     """
 
     end: int
@@ -250,7 +250,7 @@ class _Question:
         return self._known_to(self.asked.namespace, end, len(self.pieces))
 
     def _known_to(self, namespace: Hashable, end: int, runs: int) -> _Known:
-        """A prompt's first `end` tokens, which end in the trail's run number `runs`, as a namespace knows them."""
+        """A prompt's first `end` tokens, to the trail's run number `runs`, as a namespace knows them."""
         if not runs:
             return _Known(0, namespace=namespace, forgot=self.memory.forgot_beginning)
         (run, _), start = self.trail[runs - 1], self.trail[runs - 2][1] if runs > 1 else 0
@@ -261,7 +261,7 @@ class _Question:
         return _Known(end, _who(record), after, namespace, forgot)
 
     def _running(self) -> _Known:
-        """The request in the same namespace that computes most of the prompt now; of equals one that goes on."""
+        """Who computes most of the prompt now, in the same namespace; of equals one that goes on."""
         best, unit = _Known(0), self.memory.unit
         for each in self.memory.running.values():
             if each.namespace == self.asked.namespace and each.by != self.asked.name:
@@ -272,7 +272,7 @@ class _Question:
         return best
 
     def _elsewhere(self) -> _Known:
-        """The namespace of which the prompt would hit most pages, where these are more than are known here."""
+        """The namespace of which the prompt would hit most pages, if these are more than are known here."""
         best, looked_at = _Known(0), {self.asked.namespace}
         for run, end in reversed(self.trail):
             if self._floor(end) <= self.own.end or end < best.end:
@@ -294,7 +294,7 @@ class _Question:
     # ------------------------------------------------------------ why
 
     def _pages(self, start: int, stop: int) -> Iterator[Loss]:
-        """Whole pages from `start` to `stop`, which were known, but are not in the cache from the beginning."""
+        """Whole pages from `start` to `stop`: they are known, but not in the cache from the beginning."""
         on_host = True  # all pages so far, so that this one could be loaded back
         at = start
         for record, _, end in self.pieces:
@@ -361,7 +361,8 @@ class _Question:
             return Loss("new", at, size, known.other)
         other, rest = known.goes_on
         return Loss(
-            "differs", at, size, other, before=_ids(asked.data[max(at - CONTEXT, 0) * unit : at * unit], unit),
+            "differs", at, size, other,
+            before=_ids(asked.data[max(at - CONTEXT, 0) * unit : at * unit], unit),
             ours=_ids(asked.data[at * unit : (at + CONTEXT) * unit], unit),
             theirs=_ids(rest[: CONTEXT * unit], unit),
         )  # fmt: skip

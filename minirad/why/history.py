@@ -96,11 +96,14 @@ class History:
         now, size = float(self.served + 1), -(-len(keys[-1]) // cache.page_size) * cache.page_size
         if cache.capacity is not None and size > cache.capacity:
             loss = Loss("large", 0, len(entry.ids))
-            return Answer(
-                entry.name, len(entry.ids), 0, 0, 0, cache.page_size, entry.namespace, (loss,), now
-            )
+            return Answer(entry.name, len(entry.ids), 0, 0, 0, cache.page_size, entry.namespace, (loss,), now)
         asked = Asked(
-            keys[0].data, len(entry.ids), len(entry.ids) - 1, self._number(keys[0]), cache.page_size, entry.name
+            keys[0].data,
+            len(entry.ids),
+            len(entry.ids) - 1,
+            self._number(keys[0]),
+            cache.page_size,
+            entry.name,
         )
         return why(self.memory, asked, now)
 

@@ -8,9 +8,9 @@ what has left: when, and why. It is told in terms that every cache has, and know
     left     they do not any more, and why              gone     all of a namespace's, or everybody's, at once
     began    a request is about to compute tokens       ended    it is not any more
 
-Positions are key units: tokens, or pairs of them (`width` 2). A path is the tokens from the beginning, as int32
-bytes or numbers. A cache that holds whole pages knows a page by its last unit: the record there is the page's
-(two pages that begin alike share the records before).
+Positions are key units: tokens, or pairs of them (`width` 2). A path is the tokens from the beginning, as
+int32 bytes or numbers. A cache that holds whole pages knows a page by its last unit: the record there is the
+page's (two pages that begin alike share the records before).
 
 Records may be forgotten, oldest first, where `most` bounds them; a place remembers that something was there.
 
@@ -174,7 +174,7 @@ class Memory:
             record.used, record.user = when, by or record.user
 
     def gone(self, when: float, why: str, namespaces: Sequence[Hashable] | None = None) -> None:
-        """Everything has left every medium: all of these namespaces' (None: everybody's). why: a Departure's."""
+        """All of these namespaces' (None: everybody's) has left every medium. why: a Departure's."""
         departures: dict[str, Departure] = {}
         for run in self._runs():
             for name in run.spaces if namespaces is None else set(namespaces) & run.spaces.keys():
@@ -234,7 +234,7 @@ class Memory:
         return trail[-1][0].spaces.get(namespace) if whole_path else None
 
     def goes_on(self, namespace: Hashable, run: Run, inside: int) -> tuple[Record, bytes] | None:
-        """What a namespace has behind the first `inside` bytes of a run, the latest: record and first bytes."""
+        """What a namespace had last behind the first `inside` bytes of a run: record and first bytes."""
         if inside < len(run.edge):
             return run.spaces[namespace], run.edge[inside:]
         for child in reversed(run.children.values()):

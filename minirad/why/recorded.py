@@ -1,4 +1,4 @@
-"""A memory of a recording: an engine's events, told to the memory in its own terms; and its requests' answers.
+"""A memory of a recording: an engine's events, told to the memory in its own terms, and its answers.
 
     told = Recorded.of(recording)          # or take frames as they come
     told.answers["R7"].describe()          # of its first admission; "R7#2" of its second, after a retraction
@@ -330,7 +330,7 @@ class Recorded:
                 computing.data += self._computed(request, len(computing.data) // self.memory.unit)
 
     def _computed(self, request: _Request, start: int = 0) -> bytes:
-        """What has KV, from a unit on: all but the token that was drawn last (which makes the last pair whole)."""
+        """What has KV, from a unit on: all but the token drawn last (which makes the last pair whole)."""
         if self.pairs:
             return unit_bytes(request.tokens[start:], True)
         return unit_bytes(request.tokens[start : max(len(request.tokens) - 1, request.prompt)])

@@ -2,7 +2,7 @@
 
     salt      everybody in one namespace
     tools     the tools always in one order, those that are new behind the others
-    lines     of a system prompt (or a plain one), what varies goes behind what is common, next to the last message
+    lines     of a system prompt (or a plain one), what varies goes behind what is common, to the last message
     messages  what was kept of the earlier messages stays in its place, and what is new comes behind it
     cache     a larger cache
 
@@ -18,18 +18,19 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from minirad.cache.node import Slots
 from minirad.logs.request import OPENING, Part
-from minirad.why.answer import Answer
 from minirad.why.history import Cache, Entry, hits
 
 MOST_FAMILIES = 64  # of prompts that have most of their lines in common
 ALIKE = 0.5  # of the characters of two prompts of a family, at least
 LARGER = (2, 4, None)  # times the cache; None: no limit
+_HEADS = ("<|im_start|>system\n", "<|im_start|>developer\n")
 _PIECES = re.compile(r"(?s).+?(?:[.!?](?=\s)\s*|\n\s*|\Z)")
 _MESSAGE = re.compile(r"(?s)(<\|im_start\|>[^\n]*\n)(.*)(<\|im_end\|>\n)")
 
@@ -68,14 +69,19 @@ class Proposal:
 
 
 def proposals(
-    entries: Sequence[Entry], cache: Cache, causes: Sequence[str], encode: Callable[[Sequence[Part]], Slots] | None
+    entries: Sequence[Entry],
+    cache: Cache,
+    causes: Sequence[str],
+    encode: Callable[[Sequence[Part]], Slots] | None,
 ) -> Iterator[Proposal]:
     """Those that may help against some causes.
 
     encode: the ids of a prompt's parts; None where the log has no texts.
     """
     if "namespace" in causes:
-        yield _changed("salt", "no salts and adapters that keep them apart", entries, cache, _one_space(entries))
+        yield _changed(
+            "salt", "no salts and adapters that keep them apart", entries, cache, _one_space(entries)
+        )
     if encode is not None and "differs" in causes:
         for name, what, change in (
             ("tools", "the tools always in one order, new ones last", _tools_in_order),
@@ -92,18 +98,21 @@ def proposals(
 
 
 def outcomes(
-    entries: Sequence[Entry], answers: Sequence[Answer], cache: Cache,
+    entries: Sequence[Entry], computed: Sequence[int], causes: Sequence[str], cache: Cache,
     encode: Callable[[Sequence[Part]], Slots] | None, progress: Progress = None,
 ) -> list[Outcome]:  # fmt: skip
-    """All proposals that change something, replayed; those that save most first."""
-    causes = {cause for answer in answers for cause in answer.by_cause()}
-    computed = [answer.missed for answer in answers]
+    """All proposals that change something, replayed; those that save most first. computed: see Proposal."""
     found = [
         each.outcome(computed, progress)
-        for each in proposals(entries, cache, sorted(causes), encode)
+        for each in proposals(entries, cache, causes, encode)
         if each.changed or each.name == "cache"
     ]
-    return sorted(found, key=lambda each: -each.saved)
+    # Of caches of several sizes only those that save more than a smaller one.
+    useful = [
+        each for at, each in enumerate(found)
+        if each.name != "cache" or all(other.saved < each.saved for other in found[:at] if other.name == "cache")
+    ]  # fmt: skip
+    return sorted(useful, key=lambda each: -each.saved)
 
 
 def room_for(entries: Sequence[Entry], number: int, cache: Cache, progress: Progress = None) -> int | None:
@@ -202,14 +211,18 @@ def _moved_lines(entries: Sequence[Entry]) -> list[list[Part]]:
     families: list[_Family] = []
     of_text: dict[str, _Family | None] = {}
     for entry in entries:
-        for part in _parts(entry):
-            if _is_head(part) and part.text not in of_text:
+        for part in _head(entry.source.request.parts):
+            if part.text not in of_text:
                 of_text[part.text] = _family(families, part.text)
     return [_with_lines_moved(_parts(entry), of_text) for entry in entries]
 
 
-def _is_head(part: Part) -> bool:
-    return part.name in ("system", "prompt") and part.ids is None
+def _head(parts: Sequence[Part]) -> list[Part]:
+    """System messages before all others, tools and formats aside; or a plain prompt."""
+    told = [part for part in parts if part.name not in ("tools", "response_format")]
+    return list(takewhile(lambda part: part.ids is None and part.text.startswith(_HEADS), told)) or [
+        part for part in told if part.name == "prompt" and part.ids is None
+    ]
 
 
 def _family(families: list[_Family], text: str) -> _Family | None:
@@ -236,8 +249,9 @@ def _content(text: str) -> tuple[str, list[str], str]:
 
 def _with_lines_moved(parts: list[Part], of_text: dict[str, _Family | None]) -> list[Part]:
     moved: list[Part] = []
+    head = _head(parts)
     for number, part in enumerate(parts):
-        family = of_text.get(part.text) if _is_head(part) else None
+        family = of_text.get(part.text) if part in head else None
         if family is None or family.texts == 1:
             continue
         opening, pieces, closing = _content(part.text)

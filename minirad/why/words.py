@@ -33,71 +33,103 @@ class Clock:
 
 
 STEPS, REQUESTS = Clock(), Clock("request", "at")
-Named = Callable[[Hashable], str]
 
 
 def _namespace(name: Hashable) -> str:
     return "no salt" if name is None else f"namespace {name}"
 
 
-def sentence(
-    answer: Answer, decode: Decode | None = None, clock: Clock = STEPS, named: Named = _namespace
-) -> str:
-    """How far a prompt hits, and what the rest is computed for.
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How answers are told.
 
     decode: token ids -> text, to show where prompts part; None shows ids. named: what a namespace is called.
+    unit: what a key unit is called.
     """
-    who = answer.name or "this prompt"
-    found = f"{who} finds {answer.cached:,} of {answer.length:,} tokens in the cache"
-    clauses = [clause(loss, answer, decode, clock, named) for loss in answer.losses]
-    return f"{found}; computed are {'; '.join(clauses)}"
+
+    decode: Decode | None = None
+    clock: Clock = STEPS
+    named: Callable[[Hashable], str] = _namespace
+    unit: str = "token"
+
+    def sentence(self, answer: Answer) -> str:
+        """How far a prompt hits, and what the rest is computed for."""
+        who = answer.name or "this prompt"
+        found = f"{who} finds {answer.cached:,} of {answer.length:,} {self.unit}s in the cache"
+        return f"{found}; computed are {'; '.join(self.clause(loss, answer) for loss in answer.losses)}"
+
+    def clause(self, loss: Loss, answer: Answer) -> str:
+        """What some tokens are computed for: "12 that were evicted from the device in step 9 for R5"."""
+        if loss.cause == "last":
+            return "the last one, as always"
+        clock, other = self.clock, loss.other or "another request"
+        said: dict[str, Callable[[], str]] = {
+            "new": lambda: "never seen" + (f", behind what {loss.other} had" if loss.other else ""),
+            "differs": lambda: (
+                f"from {self.unit} {loss.start:,} on, where it parts from {other}: "
+                f"{self.shown(loss.ours)} instead of {self.shown(loss.theirs)}"
+            ),
+            "evicted": lambda: f"{_gone(loss, clock)}{_last_use(loss, clock)}",
+            "flushed": lambda: f"{_gone(loss, clock)}{_last_use(loss, clock)}",
+            "weights": lambda: f"computed by old weights, which changed {clock.at(loss.left[-1].when)}",
+            "host": lambda: "in host memory only, and not loaded back" + _because(loss, clock),
+            "hole": lambda: f"on {_media(loss)}, but what is before them is not",
+            "namespace": lambda: (
+                f"there for {self.named(loss.namespace)} only" + (f" (by {loss.other})" if loss.other else "")
+            ),
+            "running": lambda: f"which {other} computes now, too",
+            "aborted": lambda: f"of {other}, which was aborted before they were kept",
+            "retracted": lambda: f"of {_whose(loss, answer)}, which was retracted before they were kept",
+            "failed": lambda: f"of {other}, which failed before they were kept",
+            "unkept": lambda: f"of {other}, which were not kept",
+            "large": lambda: "of a prompt that is larger than the whole cache",
+            "forgotten": lambda: "that may have been there: the memory does not reach back so far",
+            "unknown": lambda: "of which nothing is known",
+            "page": lambda: f"that make no whole page of {answer.page_size}",
+            "logprobs": lambda: "for their log-probabilities",
+        }
+        return f"{loss.tokens:,} {said[loss.cause]()}"
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """Some tokens as they are shown."""
+        if not ids:
+            return "its end"
+        return repr(self.decode(ids)) if self.decode is not None else f"{', '.join(map(str, ids[:3]))}"
+
+    def parting(self, loss: Loss) -> tuple[str, str, str]:
+        """Where prompts part, by characters: what is before, ours, theirs."""
+        if self.decode is None:
+            return _spaced(loss.before), _spaced(loss.ours), _spaced(loss.theirs)
+        ours, theirs = (self.decode((*loss.before, *ids)) for ids in (loss.ours, loss.theirs))
+        same = (one == other for one, other in zip(ours, theirs, strict=False))
+        at = next((at for at, equal in enumerate(same) if not equal), min(len(ours), len(theirs)))
+        return ours[:at], ours[at:], theirs[at:]
+
+    def as_data(self, answer: Answer) -> dict[str, Any]:
+        """The answer as JSON can hold it, with its sentence."""
+        losses = []
+        for loss in answer.losses:
+            data = {name: value for name, value in asdict(loss).items() if value not in (None, "", ())}
+            data["what"], data["say"] = CAUSES[loss.cause], self.clause(loss, answer)
+            if loss.cause == "differs":
+                data["before_text"], data["ours_text"], data["theirs_text"] = self.parting(loss)
+            losses.append(data)
+        return {
+            "request": answer.name, "tokens": answer.length, "matched": answer.matched,
+            "cached": answer.cached, "computed": answer.missed, "common": answer.common,
+            "page_size": answer.page_size, "cause": answer.main.cause, "losses": losses,
+            "say": self.sentence(answer),
+        }  # fmt: skip
 
 
-def clause(
-    loss: Loss, answer: Answer, decode: Decode | None = None, clock: Clock = STEPS, named: Named = _namespace
-) -> str:
-    """What some tokens are computed for: "12 that were evicted from the device in step 9 for R5"."""
-    said: dict[str, Callable[[], str]] = {
-        "new": lambda: "never seen" + (f", behind what {loss.other} had" if loss.other else ""),
-        "differs": lambda: f"from token {loss.start:,} on, where it parts from {_other(loss)}: "
-        f"{shown(loss.ours, decode)} instead of {shown(loss.theirs, decode)}",
-        "evicted": lambda: f"{_gone(loss, clock)}{_last_use(loss, clock)}",
-        "flushed": lambda: f"{_gone(loss, clock)}{_last_use(loss, clock)}",
-        "weights": lambda: f"computed by old weights, which changed {clock.at(loss.left[-1].when)}",
-        "host": lambda: "in host memory only, and not loaded back" + _because(loss, clock),
-        "hole": lambda: f"on {_media(loss)}, but what is before them is not",
-        "namespace": lambda: f"there for {named(loss.namespace)} only"
-        + (f" (by {loss.other})" if loss.other else ""),
-        "running": lambda: f"which {_other(loss)} computes now, too",
-        "aborted": lambda: f"of {_other(loss)}, which was aborted before they were kept",
-        "retracted": lambda: f"of {_own(loss, answer)}, which was retracted before they were kept",
-        "failed": lambda: f"of {_other(loss)}, which failed before they were kept",
-        "unkept": lambda: f"of {_other(loss)}, which were not kept",
-        "large": lambda: "of a prompt that is larger than the whole cache",
-        "forgotten": lambda: "that may have been there: the memory does not reach back so far",
-        "unknown": lambda: "of which nothing is known",
-        "page": lambda: f"that make no whole page of {answer.page_size}",
-        "logprobs": lambda: "for their log-probabilities",
-        "last": lambda: "",
-    }
-    if loss.cause == "last":
-        return "the last one, as always"
-    return f"{loss.tokens:,} {said[loss.cause]()}"
-
-
-def shown(ids: Sequence[int], decode: Decode | None) -> str:
-    """Some tokens as they are shown."""
-    if not ids:
-        return "its end"
-    return repr(decode(ids)) if decode is not None else f"tokens {', '.join(map(str, ids[:3]))}"
-
-
-def _other(loss: Loss) -> str:
+def _whose(loss: Loss, answer: Answer) -> str:
+    if loss.other == answer.name.partition("#")[0]:
+        return "its own"
     return loss.other or "another request"
 
 
-def _own(loss: Loss, answer: Answer) -> str:
-    return "itself" if loss.other == answer.name.partition("#")[0] else _other(loss)
+def _spaced(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
 
 
 def _media(loss: Loss) -> str:
@@ -117,7 +149,7 @@ def _departure(left: Departure, clock: Clock) -> str:
     if left.by:
         more = f" and {len(left.by) - MOST_NAMED} more" * (len(left.by) > MOST_NAMED)
         text += f" for {', '.join(left.by[:MOST_NAMED])}{more}"
-    return text + (f" ({left.policy}: {left.reason})" if left.policy else "")
+    return text + (f" by {left.policy}" if left.policy else "")
 
 
 def _last_use(loss: Loss, clock: Clock) -> str:
@@ -129,20 +161,3 @@ def _last_use(loss: Loss, clock: Clock) -> str:
 
 def _because(loss: Loss, clock: Clock) -> str:
     return f" (evicted from the device {_departure(loss.left[-1], clock)})" if loss.left else ""
-
-
-def as_data(answer: Answer, decode: Decode | None = None, clock: Clock = STEPS) -> dict[str, Any]:
-    """The answer as JSON can hold it, with its sentence."""
-    losses = []
-    for loss in answer.losses:
-        data = {name: value for name, value in asdict(loss).items() if value not in (None, "", ())}
-        data["what"], data["say"] = CAUSES[loss.cause], clause(loss, answer, decode, clock)
-        for name in ("before", "ours", "theirs"):
-            if name in data and decode is not None:
-                data[f"{name}_text"] = decode(data[name])
-        losses.append(data)
-    return {
-        "request": answer.name, "tokens": answer.length, "matched": answer.matched, "cached": answer.cached,
-        "computed": answer.missed, "common": answer.common, "page_size": answer.page_size,
-        "cause": answer.main.cause, "losses": losses, "say": sentence(answer, decode, clock),
-    }  # fmt: skip
