@@ -30,7 +30,7 @@ from minirad.logs.request import OPENING, LoggedRequest
 from minirad.logs.writing import CLOSE
 from minirad.why.answer import CAUSES, Answer
 from minirad.why.history import Cache, Entry, History
-from minirad.why.repairs import Outcome, joined, outcomes, room_for
+from minirad.why.repairs import Outcome, joined, outcomes, pair, room_for
 from minirad.why.words import REQUESTS, Words
 
 MOST_KEPT = 1 << 26  # tokens of a log that are kept to be replayed
@@ -268,17 +268,30 @@ class Run:
                 part, token = each.part_at(loss["start"])
                 loss["part"], loss["part_token"] = part.name, token
                 loss["character"] = len(self.text.decode(each.ids[: loss["start"]].tolist()))
-        data["saved"] = {
-            f"{one.name} {one.capacity}" if one.name == "cache" else one.name: one.of[number - 1]
-            for one in found
+        alone = [] if self.args.all else self._pair(number, answer)
+        data["repairs"] = [
+            {"name": one.name, "what": one.what, "saved": one.of[number - 1], "capacity": one.capacity}
+            for one in [*alone, *found]
             if one.of[number - 1] > 0
-        }
+        ]
         if self.entries is not None and "evicted" in answer.by_cause() and not self.args.all:
             with self._bar("looking for the cache that would have kept it") as bar:
                 room = room_for(self.entries, number - 1, self.cache, bar.update)
             if room is not None and self.cache.capacity is not None:
                 data["room"] = {"capacity": room, "more": room - self.cache.capacity}
         return data
+
+    def _pair(self, number: int, answer: Answer) -> list[Outcome]:
+        """The request and the one that it parts from, in another order."""
+        if self.entries is None or self.unit == "block" or answer.main.cause != "differs":
+            return []
+        names = [entry.name for entry in self.entries[: number - 1]]
+        if answer.main.other not in names:
+            return []
+        other = len(names) - 1 - names[::-1].index(answer.main.other)
+        with self._bar("looking for another order") as bar:
+            found = pair(self.entries, number - 1, other, self.computed, self.cache, self.text, bar.update)
+        return [] if found is None else [found]
 
 
 def _why_none(notes: Sequence[str]) -> str:
@@ -336,10 +349,7 @@ def _told(answer: dict[str, Any], report: dict[str, Any]) -> list[str]:
                 f"    {loss['other']}: {_marked(before, loss['theirs_text'])}",
                 f"    {answer['request']}: {_marked(before, loss['ours_text'])}",
             ]
-    for each in report["repairs"]:
-        name = f"{each['name']} {each['capacity']}" if each["name"] == "cache" else each["name"]
-        if name in answer["saved"]:
-            lines.append(f"  {answer['saved'][name]:,} {unit}s fewer with {each['what']}")
+    lines += [f"  {each['saved']:,} {unit}s fewer with {each['what']}" for each in answer["repairs"]]
     if "room" in answer:
         room = answer["room"]
         lines.append(

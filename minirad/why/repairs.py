@@ -4,6 +4,7 @@
     tools     the tools always in one order, those that are new behind the others
     lines     of a system prompt (or a plain one), what varies goes behind what is common, to the last message
     messages  what was kept of the earlier messages stays in its place, and what is new comes behind it
+    pair      of two requests that part, what differs goes behind what is common
     cache     a larger cache
 
 A proposal is the same log with other prompts, or the same log and another cache; a saving is the tokens that
@@ -24,10 +25,12 @@ from typing import Any
 import numpy as np
 
 from minirad.cache.node import Slots
+from minirad.doctor import Encoder, diagnose
 from minirad.logs.request import OPENING, Part
 from minirad.why.history import Cache, Entry, hits
 
 MOST_FAMILIES = 64  # of prompts that have most of their lines in common
+LONGEST = 200_000  # characters of a prompt whose lines are compared one by one
 ALIKE = 0.5  # of the characters of two prompts of a family, at least
 LARGER = (2, 4, None)  # times the cache; None: no limit
 _HEADS = ("<|im_start|>system\n", "<|im_start|>developer\n")
@@ -107,12 +110,41 @@ def outcomes(
         for each in proposals(entries, cache, causes, encode)
         if each.changed or each.name == "cache"
     ]
-    # Of caches of several sizes only those that save more than a smaller one.
-    useful = [
-        each for at, each in enumerate(found)
-        if each.name != "cache" or all(other.saved < each.saved for other in found[:at] if other.name == "cache")
-    ]  # fmt: skip
-    return sorted(useful, key=lambda each: -each.saved)
+    return sorted(_useful(found), key=lambda each: -each.saved)
+
+
+def _useful(found: Sequence[Outcome]) -> Iterator[Outcome]:
+    """Of caches of several sizes only those that save more than a smaller one."""
+    most = 0
+    for each in found:
+        if each.name != "cache" or each.saved > most:
+            yield each
+        if each.name == "cache":
+            most = max(most, each.saved)
+
+
+def pair(
+    entries: Sequence[Entry], number: int, other: int, computed: Sequence[int], cache: Cache, text: Encoder,
+    progress: Progress = None,
+) -> Outcome | None:  # fmt: skip
+    """Two requests that part, with what differs behind what is common, as the doctor proposes it; replayed.
+
+    None where no other order helps, and for prompts too long to be looked at.
+    """
+    first, second = (entries[each].source.request.text for each in (other, number))
+    if not first or not second or max(len(first), len(second)) > LONGEST:
+        return None
+    better = diagnose(first, second, text, cache.page_size).better
+    if better is None:
+        return None
+    changed = list(entries)
+    for each, prompt in ((other, better.first), (number, better.second)):
+        changed[each] = replace(entries[each], ids=np.array(text.encode(prompt), dtype=np.int64))
+    shown = (
+        ", ".join(repr(part.strip()) for part in better.moved[:2]) or f"what differs in {entries[other].name}"
+    )
+    what = f"what differs moved behind what is common ({shown})"
+    return Proposal("pair", what, changed, cache, 2).outcome(computed, progress)
 
 
 def room_for(entries: Sequence[Entry], number: int, cache: Cache, progress: Progress = None) -> int | None:
@@ -251,7 +283,7 @@ def _with_lines_moved(parts: list[Part], of_text: dict[str, _Family | None]) -> 
     moved: list[Part] = []
     head = _head(parts)
     for number, part in enumerate(parts):
-        family = of_text.get(part.text) if part in head else None
+        family = of_text.get(part.text) if any(part is each for each in head) else None
         if family is None or family.texts == 1:
             continue
         opening, pieces, closing = _content(part.text)
