@@ -20,7 +20,7 @@ Does not ask why a request missed: answer.py does.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ NEVER = float("-inf")
 Path = bytes | Sequence[int] | np.ndarray[Any, Any]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Departure:
     """Something left a medium. why: "evicted", "flushed" or "weights".
 
@@ -49,7 +49,7 @@ class Departure:
     medium: str = GPU
     by: tuple[str, ...] = ()
     policy: str = ""
-    reason: str = ""
+    reason: str = field(default="", compare=False)
     along: bool = False
 
 
