@@ -1018,15 +1018,9 @@ def _all_workloads() -> list[str]:
 def _one(name: str, args: argparse.Namespace, plan: Plan) -> Report:
     with tqdm(desc=f"reading {name}", unit=" requests", delay=1, leave=False, disable=None) as bar:
         source = read_source(
-            name,
-            args.format,
-            args.tokenizer,
-            args.limit,
-            args.step_ms,
-            args.per_step,
-            bar.update,
+            name, args.format, args.tokenizer, args.limit, args.step_ms, args.per_step, bar.update,
             args.malformed,
-        )
+        )  # fmt: skip
     for note in source.notes:
         print(note, file=sys.stderr)
     runs = len(plan.combinations(source, source.units)) if source.prompts else 0

@@ -62,7 +62,7 @@ class TraceRequest:
 @dataclass(frozen=True, slots=True)
 class Trace:
     """Requests in file order. tokenizer: None where the file has no text. left_out: records, and why. notes:
-    all that is to be said of what was left out or not understood, a line each."""
+    what else is to be said of what was left out or not understood, a line each."""
 
     name: str
     format: str
@@ -107,12 +107,13 @@ def read_trace(
         if progress:
             progress()
     left_out = tuple(f"{record.where}: {record.why}" for record in reader.left_out)
-    if left_out:
+    notes = reader.summary()
+    if left_out:  # the first is named by the warning
+        notes.remove(f"left out: {path}, {left_out[0]}")
         more = f" (and {reader.left_out_count - 1} more)" if reader.left_out_count > 1 else ""
         warnings.warn(f"left out: {path}, {left_out[0]}{more}", TextWarning, stacklevel=2)
     size = BLOCK_TOKENS if format == "mooncake" else 1
-    notes = tuple(reader.summary())
-    return Trace(path.stem, format, tuple(_from_the_first(requests)), size, text, left_out, notes)
+    return Trace(path.stem, format, tuple(_from_the_first(requests)), size, text, left_out, tuple(notes))
 
 
 def _request(each: Tokenized, text: PromptTokenizer | None) -> TraceRequest:

@@ -374,11 +374,16 @@ def by_model(item: dict[str, Any]) -> bool:
 
 def item_parts(items: list[Any], before: int, odd: Odd) -> tuple[Part, ...]:
     """Items of the Responses API as parts, numbered from `before` + 1."""
-    return tuple(item_part(each, before + number, odd) for number, each in enumerate(items, start=1))
+    found: list[Part] = []
+    for each in items:
+        part = item_part(each, before + len(found) + 1, odd)
+        if part is not None:
+            found.append(part)
+    return tuple(found)
 
 
-def item_part(item: Any, number: int, odd: Odd) -> Part:
-    """One item as a part: a message, a call, a call's output, reasoning."""
+def item_part(item: Any, number: int, odd: Odd) -> Part | None:
+    """One item as a part: a message, a call, a call's output, reasoning; None for one that says nothing."""
     kind, what = kind_of_item(item, number), f"message {number}"
     if kind in _KNOWN:
         known_only(item, fields.ITEM, "item.", odd)
@@ -402,12 +407,12 @@ def item_part(item: Any, number: int, odd: Odd) -> Part:
     return message(f"{what} ({kind[:40]})", "user", dumps(digested(item)))
 
 
-def _reasoning(item: dict[str, Any], what: str, odd: Odd) -> Part:
+def _reasoning(item: dict[str, Any], what: str, odd: Odd) -> Part | None:
     if item.get("encrypted_content"):
         odd.append("encrypted reasoning (its tokens are not known)")
     text = "".join(content(item.get(name), what, odd)[0] for name in ("summary", "content"))
-    thought = f"<thinking>\n{text}\n</thinking>\n" if text else ""
-    return message(f"{what} (assistant, reasoning)", "assistant", thought)
+    thought = f"<thinking>\n{text}\n</thinking>\n"
+    return message(f"{what} (assistant, reasoning)", "assistant", thought) if text else None
 
 
 class _Answers:

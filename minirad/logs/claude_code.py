@@ -34,10 +34,10 @@ NO_SYSTEM = (
 )
 
 TYPES = names(
-    "user assistant system summary progress attachment file-history-snapshot queue-operation last- "
-    "prompt custom-title ai-title tag agent-name agent-color agent-setting mode permission-mode "
-    "worktree-state pr-link attribution-snapshot speculation-accept content-replacement marble-origami- "
-    "commit marble-origami-snapshot"
+    "user assistant system summary progress attachment file-history-snapshot queue-operation "
+    "last-prompt custom-title ai-title tag agent-name agent-color agent-setting mode permission-mode "
+    "worktree-state pr-link attribution-snapshot speculation-accept content-replacement "
+    "marble-origami-commit marble-origami-snapshot"
 )
 _NEVER_SENT = TYPES - names(
     "user assistant system attachment content-replacement marble-origami-commit marble-origami-snapshot"

@@ -149,7 +149,7 @@ class Codex:
             found: list[_Item] = []
             for each in items:
                 if not isinstance(each, dict) or each.get("type") not in _NEVER_SENT:
-                    found.append(_read(each, len(found) + 1, odd))
+                    found += _read(each, len(found) + 1, odd)
             self._history, self._incomplete = found, ""
             return
         if items is not None:
@@ -198,8 +198,8 @@ class Codex:
                 incomplete=self._incomplete,
             )  # fmt: skip
         if by_model(item):
-            self._reply.append(spoken(entry.part))
-        self._history.append(entry)
+            self._reply += [spoken(each.part) for each in entry]
+        self._history += entry
 
     def _complete(self) -> Iterator[LoggedRequest]:
         if self._request is not None:
@@ -212,12 +212,15 @@ def is_bare_head(value: dict[str, Any]) -> bool:
     return {"id", "timestamp", "instructions"} <= set(value) and "type" not in value
 
 
-def _read(item: Any, number: int, odd: Odd) -> _Item:
+def _read(item: Any, number: int, odd: Odd) -> list[_Item]:
+    """An item of the history; none where it says nothing."""
     found = item_part(_mended(item, odd), number, odd)
+    if found is None:
+        return []
     role = item.get("role") if item.get("type", "message") == "message" else None
     plain = spoken(found) if role == "user" else None
     turn = plain is not None and not plain.lstrip().startswith(_CONTEXT)
-    return _Item(found, turn, plain)
+    return [_Item(found, turn, plain)]
 
 
 def _mended(value: Any, odd: Odd, depth: int = 0) -> Any:

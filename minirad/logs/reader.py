@@ -171,7 +171,10 @@ class LogReader:
 
     def summary(self, most: int = 10) -> list[str]:
         """What was left out, what was not understood and what the file cannot say, a line each."""
-        lines = [f"{self.name}: {note} ({count:,} times)" for note, count in self.notes.items()]
+        lines = [
+            f"{self.name}: {note} ({'once' if count == 1 else f'{count:,} times'})"
+            for note, count in self.notes.items()
+        ]
         for record in self.left_out[:most]:
             lines.append(f"left out: {self.name}, {record.where}: {record.why}")
         rest = self.left_out_count - min(most, len(self.left_out))
