@@ -120,8 +120,8 @@ def test_an_eviction_is_told_with_when_why_and_the_last_use() -> None:
     assert (evicted.used, evicted.user, evicted.left[0].by) == (3, "R2", ("R7",))
     assert (new.cause, new.start, new.tokens, new.other) == ("new", 8, 2, "R1")
     assert Words().sentence(answer) == (
-        "R9 finds 4 of 10 tokens in the cache; computed are 4 that were evicted from the device in step 9 for "
-        "R7 by lru, 6 steps after their last use by R2; 2 never seen, behind what R1 had"
+        "R9 finds 4 of 10 tokens in the cache; computed are 4 that were evicted from the device in step 9 "
+        "for R7 by lru, 6 steps after their last use by R2; 2 never seen, behind what R1 had"
     )
 
 
