@@ -172,6 +172,18 @@ def fitted(answer: Answer, matched: int, cached: int) -> Answer:
     return replace(answer, matched=matched, cached=cached, losses=tuple(losses))
 
 
+def held(memory: Memory, namespace: Hashable, data: bytes, page_size: int = 1) -> int:
+    """How many units of a path lie on the device, in whole pages from the beginning."""
+    found = 0
+    for run, end in memory.trail(data):
+        if end // page_size * page_size > found:
+            record = run.spaces.get(namespace)
+            if record is None or GPU not in record.held:
+                break
+            found = end // page_size * page_size
+    return found
+
+
 class _Piece(NamedTuple):
     """A run's part of the prompt: what is known of it in the prompt's namespace."""
 

@@ -1,8 +1,9 @@
 """A log's requests, one after another through a cache, and why each of them missed.
 
 The cache is minirad's own (simulate's replay: a radix tree of some capacity, one request at a time), and a
-Memory listens to it. A hit is what an engine would use: whole pages, and the last token is always computed.
-Where the log has the reply, it is in the cache as well.
+Memory listens to it. One without limit is the memory itself: nothing leaves it. A hit is what an engine would
+use: whole pages, and the last token is always computed. Where the log has the reply, it is in the cache as
+well.
 
 Does not read files (minirad.logs does).
 """
@@ -18,10 +19,11 @@ import numpy as np
 from minirad.cache.node import RadixKey, Slots
 from minirad.errors import require
 from minirad.simulate import Replay
-from minirad.why.answer import Answer, Asked, Loss, why
+from minirad.why.answer import Answer, Asked, Loss, held, why
 from minirad.why.memory import Memory
 from minirad.why.recorded import Listener
 
+UNIT = 4  # bytes of a token in a key
 MOST_REMEMBERED = 1 << 26  # tokens and records that are remembered of a log
 
 
@@ -87,7 +89,7 @@ class History:
         self._replay = cache.replay()
         self._listener = Listener(self.memory)
         self._named: dict[int, str | None] = {}
-        for kind in self._listener.kinds:
+        for kind in self._listener.kinds if cache.capacity is not None else ():
             self._replay.cache.bus.subscribe(kind, self._listener.take)
 
     def ask(self, entry: Entry) -> Answer:
@@ -111,14 +113,22 @@ class History:
         """The answer to a request, which is then run."""
         answer, keys = self.ask(entry), entry.keys()
         self.served += 1
-        self._listener.now, self._listener.by = float(self.served), entry.name
-        matched = self._replay.serve(*keys)
-        cached = self.cache.used(matched, len(entry.ids))
-        require(cached == answer.cached, f"{entry.name}: {cached} tokens hit, {answer.cached} were expected")
+        self._listener.now, self._listener.by = now, by = float(self.served), entry.name
+        space, end = self._number(keys[0]), "finished"
+        if self.cache.capacity is None:
+            size = len(keys[-1]) // self.cache.page_size * self.cache.page_size
+            data = keys[-1].data[: size * UNIT]
+            self.memory.used(space, data, when=now, by=by)
+            found = held(self.memory, space, data, self.cache.page_size)
+            self.memory.came(space, data, found, when=now, by=by)
+        else:
+            matched = self._replay.serve(*keys)
+            cached = self.cache.used(matched, len(entry.ids))
+            require(cached == answer.cached, f"{by}: {cached} tokens hit, {answer.cached} were expected")
+            end = "finished" if matched is not None else "large"
         # What makes no whole page is not in the tree, nor is what is too large for it.
-        space = self._number(keys[0])
-        self.memory.began(space, keys[-1].data, when=self._listener.now, by=entry.name)
-        self.memory.ended(entry.name, self._listener.now, "large" if matched is None else "finished")
+        self.memory.began(space, keys[-1].data, when=now, by=by)
+        self.memory.ended(by, now, end)
         return answer
 
     def _number(self, key: RadixKey) -> int:

@@ -38,12 +38,14 @@ class _Node:
 
 @dataclass(slots=True)
 class _Request:
-    """What is known of a request. wanted: the first prompt token whose log-probability is still asked for."""
+    """What is known of a request. wanted: the first prompt token whose log-probability is asked for still.
+    slots: of its row."""
 
     tokens: list[int]
     prompt: int
     namespace: int
     wanted: int | None = None
+    slots: int = 0
 
 
 class Listener:
@@ -280,6 +282,8 @@ class Recorded:
     def _take_slots(self, event: ev.SlotsAllocated) -> None:
         """Of many that decode only those needed room that enter a page."""
         self._taking = True
+        if event.request in self.requests:
+            self.requests[event.request].slots += len(event.slots)
         if any(slot % self.page_size == 0 for slot in event.slots):
             self._tree.needed(event.request)
 
@@ -302,6 +306,7 @@ class Recorded:
             data, _ = self._tree.path(event.node)
             self.memory.used(request.namespace, data, when=self._tree.now, by=event.request)
         self.memory.began(request.namespace, asked.data, when=self._tree.now, by=event.request)
+        request.slots = event.cached
 
     def _asked(self, request: _Request, event: ev.RequestAdmitted) -> Asked:
         tokens = np.asarray(request.tokens[: event.length], dtype=np.int64)
@@ -337,9 +342,6 @@ class Recorded:
 
     def _commit(self, event: ev.Committed) -> None:
         self._tree.credit(event.request)
-        request = self.requests.get(event.request)
-        if request is not None and request.wanted is not None:  # those of the tokens up to there are known
-            request.wanted = max(request.wanted, min(event.committed + 1, request.prompt))
         data, _ = self._tree.path(event.node) if event.node else (b"", 0)
         node = self._tree.nodes.get(event.node)
         if node is not None:
@@ -364,6 +366,10 @@ class Recorded:
 
     def _end_step(self, event: ev.StepEnded) -> None:
         self._tree.needed_no_more()
+        for name in self.memory.running:  # what has KV now says how likely the next token was
+            request = self.requests.get(name)
+            if request is not None and request.wanted is not None:
+                request.wanted = max(request.wanted, min(request.slots + 1, request.prompt))
 
     def _resume(self, state: State) -> None:
         """Goes on from a whole state, where events do not lead to it."""
