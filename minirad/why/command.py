@@ -1,7 +1,8 @@
 """Why did a request miss the cache? For a request of a log, and summed over the log, with what to change.
 
 The requests of the log go one after another through a cache of this size (minirad's own tree, no model);
-each token that is computed has a cause, and each proposal is replayed. Without --log, FILE is the log.
+each token that is computed has a cause, and each proposal is replayed. Without --log, FILE is the log. Of a
+recording every request is told as it was.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from heapq import heappush, heapreplace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -28,24 +27,29 @@ from minirad.errors import read_text
 from minirad.logs import FORMATS, LogReader, Part, PromptTokenizer, Tokenized, tokenized
 from minirad.logs.request import OPENING, LoggedRequest
 from minirad.logs.writing import CLOSE
-from minirad.why.answer import CAUSES, Answer
+from minirad.observe.events import listed
+from minirad.observe.recording import Recording
+from minirad.why.answer import Answer, Decode
 from minirad.why.history import Cache, Entry, History
+from minirad.why.recorded import Recorded
 from minirad.why.repairs import Outcome, joined, outcomes, pair, room_for
+from minirad.why.report import Picked, Report, Totals, text_of
 from minirad.why.words import REQUESTS, Words
 
-MOST_KEPT = 1 << 26  # tokens of a log that are kept to be replayed
-MOST_BARS = 600  # of a page's series of requests
+MOST_KEPT = 1 << 25  # tokens of a log that are kept to be replayed
+RECORDING = b'{"minirad"'  # how a recording begins
 TEXTS = (".txt", ".md")  # files that hold one prompt, as it is
-CONTEXT = 60  # characters before the place where two prompts part
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m minirad why`."""
     formats = ", ".join(name for name in FORMATS if name != "workload")
     parser.add_argument(
-        "file", help="a log or transcript (- for standard input): its last request is asked about"
+        "file",
+        help="a log or transcript (- for standard input), or a recording: its last request is asked about",
     )
     parser.add_argument("--log", help="what was asked before; FILE is asked behind it")
+    parser.add_argument("--request", help="of FILE the one that is asked about, such as 'line 7' or R7")
     parser.add_argument("--all", action="store_true", help="ask about all requests of FILE, not the last one")
     parser.add_argument("--top", type=command.positive, default=10, help="with --all: the worst so many")
     parser.add_argument("--format", help=f"of the files: {formats} (default: by their first records)")
@@ -69,10 +73,12 @@ def main(args: argparse.Namespace) -> int:
     if args.html is not None:
         command.may_be_written("--html", args.html, (".html",), [name for name in files if name != "-"])
         write = _figure_writer()
-    cache = Cache(_capacity(args.cache, args.page_size), args.page_size, args.eviction_policy)
-    run = Run(cache, PromptTokenizer(args.tokenizer), args)
-    run.read()
-    report = run.report()
+    totals = Totals(args.request, args.top if args.all else 0)
+    if _is_recording(args.file):
+        report = recorded(args, totals)
+    else:
+        cache = Cache(_capacity(args.cache, args.page_size), args.page_size, args.eviction_policy)
+        report = Run(cache, PromptTokenizer(args.tokenizer), args, totals).report()
     if args.html is not None:
         write(report, args.html)
         print(f"page written to {args.html}", file=sys.stderr)
@@ -103,62 +109,85 @@ def _capacity(text: str, page_size: int) -> int | None:
     return tokens
 
 
-# ---------------------------------------------------------------------- a run
+# ---------------------------------------------------------------------- a recording
 
 
-@dataclass(slots=True)
-class Sum:
-    """What one cause cost: tokens, and requests that lost some to it."""
+def _is_recording(name: str) -> bool:
+    path = Path(name)
+    if name == "-" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(RECORDING)) == RECORDING
 
-    tokens: int = 0
-    requests: int = 0
+
+def recorded(args: argparse.Namespace, totals: Totals) -> Report:
+    """Of a run of the engine: every admission as it was."""
+    if args.log is not None:
+        raise ValueError(f"{args.file} is a recording: it is asked about without a --log")
+    recording = Recording.load(args.file)
+    told = Recorded.of(recording)
+    for answer in told.answers.values():
+        totals.add(answer)
+    start = recording.header["start"]
+    cache = {
+        "capacity": start["kv_tokens"] or None, "page_size": told.page_size,
+        "eviction_policy": start["tree"]["eviction_policy"],
+    }  # fmt: skip
+    report = totals.report(args.file, "token", cache)
+    words = Words(_decode(args.tokenizer, recording.header))
+    _expect_some(totals, args)
+    report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]
+    report["notes"] = [recording.missing] if recording.missing else []
+    if told.unknown:
+        report["notes"].append(f"the recording does not tell the tokens of {listed(told.unknown)}")
+    return report
 
 
-@dataclass(slots=True)
-class Series:
-    """Tokens of every request by cause ("cached" for hits), so many requests in one bar that MOST_BARS do."""
+def _decode(name: str | None, header: dict[str, Any]) -> Decode | None:
+    """Text of token ids, if the recording's tokenizer is here; nothing is fetched."""
+    source = name or (header.get("model") or {}).get("tokenizer", "")
+    if source == "" or (name is None and source is not None and not Path(source).is_dir()):
+        return None
+    return PromptTokenizer(source).decode
 
-    width: int = 1
-    bars: list[Counter[str]] = field(default_factory=list)
-    count: int = 0
 
-    def add(self, tokens: Counter[str]) -> None:
-        """Those of the next request."""
-        if self.count % self.width == 0:
-            if len(self.bars) == MOST_BARS:
-                self.bars = [a + b for a, b in zip(self.bars[::2], self.bars[1::2], strict=True)]
-                self.width *= 2
-            self.bars.append(Counter())
-        self.bars[-1].update(tokens)
-        self.count += 1
+def _expect_some(totals: Totals, args: argparse.Namespace, notes: Sequence[str] = ()) -> None:
+    if not totals.picked:
+        which = "no request" if args.request is None else f"no request {args.request!r}"
+        raise ValueError(f"there is {which} in {args.file}{f': {notes[0]}' if notes else ''}")
+
+
+# ---------------------------------------------------------------------- a log
 
 
 class Run:
     """A log, read and replayed."""
 
-    def __init__(self, cache: Cache, text: PromptTokenizer, args: argparse.Namespace) -> None:
-        self.cache, self.text, self.args = cache, text, args
+    def __init__(self, cache: Cache, text: PromptTokenizer, args: argparse.Namespace, totals: Totals) -> None:
+        self.cache, self.text, self.args, self.totals = cache, text, args, totals
         self.history = History(cache)
         self.entries: list[Entry] | None = []  # None: too many to be kept
-        self.computed: list[int] = []
-        self.sums: dict[str, Sum] = {}
-        self.series = Series()
-        self.tokens = self.cached = self.kept = 0
-        self.asked: list[tuple[int, int, Answer, Tokenized]] = []  # computed, number; a heap with --all
+        self.kept = 0
         self.notes: list[str] = []
         self.unit = "token"
 
-    def read(self) -> None:
-        """Takes both files in."""
+    def report(self) -> Report:
+        """Reads both files, and says all that there is to say."""
         args = self.args
-        if args.log is not None:
-            for each in self._requests(args.log):
-                self._serve(each, f"{Path(args.log).name}, {each.request.where}" if args.file else "")
-        before = self.history.served
+        for name in () if args.log is None else (args.log,):
+            for each in self._requests(name):
+                self._serve(each, f"{Path(name).name}, {each.request.where}", asked=False)
         for each in self._requests(args.file):
-            self._ask(each, self._serve(each, each.request.where))
-        if self.history.served == before:
-            raise ValueError(f"there is no request in {args.file}" + _why_none(self.notes))
+            self._serve(each, each.request.where)
+        _expect_some(self.totals, args, self.notes)
+        report = self.totals.report(args.log or args.file, self.unit, asdict(self.cache))
+        found = self._outcomes()
+        decode = None if self.unit == "block" else self.text.decode
+        words = Words(decode, REQUESTS, self.history.namespace, self.unit)
+        report["answers"] = [self._answer(picked, words, found) for picked in self.totals.picked]
+        report["repairs"] = [_repair(each, each.saved) for each in found]
+        report["notes"] = self.notes
+        return report
 
     def _requests(self, name: str) -> Iterator[Tokenized]:
         if Path(name).suffix in TEXTS:
@@ -173,20 +202,10 @@ class Run:
             self.unit = "block"
         self.notes += reader.summary()
 
-    def _serve(self, each: Tokenized, name: str) -> Answer:
+    def _serve(self, each: Tokenized, name: str, asked: bool = True) -> None:
         entry = Entry(name, each.ids, each.request.extra_key, self._reply(each), each)
-        answer = self.history.serve(entry)
+        self.totals.add(self.history.serve(entry), asked, each)
         self._keep(entry)
-        self.computed.append(answer.missed)
-        self.tokens += answer.length
-        self.cached += answer.cached
-        lost = answer.by_cause()
-        for cause, tokens in lost.items():
-            found = self.sums.setdefault(cause, Sum())
-            found.tokens += tokens
-            found.requests += 1
-        self.series.add(Counter({"cached": answer.cached, **lost}))
-        return answer
 
     def _keep(self, entry: Entry) -> None:
         """Turns of a session share their ids: what is kept of one is what it has more than the one before."""
@@ -213,42 +232,17 @@ class Run:
         end = len(ids) - len(self.text.ids(CLOSE))
         return ids[len(begun) : end] if np.array_equal(ids[: len(begun)], begun) else none
 
-    def _ask(self, each: Tokenized, answer: Answer) -> None:
-        asked = (answer.missed, -self.history.served, answer, each)
-        if not self.args.all:
-            self.asked = [asked]
-        elif len(self.asked) < self.args.top:
-            heappush(self.asked, asked)
-        elif asked[:2] > self.asked[0][:2]:
-            heapreplace(self.asked, asked)
-
-    # ------------------------------------------------------------ what is said
-
-    def report(self) -> dict[str, Any]:
-        """Everything as plain data: for JSON, for the page, and for the text."""
-        words = Words(
-            None if self.unit == "block" else self.text.decode, REQUESTS, self.history.namespace, self.unit
-        )
-        found = self._outcomes()
-        worst = sorted(self.sums.items(), key=lambda item: -item[1].tokens)
-        asked = sorted(self.asked, key=lambda each: each[:2], reverse=True)
-        answers = [self._answer(-number, answer, each, words, found) for _, number, answer, each in asked]
-        return {
-            "log": self.args.log or self.args.file, "unit": self.unit, "requests": self.history.served,
-            "tokens": self.tokens, "cached": self.cached, "computed": self.tokens - self.cached,
-            "cache": asdict(self.cache), "answers": answers,
-            "causes": [{"cause": cause, "what": CAUSES[cause], **asdict(each)} for cause, each in worst],
-            "repairs": [_repair(each) for each in found],
-            "series": {"width": self.series.width, "bars": [dict(bar) for bar in self.series.bars]},
-            "notes": self.notes,
-        }  # fmt: skip
+    # ------------------------------------------------------------ what to change
 
     def _outcomes(self) -> list[Outcome]:
+        """Those that save something in the log, or for a request that is asked about."""
         if self.entries is None:
             return []
-        encode = None if self.unit == "block" else self._encode
+        encode, totals = None if self.unit == "block" else self._encode, self.totals
         with self._bar("replaying proposals") as bar:
-            return outcomes(self.entries, self.computed, list(self.sums), self.cache, encode, bar.update)
+            found = outcomes(self.entries, totals.computed, list(totals.sums), self.cache, encode, bar.update)
+        asked = [picked.number for picked in totals.picked]
+        return [each for each in found if each.saved > 0 or any(each.of[number] > 0 for number in asked)]
 
     def _bar(self, about: str) -> Any:
         return tqdm(desc=about, unit=" requests", delay=1, leave=False, disable=None)
@@ -259,9 +253,8 @@ class Run:
         rows = [self.text.ids(p.text) if p.ids is None else np.array(p.ids, dtype=np.int64) for p in parts]
         return joined(rows)
 
-    def _answer(
-        self, number: int, answer: Answer, each: Tokenized, words: Words, found: Iterable[Outcome]
-    ) -> dict[str, Any]:
+    def _answer(self, picked: Picked, words: Words, found: Sequence[Outcome]) -> dict[str, Any]:
+        answer, number, each = picked.answer, picked.number, picked.more
         data = words.as_data(answer)
         for loss in data["losses"]:
             if loss["cause"] == "differs" and len(each.ends):
@@ -269,14 +262,11 @@ class Run:
                 loss["part"], loss["part_token"] = part.name, token
                 loss["character"] = len(self.text.decode(each.ids[: loss["start"]].tolist()))
         alone = [] if self.args.all else self._pair(number, answer)
-        data["repairs"] = [
-            {"name": one.name, "what": one.what, "saved": one.of[number - 1], "capacity": one.capacity}
-            for one in [*alone, *found]
-            if one.of[number - 1] > 0
-        ]
+        helps = [one for one in [*alone, *found] if one.of[number] > 0]
+        data["repairs"] = [_repair(one, one.of[number]) for one in helps]
         if self.entries is not None and "evicted" in answer.by_cause() and not self.args.all:
             with self._bar("looking for the cache that would have kept it") as bar:
-                room = room_for(self.entries, number - 1, self.cache, bar.update)
+                room = room_for(self.entries, number, self.cache, bar.update)
             if room is not None and self.cache.capacity is not None:
                 data["room"] = {"capacity": room, "more": room - self.cache.capacity}
         return data
@@ -285,86 +275,18 @@ class Run:
         """The request and the one that it parts from, in another order."""
         if self.entries is None or self.unit == "block" or answer.main.cause != "differs":
             return []
-        names = [entry.name for entry in self.entries[: number - 1]]
-        if answer.main.other not in names:
+        before = [at for at in range(number) if self.entries[at].name == answer.main.other]
+        if not before:
             return []
-        other = len(names) - 1 - names[::-1].index(answer.main.other)
         with self._bar("looking for another order") as bar:
-            found = pair(self.entries, number - 1, other, self.computed, self.cache, self.text, bar.update)
+            found = pair(
+                self.entries, number, before[-1], self.totals.computed, self.cache, self.text, bar.update
+            )
         return [] if found is None else [found]
 
 
-def _why_none(notes: Sequence[str]) -> str:
-    return f": {notes[0]}" if notes else ""
-
-
-def _repair(each: Outcome) -> dict[str, Any]:
+def _repair(each: Outcome, saved: int) -> dict[str, Any]:
     return {
-        "name": each.name, "what": each.what, "saved": each.saved, "requests": each.requests,
+        "name": each.name, "what": each.what, "saved": saved, "requests": each.requests,
         "capacity": each.capacity,
     }  # fmt: skip
-
-
-# ---------------------------------------------------------------------- as text
-
-
-def text_of(report: dict[str, Any]) -> str:
-    """A report as text."""
-    lines = [line for answer in report["answers"] for line in [*_told(answer, report), ""]]
-    unit, computed = report["unit"], report["computed"]
-    lines.append(
-        f"{report['log']}: {report['requests']:,} requests, {report['tokens']:,} prompt {unit}s, "
-        f"{report['cached']:,} from the cache ({report['cached'] / max(report['tokens'], 1):.1%}), "
-        f"{computed:,} computed"
-    )
-    rows = [("computed", "share", "requests", "because")]
-    for each in report["causes"]:
-        share = f"{each['tokens'] / max(computed, 1):.1%}"
-        rows.append((f"{each['tokens']:,}", share, f"{each['requests']:,}", each["what"]))
-    lines += ["", *_columns(rows)]
-    if report["repairs"]:
-        rows = [("saved", "of all", "requests", "if it were so (replayed)")]
-        for each in report["repairs"]:
-            requests = f"{each['requests']:,}" if each["requests"] else "-"
-            rows.append(
-                (f"{each['saved']:,}", f"{each['saved'] / max(computed, 1):.1%}", requests, each["what"])
-            )
-        lines += ["", *_columns(rows)]
-    return "\n".join(lines)
-
-
-def _told(answer: dict[str, Any], report: dict[str, Any]) -> list[str]:
-    unit = report["unit"]
-    share = answer["cached"] / answer["tokens"]
-    lines = [
-        f"{answer['request']}: {answer['cached']:,} of {answer['tokens']:,} {unit}s from the cache "
-        f"({share:.1%}), {answer['computed']:,} computed"
-    ]
-    for loss in answer["losses"]:
-        lines.append(f"  {loss['say']}")
-        if loss["cause"] == "differs" and "part" in loss:
-            before = loss["before_text"][-CONTEXT:]
-            lines += [
-                f"    in {loss['part']}, its token {loss['part_token']:,} (character {loss['character']:,})",
-                f"    {loss['other']}: {_marked(before, loss['theirs_text'])}",
-                f"    {answer['request']}: {_marked(before, loss['ours_text'])}",
-            ]
-    lines += [f"  {each['saved']:,} {unit}s fewer with {each['what']}" for each in answer["repairs"]]
-    if "room" in answer:
-        room = answer["room"]
-        lines.append(
-            f"  a cache of {room['capacity']:,} {unit}s ({room['more']:,} more) would have kept what is gone"
-        )
-    return lines
-
-
-def _marked(before: str, text: str) -> str:
-    return f"...{repr(before)[1:-1]}«{repr(text)[1:-1] or 'end'}»"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Right-aligned columns, the last one to be read."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([*(c.rjust(w) for c, w in zip(row[:-1], widths, strict=False)), row[-1]]) for row in rows
-    ]

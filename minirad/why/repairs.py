@@ -2,7 +2,8 @@
 
     salt      everybody in one namespace
     tools     the tools always in one order, those that are new behind the others
-    lines     of a system prompt (or a plain one), what varies goes behind what is common, to the last message
+    lines     of a system prompt (or a plain one), what varies goes behind what is common
+    last      the same, but before the last message
     messages  what was kept of the earlier messages stays in its place, and what is new comes behind it
     pair      of two requests that part, what differs goes behind what is common
     cache     a larger cache
@@ -17,9 +18,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ _PIECES = re.compile(r"(?s).+?(?:[.!?](?=\s)\s*|\n\s*|\Z)")
 _MESSAGE = re.compile(r"(?s)(<\|im_start\|>[^\n]*\n)(.*)(<\|im_end\|>\n)")
 
 Progress = Callable[[], Any] | None
+Encode = Callable[[Sequence[Part]], Slots]
+Change = Callable[[Sequence[Entry]], Iterator[list[Part]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,61 +58,59 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The same log, changed. changed: how many requests are other than before."""
+    """The same log, changed. entries: makes it, one request after another (all of them would be large)."""
 
     name: str
     what: str
-    entries: Sequence[Entry]
+    entries: Callable[[], Iterable[Entry]]
     cache: Cache
-    changed: int = 0
 
-    def outcome(self, computed: Sequence[int], progress: Progress = None) -> Outcome:
-        """Replays it. computed: tokens that each request computes without it."""
-        found = hits(self.entries, self.cache, progress)
-        after = [len(entry.ids) - hit for entry, hit in zip(self.entries, found, strict=True)]
-        of = tuple(before - now for before, now in zip(computed, after, strict=True))
-        return Outcome(self.name, self.what, sum(of), of, self.changed, self.cache.capacity)
+    def outcome(self, before: Sequence[Entry], computed: Sequence[int], progress: Progress = None) -> Outcome:
+        """Replays it. before, computed: the log without it, and what each request computes of it then."""
+        replay, changed = self.cache.replay(), 0
+        of = []
+        for old, new, once in zip(before, self.entries(), computed, strict=True):
+            now = len(new.ids) - self.cache.used(replay.serve(*new.keys()), len(new.ids))
+            of.append(once - now)
+            changed += new is not old
+            if progress is not None:
+                progress()
+        return Outcome(self.name, self.what, sum(of), tuple(of), changed, self.cache.capacity)
 
 
 def proposals(
-    entries: Sequence[Entry],
-    cache: Cache,
-    causes: Sequence[str],
-    encode: Callable[[Sequence[Part]], Slots] | None,
+    entries: Sequence[Entry], cache: Cache, causes: Sequence[str], encode: Encode | None
 ) -> Iterator[Proposal]:
-    """Those that may help against some causes.
+    """Those that change something and may help against some causes.
 
     encode: the ids of a prompt's parts; None where the log has no texts.
     """
     if "namespace" in causes:
-        yield _changed(
-            "salt", "no salts and adapters that keep them apart", entries, cache, _one_space(entries)
-        )
+        what = "no salts and adapters that keep them apart"
+        yield Proposal("salt", what, lambda: map(_without_salt, entries), cache)
     if encode is not None and "differs" in causes:
         for name, what, change in (
             ("tools", "the tools always in one order, new ones last", _tools_in_order),
-            ("lines", "what varies in the head of the prompts moved next to the last message", _moved_lines),
+            ("lines", "what varies in a system prompt moved to its end", _to_the_end),
+            ("last", "what varies in a system prompt moved next to the last message", _to_the_last),
             ("messages", "messages that were kept left in their place, what is new behind them", _in_order),
         ):
-            parts = [entry.source.request.parts for entry in entries]
-            yield _changed(name, what, entries, cache, _encoded(entries, parts, change(entries), encode))
+            pairs = zip(entries, change(entries), strict=True)
+            if any(parts != _parts(entry) for entry, parts in pairs):
+                yield Proposal(name, what, partial(_encoded, entries, change, encode), cache)
     if cache.capacity is not None and {"evicted", "large"} & set(causes):
         for times in LARGER:
             capacity = None if times is None else cache.capacity * times
             what = "a cache without limit" if capacity is None else f"a cache of {capacity:,} tokens"
-            yield Proposal("cache", what, entries, replace(cache, capacity=capacity))
+            yield Proposal("cache", what, lambda: entries, replace(cache, capacity=capacity))
 
 
 def outcomes(
     entries: Sequence[Entry], computed: Sequence[int], causes: Sequence[str], cache: Cache,
-    encode: Callable[[Sequence[Part]], Slots] | None, progress: Progress = None,
+    encode: Encode | None, progress: Progress = None,
 ) -> list[Outcome]:  # fmt: skip
-    """All proposals that change something, replayed; those that save most first. computed: see Proposal."""
-    found = [
-        each.outcome(computed, progress)
-        for each in proposals(entries, cache, causes, encode)
-        if each.changed or each.name == "cache"
-    ]
+    """All proposals, replayed; those that save most first. computed: see Proposal."""
+    found = [each.outcome(entries, computed, progress) for each in proposals(entries, cache, causes, encode)]
     return sorted(_useful(found), key=lambda each: -each.saved)
 
 
@@ -144,7 +145,7 @@ def pair(
         ", ".join(repr(part.strip()) for part in better.moved[:2]) or f"what differs in {entries[other].name}"
     )
     what = f"what differs moved behind what is common ({shown})"
-    return Proposal("pair", what, changed, cache, 2).outcome(computed, progress)
+    return Proposal("pair", what, lambda: changed, cache).outcome(entries, computed, progress)
 
 
 def room_for(entries: Sequence[Entry], number: int, cache: Cache, progress: Progress = None) -> int | None:
@@ -173,48 +174,42 @@ def room_for(entries: Sequence[Entry], number: int, cache: Cache, progress: Prog
 # ---------------------------------------------------------------------- changing a log
 
 
-def _changed(
-    name: str, what: str, entries: Sequence[Entry], cache: Cache, other: Sequence[Entry]
-) -> Proposal:
-    changed = sum(one is not two for one, two in zip(entries, other, strict=True))
-    return Proposal(name, what, other, cache, changed)
+def _without_salt(entry: Entry) -> Entry:
+    return entry if entry.namespace is None else replace(entry, namespace=None)
 
 
-def _one_space(entries: Sequence[Entry]) -> list[Entry]:
-    return [entry if entry.namespace is None else replace(entry, namespace=None) for entry in entries]
-
-
-def _encoded(
-    entries: Sequence[Entry], before: Sequence[Sequence[Part]], after: Sequence[Sequence[Part]],
-    encode: Callable[[Sequence[Part]], Slots],
-) -> list[Entry]:  # fmt: skip
-    return [
-        entry if list(old) == list(new) else replace(entry, ids=encode(new))
-        for entry, old, new in zip(entries, before, after, strict=True)
-    ]
+def _encoded(entries: Sequence[Entry], change: Change, encode: Encode) -> Iterator[Entry]:
+    for entry, parts in zip(entries, change(entries), strict=True):
+        yield entry if parts == _parts(entry) else replace(entry, ids=encode(parts))
 
 
 def _parts(entry: Entry) -> list[Part]:
     return list(entry.source.request.parts)
 
 
-def _tools_in_order(entries: Sequence[Entry]) -> list[list[Part]]:
+def _tools_in_order(entries: Sequence[Entry]) -> Iterator[list[Part]]:
     """Each tool at the place that it had when it was first seen in the log."""
     order: dict[str, tuple[int, str]] = {}  # what it is, in one spelling -> its place and first spelling
-    found = []
+    known: dict[str, str] = {}
     for entry in entries:
         parts = _parts(entry)
         for number, part in enumerate(parts):
-            message = _MESSAGE.fullmatch(part.text) if part.name == "tools" else None
-            tools = _json_list(message[2]) if message else None
-            if message and tools:
-                for tool in tools:
-                    order.setdefault(_spelled(tool), (len(order), json.dumps(tool, ensure_ascii=False)))
-                sorted_tools = sorted(order[_spelled(tool)] for tool in tools)
-                text = f"[{', '.join(spelling for _, spelling in sorted_tools)}]"
-                parts[number] = replace(part, text=message[1] + text + message[3])
-        found.append(parts)
-    return found
+            if part.name == "tools":
+                if part.text not in known:
+                    known[part.text] = _sorted(part.text, order)
+                parts[number] = replace(part, text=known[part.text])
+        yield parts
+
+
+def _sorted(text: str, order: dict[str, tuple[int, str]]) -> str:
+    message = _MESSAGE.fullmatch(text)
+    tools = _json_list(message[2]) if message else None
+    if not message or not tools:
+        return text
+    for tool in tools:
+        order.setdefault(_spelled(tool), (len(order), json.dumps(tool, ensure_ascii=False)))
+    spelled = [spelling for _, spelling in sorted(order[_spelled(tool)] for tool in tools)]
+    return f"{message[1]}[{', '.join(spelled)}]{message[3]}"
 
 
 def _spelled(tool: Any) -> str:
@@ -235,26 +230,71 @@ class _Family:
 
     first: frozenset[str]
     common: set[str]
-    texts: int = 1
 
 
-def _moved_lines(entries: Sequence[Entry]) -> list[list[Part]]:
-    """What is not common to all heads of a family goes behind what is, next to the last message."""
+def _to_the_end(entries: Sequence[Entry]) -> Iterator[list[Part]]:
+    """What is not common to all heads of a family stands behind what is, in the same message."""
+    divided = _divided(entries)
+    for entry in entries:
+        parts = _parts(entry)
+        for number in _head(parts):
+            if (halves := divided.get(parts[number].text)) is not None:
+                opening, common, varying, closing = halves
+                parts[number] = replace(parts[number], text=f"{opening}{common}{varying}{closing}")
+        yield parts
+
+
+def _to_the_last(entries: Sequence[Entry]) -> Iterator[list[Part]]:
+    """The same, but in a message of its own before the last one."""
+    divided = _divided(entries)
+    for entry in entries:
+        parts = _parts(entry)
+        moved: list[Part] = []
+        for number in _head(parts):
+            halves = divided.get(parts[number].text)
+            if halves is not None and halves[0] and len(parts) > number + 1:
+                opening, common, varying, closing = halves
+                name = f"{parts[number].name} (moved)"
+                parts[number] = replace(parts[number], text=f"{opening}{common}{closing}")
+                moved.append(replace(parts[number], name=name, text=f"{opening}{varying}{closing}"))
+        last = len(parts) - (bool(parts) and parts[-1].name == OPENING) - 1
+        parts[last:last] = moved
+        yield parts
+
+
+Halves = tuple[str, str, str, str]  # what opens a message, what is common, what varies, what closes it
+
+
+def _divided(entries: Sequence[Entry]) -> dict[str, Halves]:
+    """The heads of all prompts, by their text, those of which something varies in their family."""
     families: list[_Family] = []
     of_text: dict[str, _Family | None] = {}
     for entry in entries:
-        for part in _head(entry.source.request.parts):
-            if part.text not in of_text:
-                of_text[part.text] = _family(families, part.text)
-    return [_with_lines_moved(_parts(entry), of_text) for entry in entries]
+        parts = entry.source.request.parts
+        for number in _head(parts):
+            if (text := parts[number].text) not in of_text:
+                of_text[text] = _family(families, text)
+    found = {}
+    for text, family in of_text.items():
+        opening, pieces, closing = _content(text)
+        common = [piece for piece in pieces if family is not None and piece in family.common]
+        varying = [piece for piece in pieces if family is not None and piece not in family.common]
+        if common and varying:
+            behind = _text(varying)
+            behind = behind if closing or text[-1].isspace() else behind.rstrip("\n")
+            found[text] = opening, _text(common), behind, closing
+    return found
 
 
-def _head(parts: Sequence[Part]) -> list[Part]:
-    """System messages before all others, tools and formats aside; or a plain prompt."""
-    told = [part for part in parts if part.name not in ("tools", "response_format")]
-    return list(takewhile(lambda part: part.ids is None and part.text.startswith(_HEADS), told)) or [
-        part for part in told if part.name == "prompt" and part.ids is None
-    ]
+def _head(parts: Sequence[Part]) -> list[int]:
+    """The system messages before all others, tools and formats aside, or a plain prompt: by their number."""
+    found = []
+    for number, part in enumerate(parts):
+        if part.ids is not None or not (part.text.startswith(_HEADS) or part.name == "prompt"):
+            break
+        if part.name not in ("tools", "response_format"):
+            found.append(number)
+    return found
 
 
 def _family(families: list[_Family], text: str) -> _Family | None:
@@ -264,7 +304,6 @@ def _family(families: list[_Family], text: str) -> _Family | None:
         alike = sum(map(len, family.first & pieces))
         if alike >= ALIKE * max(size, sum(map(len, family.first))):
             family.common &= pieces
-            family.texts += 1
             return family
     if len(families) == MOST_FAMILIES:
         return None
@@ -279,46 +318,20 @@ def _content(text: str) -> tuple[str, list[str], str]:
     return opening, _PIECES.findall(content), closing
 
 
-def _with_lines_moved(parts: list[Part], of_text: dict[str, _Family | None]) -> list[Part]:
-    moved: list[Part] = []
-    head = _head(parts)
-    for number, part in enumerate(parts):
-        family = of_text.get(part.text) if any(part is each for each in head) else None
-        if family is None or family.texts == 1:
-            continue
-        opening, pieces, closing = _content(part.text)
-        common = [piece for piece in pieces if piece in family.common]
-        varying = [piece for piece in pieces if piece not in family.common]
-        if not varying or not common:
-            continue
-        if not opening:  # a plain prompt: all in one
-            parts[number] = replace(part, text=_text(common) + _text(varying))
-        elif len(parts) > number + 1:
-            parts[number] = replace(part, text=opening + _text(common) + closing)
-            moved.append(replace(part, name=f"{part.name} (moved)", text=opening + _text(varying) + closing))
-    if moved:
-        last = len(parts) - (parts[-1].name == OPENING) - 1
-        parts[last:last] = moved
-    return parts
-
-
 def _text(pieces: list[str]) -> str:
     """Pieces joined; what ended a text may now stand in the middle, and needs a line of its own."""
-    inner = [piece if piece[-1].isspace() else piece + "\n" for piece in pieces[:-1]]
-    return "".join(inner + pieces[-1:])
+    return "".join(piece if piece[-1].isspace() else piece + "\n" for piece in pieces)
 
 
-def _in_order(entries: Sequence[Entry]) -> list[list[Part]]:
+def _in_order(entries: Sequence[Entry]) -> Iterator[list[Part]]:
     """What a request still has of the one before it in its session stands where it stood there."""
     last: dict[str, list[Part]] = {}
-    found = []
     for entry in entries:
         session, parts = entry.source.request.session, _parts(entry)
         if session is not None:
             parts = _as_before(last.get(session, []), parts)
             last[session] = parts
-        found.append(parts)
-    return found
+        yield parts
 
 
 def _as_before(before: list[Part], parts: list[Part]) -> list[Part]:
