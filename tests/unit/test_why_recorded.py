@@ -1,0 +1,167 @@
+"""Why the requests of a recording missed: small runs of which every word is known; silent trees."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support import PlainCache
+
+from minirad.__main__ import main
+from minirad.cache.radix_cache import RadixCache
+from minirad.config import EngineConfig, SamplingParams
+from minirad.engine import Engine
+from minirad.observe import events as ev
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
+from minirad.parts import Parts
+from minirad.schedule.req_to_token import ReqToTokenPool
+from minirad.simulate import Script
+from minirad.tiers.hiradix_cache import HiRadixCache
+from minirad.why.recorded import Recorded
+from minirad.why.words import Words
+
+ONE = SamplingParams(max_new_tokens=1)
+
+
+def engine(kv_tokens: int = 32, cache: Any = None, **options: Any) -> Engine:
+    """An engine without a model that can be recorded."""
+    script = Script()
+    script.model = SimpleNamespace(config=SimpleNamespace(num_parameters=0))  # type: ignore[attr-defined]
+    config = EngineConfig(kv_tokens=kv_tokens, max_context=kv_tokens, max_running=2, **options)
+    rows = ReqToTokenPool(2, kv_tokens)
+    tree = RadixCache(config.page_size) if cache is None else cache
+    return Engine(parts=Parts(config, script, tree, rows, script))
+
+
+def ask(engine: Engine, prompt: Any, extra_key: Any = None, params: SamplingParams = ONE) -> str:
+    name = engine.add_request(list(prompt), params, extra_key)
+    while engine.has_work:
+        engine.step()
+        engine.check()
+    return name
+
+
+def said(told: Recorded, name: str) -> str:
+    return Words().sentence(told.answers[name])
+
+
+def test_for_whom_it_was_evicted_is_told() -> None:
+    run = engine(32)
+    with Recorder(run) as recording:
+        ask(run, range(100, 112))
+        ask(run, range(200, 212))
+        ask(run, range(100, 112))  # used once more
+        ask(run, range(300, 316))
+        ask(run, range(200, 213))
+    told = Recorded.of(recording)
+    assert said(told, "R3") == "R3 finds 11 of 12 tokens in the cache; computed are the last one, as always"
+    assert said(told, "R5") == (
+        "R5 finds 0 of 13 tokens in the cache; computed are 12 that were evicted from the device in step 4 "
+        "for R4 by lru, 2 steps after their last use by R2; 1 never seen, behind what R2 had"
+    )
+    (evicted, _) = told.answers["R5"].losses
+    assert "oldest unlocked leaf" in evicted.left[0].reason
+
+
+def test_both_tiers_are_told() -> None:
+    run = engine(16, HiRadixCache(1, host_tokens=16), host_kv_tokens=16)
+    with Recorder(run) as recording:
+        for first in (100, 200, 300):
+            ask(run, range(first, first + 12))
+        ask(run, range(100, 113))
+    (evicted, _) = Recorded.of(recording).answers["R4"].losses
+    assert [(left.medium, left.by) for left in evicted.left] == [("GPU", ("R2",)), ("CPU", ("R2",))]
+
+
+def test_what_decodes_needs_room_as_well() -> None:
+    run = engine(24)
+    with Recorder(run) as recording:
+        ask(run, range(100, 110))
+        ask(run, range(200, 210), params=SamplingParams(max_new_tokens=10, ignore_eos=True))
+        ask(run, range(100, 111))
+    evicted = Recorded.of(recording).answers["R3"].losses[0]
+    assert (evicted.cause, evicted.tokens, evicted.left[0].by) == ("evicted", 10, ("R2",))
+
+
+def test_a_moment_before_the_end_and_a_prompt_that_nobody_sent() -> None:
+    run = engine(64)
+    with Recorder(run) as recording:
+        ask(run, range(100, 110))
+        at = len(recording.frames)
+        ask(run, range(100, 108), "b")
+        run.flush_cache()
+        ask(run, [5])
+    then = Recorded.of(recording, at)
+    assert then.why(range(100, 110)).cached == 9 and then.why(range(100, 105), 1).main.cause == "namespace"
+    now = Recorded.of(recording)
+    assert now.why(range(100, 110)).main.cause == "flushed"
+    assert now.why([5, 6]).cached == 1
+
+
+def test_a_recorder_that_came_late(tmp_path: Path) -> None:
+    run = engine(64)
+    ask(run, range(100, 110))
+    run.add_request(list(range(200, 210)), SamplingParams(max_new_tokens=2, ignore_eos=True))
+    with Recorder(run) as recording:
+        while run.has_work:
+            run.step()
+        ask(run, range(100, 112))
+        ask(run, range(200, 212))
+    told = Recorded.of(recording)
+    assert told.unknown == ["R2"]
+    assert told.answers["R3"].cached == 10 and told.answers["R4"].cached == 10
+
+
+def test_a_tree_that_tells_nothing() -> None:
+    """What a student's tree did is put together afterwards; numbers are the engine's, and sums are right."""
+    rng = random.Random(1)
+    run = engine(24, PlainCache())
+    with Recorder(run) as recording:
+        for _ in range(40):
+            ask(run, [rng.randrange(2) for _ in range(rng.randrange(2, 12))])
+    admitted = [e for frame in recording for e in frame.events if isinstance(e, ev.RequestAdmitted)]
+    told = Recorded.of(recording)
+    assert len(admitted) == len(told.answers) == 40
+    for event in admitted:
+        answer = told.answers[event.request]
+        assert (answer.cached, answer.length) == (event.cached, event.length)
+        assert sum(loss.tokens for loss in answer.losses) == answer.missed
+        assert answer.losses[0].start == answer.cached
+        said(told, event.request)
+    assert {"evicted", "new", "last"} <= {loss.cause for a in told.answers.values() for loss in a.losses}
+
+
+def test_frames_that_do_not_follow_are_refused() -> None:
+    run = engine(64)
+    with Recorder(run) as recording:
+        ask(run, range(100, 110))
+        ask(run, range(100, 120))
+    with pytest.raises(ValueError, match="frame 1 does not follow"):
+        Recorded(recording.header).catch_up([recording.frames[1]])
+
+
+def test_the_command_tells_of_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = engine(32)
+    with Recorder(run) as recording:
+        for first in (100, 200, 300, 100):
+            ask(run, range(first, first + 12))
+    path = tmp_path / "run.jsonl"
+    recording.save(path)
+    assert Recording.load(path).frames == recording.frames
+    assert main(["why", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["requests"] == 4 and report["tokens"] == 48
+    (answer,) = report["answers"]
+    assert (answer["request"], answer["cause"]) == ("R4", "evicted")
+    assert report["cache"] == {"capacity": 32, "page_size": 1, "eviction_policy": "lru"}
+    assert main(["why", str(path), "--request", "R2"]) == 0
+    assert capsys.readouterr().out.startswith("R2: 0 of 12 tokens from the cache")
+    assert main(["why", str(path), "--request", "R9"]) == 2
+    assert "there is no request 'R9' in " in capsys.readouterr().err
+    assert main(["why", str(path), "--log", str(path)]) == 2
+    assert "is a recording" in capsys.readouterr().err
