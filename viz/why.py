@@ -95,9 +95,9 @@ def request_bars(report: Report) -> list[go.Bar]:
     names = ["cached", *(each["cause"] for each in report["causes"])]
     return [
         go.Bar(
-            x=places, y=[bar.get(name, 0) for bar in bars], width=width * 0.9,
+            x=places, y=[bar.get(name, 0) for bar in bars], width=width,
             name="from the cache" if name == "cached" else CAUSES[name],
-            marker={"color": _colour(name), "pattern": {"shape": _pattern(name)}},
+            marker={"color": _colour(name), "pattern": {"shape": _pattern(name)}, "line": {"width": 0}},
         )
         for name in names
     ]  # fmt: skip

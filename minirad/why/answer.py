@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 from minirad.errors import as_int64, whole
 from minirad.why.memory import GPU, NEVER, Departure, Memory, Path, Record, common_units
 
+MOST_SPACES = 32  # namespaces of one text that are looked at, the latest first
 CONTEXT = 12  # tokens shown on either side of where two prompts part
 
 # Each cause, and what it is called in a table.
@@ -279,7 +281,7 @@ class _Question:
             if each.namespace == self.asked.namespace and each.by != self.asked.name:
                 end = common_units(self.asked.data, each.data, unit)
                 rest = bytes(each.data[end * unit :])
-                if end > self.matched and (end, bool(rest)) > (best.end, best.goes_on is not None):
+                if (end, bool(rest)) > (best.end, best.goes_on is not None):
                     best = _Known(end, each.by, (each.by, rest) if rest else None, each.namespace)
         return best
 
@@ -289,12 +291,16 @@ class _Question:
         for run, end in reversed(self.trail):
             if self._floor(end) <= self.own.end or end < best.end:
                 break
-            for namespace in run.spaces.keys() - looked_at:
+            for namespace in islice(reversed(run.spaces), MOST_SPACES):
+                if namespace in looked_at:
+                    continue
                 looked_at.add(namespace)
                 found = self._known_in(namespace)
                 rank = found.end, found.goes_on is not None
                 if self._floor(found.end) > self.own.end and rank > (best.end, best.goes_on is not None):
                     best = found
+                if best.end == end and best.goes_on is not None:
+                    return best  # none that comes later is better
         return best
 
     def _known_in(self, namespace: Hashable) -> _Known:

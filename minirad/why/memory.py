@@ -71,10 +71,13 @@ class Record:
     held: media in which they lie. came, by: when they were last computed, by whom ("" if that is unknown).
     used, user: when they were last found or computed, by whom. left: what they left and have not come back
     to, in that order. computing: the last request that set out to compute them.
-    below: how many runs right below have a record of this namespace. forgot: some had, and were forgotten.
+    below: how many runs right below have a record of this namespace, latest: one of them, the last to get it
+    (None: not known). forgot: some had, and were forgotten.
     """
 
-    __slots__ = ("below", "by", "came", "computing", "forgot", "held", "left", "used", "user")
+    __slots__ = (
+        "below", "by", "came", "computing", "forgot", "held", "latest", "left", "used", "user",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.held: tuple[str, ...] = ()
@@ -83,6 +86,7 @@ class Record:
         self.by = self.user = ""
         self.computing: Computation | None = None
         self.below = 0
+        self.latest: Run | None = None
         self.forgot = False
 
     def upper_half(self) -> Record:
@@ -235,12 +239,13 @@ class Memory:
 
     def goes_on(self, namespace: Hashable, run: Run, inside: int) -> tuple[Record, bytes] | None:
         """What a namespace had last behind the first `inside` bytes of a run: record and first bytes."""
+        record = run.spaces[namespace]
         if inside < len(run.edge):
-            return run.spaces[namespace], run.edge[inside:]
-        for child in reversed(run.children.values()):
-            if namespace in child.spaces:
-                return child.spaces[namespace], child.edge
-        return None
+            return record, run.edge[inside:]
+        child = record.latest
+        if child is None and record.below:
+            child = next(each for each in reversed(run.children.values()) if namespace in each.spaces)
+        return None if child is None else (child.spaces[namespace], child.edge)
 
     # ------------------------------------------------------------ paths
 
@@ -263,6 +268,7 @@ class Memory:
                 self.kept += RECORD_COST
                 if run is not self.root:
                     run.spaces[namespace].below += 1
+                    run.spaces[namespace].latest = child
             if pos >= begin:
                 found.append(child.spaces[namespace])
             run, pos = child, end
@@ -299,7 +305,11 @@ class Memory:
         parent.children[upper.edge[: self.unit]] = upper
         lower.edge, lower.parent = lower.edge[at:], upper
         upper.children[lower.edge[: self.unit]] = lower
-        upper.spaces = {name: record.upper_half() for name, record in lower.spaces.items()}
+        for name, record in lower.spaces.items():
+            upper.spaces[name] = half = record.upper_half()
+            half.latest = lower
+            if parent is not self.root and parent.spaces[name].latest is lower:
+                parent.spaces[name].latest = upper
         self.kept += RECORD_COST * len(upper.spaces)
         return upper
 
@@ -346,6 +356,8 @@ class Memory:
             above = parent.spaces[namespace]
             above.below -= 1
             above.forgot = True
+            if above.latest is run:
+                above.latest = None
         if not run.spaces:
             del parent.children[run.edge[: self.unit]]
             self.kept -= len(run.edge) // self.unit

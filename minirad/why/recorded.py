@@ -210,7 +210,9 @@ class Listener:
 
 
 class Recorded:
-    """A recording's memory and answers; `take` its frames in order.
+    """A recording's memory and answers; `take` its frames in order. ValueError for one of a foreign stream.
+
+    most: see Memory.
 
     Attributes:
         memory: everything that ever was in the tree.
@@ -220,6 +222,8 @@ class Recorded:
 
     def __init__(self, header: State, most: int | None = None) -> None:
         start = header["start"]
+        if "ranks" in start["tree"]:
+            raise ValueError("this recording is of a stream of KV events: it does not tell what was asked")
         self.page_size = int(start["tree"]["page_size"])
         self.pairs = bool(header.get("config", {}).get("bigram_keys")) or _has_pairs(start["tree"])
         self.memory = Memory(2 if self.pairs else 1, most)

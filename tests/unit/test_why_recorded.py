@@ -12,17 +12,19 @@ import pytest
 from support import PlainCache
 
 from minirad.__main__ import main
-from minirad.cache.radix_cache import RadixCache
+from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.errors import HostCopyError
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from minirad.parts import Parts
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.simulate import Script
-from minirad.tiers.hiradix_cache import HiRadixCache
-from minirad.why.recorded import Recorded
+from minirad.tiers.hiradix_cache import HiRadixCache, NothingToCopy
+from minirad.why import Memory
+from minirad.why.recorded import Listener, Recorded
 from minirad.why.words import Words
 
 ONE = SamplingParams(max_new_tokens=1)
@@ -165,3 +167,49 @@ def test_the_command_tells_of_a_recording(tmp_path: Path, capsys: pytest.Capture
     assert "there is no request 'R9' in " in capsys.readouterr().err
     assert main(["why", str(path), "--log", str(path)]) == 2
     assert "is a recording" in capsys.readouterr().err
+
+
+class Refusing(NothingToCopy):
+    """A copier that can be told to refuse."""
+
+    refuses = False
+
+    def backup(self, device_slots: Any, host_slots: Any) -> Any:
+        if self.refuses:
+            raise HostCopyError("as the test wishes")
+        return super().backup(device_slots, host_slots)
+
+
+@pytest.mark.parametrize("below", [True, False])
+def test_what_goes_along_with_what_is_before_it(below: bool) -> None:
+    """Room was made on the host for a copy that is then refused: what hangs below the victim goes along with
+    it, and what does not went for the copy alone."""
+    copier = Refusing()
+    cache = HiRadixCache(host_tokens=4, host_write="write_back", copier=copier)
+    listener = Listener(Memory())
+    cache.bus.subscribe(None, listener.take)
+    first, other = ([1, 2, 3, 4], [9, 9, 9, 9])
+    cache.insert(RadixKey(first[:2]), [1, 2])
+    cache.insert(RadixKey(first if below else other), [1, 2, 3, 4])
+    cache.match_prefix(RadixKey(first[:2]))
+    cache.evict(2)  # the longer one lives on the host now
+    copier.refuses = True
+    cache.evict(2)
+    record = listener.memory.record(0, first if below else other)
+    assert record is not None and [left.medium for left in record.left] == ["GPU", "CPU"]
+    assert record.left[1].along is below
+
+
+def test_a_running_request_is_not_its_own_cause() -> None:
+    run = engine(64)
+    with Recorder(run) as recording:
+        run.add_request(list(range(100, 110)), SamplingParams(max_new_tokens=3, ignore_eos=True))
+        run.step()
+    told = Recorded.of(recording)
+    prompt = [*range(100, 110), told.requests["R1"].tokens[-1], 5]
+    run.step()
+    later = Recorded.of(recording)
+    assert later.why(prompt).cached == 10
+    told.memory.began(0, [1, 2, 3], when=1, by="R7")
+    assert told.why([1, 2, 3, 4]).main.cause == "running"
+    assert told.why([1, 2, 3, 4], name="R7").main.cause != "running"
