@@ -18,7 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +95,13 @@ def read_trace(
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     reader = LogReader(path, format, malformed)
-    format = format or detect(path)
-    if format == "workload":
-        raise ValueError(f"{path} is a workload or a recording, not a trace")
-    if format is None:
+    found = iter(reader)
+    first = next(found, None)
+    if reader.format is None:
         return Trace(path.stem, "empty")
-    text = None if format == "mooncake" else PromptTokenizer(tokenizer_name)
+    text = None if reader.format == "mooncake" else PromptTokenizer(tokenizer_name)
     requests: list[TraceRequest] = []
-    for each in tokenized(islice(reader, limit), text):
+    for each in tokenized(islice(chain([first] if first else [], found), limit), text):
         requests.append(_request(each, text))
         if progress:
             progress()
@@ -112,8 +111,10 @@ def read_trace(
         notes.remove(f"left out: {path}, {left_out[0]}")
         more = f" (and {reader.left_out_count - 1} more)" if reader.left_out_count > 1 else ""
         warnings.warn(f"left out: {path}, {left_out[0]}{more}", TextWarning, stacklevel=2)
-    size = BLOCK_TOKENS if format == "mooncake" else 1
-    return Trace(path.stem, format, tuple(_from_the_first(requests)), size, text, left_out, tuple(notes))
+    size = BLOCK_TOKENS if text is None else 1
+    return Trace(
+        path.stem, reader.format, tuple(_from_the_first(requests)), size, text, left_out, tuple(notes)
+    )
 
 
 def _request(each: Tokenized, text: PromptTokenizer | None) -> TraceRequest:

@@ -39,7 +39,17 @@ from minirad.text import valid_text
 BLOCK_TOKENS = 512  # of one Mooncake hash id
 MOST_REMEMBERED = 1 << 27  # characters of answers that a later request may go on from
 WRAPPERS = ("request", "body", "params")
-BODY = ("messages", "prompt", "input")
+IDS = ("prompt_token_ids", "input_ids")  # prompts as engines log them
+BODY = ("messages", "prompt", *IDS, "input")
+# By kind, and whether the fields of a log's line stand beside those of the request.
+_KNOWN_FIELDS = {
+    (kind, bare): known | (fields.OUTER if bare else frozenset())
+    for kind, known in (
+        ("chat", fields.CHAT), ("anthropic", fields.ANTHROPIC), ("completions", fields.COMPLETIONS),
+        ("responses", fields.RESPONSES),
+    )
+    for bare in (False, True)
+}  # fmt: skip
 ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -72,7 +82,7 @@ def kind_of(body: dict[str, Any], record: dict[str, Any] | None = None) -> str:
         raise ValueError(f"no prompt that is generated from: {said(url)}")
     if "messages" in body:
         return "anthropic" if _is_anthropic(body) else "chat"
-    if "prompt" in body:
+    if any(name in body for name in ("prompt", *IDS)):
         return "completions"
     if "input" in body:
         return "responses"
@@ -145,7 +155,7 @@ class Apis:
     # ------------------------------------------------------------------ the kinds
 
     def _chat(self, body: Any, outer: Any, odd: Odd, response: Any, common: Any) -> list[LoggedRequest]:
-        known_only(body, fields.CHAT | (fields.OUTER if body is outer else frozenset()), "body.", odd)
+        known_only(body, _KNOWN_FIELDS["chat", body is outer], "body.", odd)
         parts = [definitions(name, body[name]) for name in ("tools", "functions") if body.get(name)]
         wanted = body.get("response_format")
         if wanted and wanted != {"type": "text"}:
@@ -157,7 +167,7 @@ class Apis:
         return [self._asked([*parts, opening()], body, response, odd, common)]
 
     def _anthropic(self, body: Any, outer: Any, odd: Odd, response: Any, common: Any) -> list[LoggedRequest]:
-        known_only(body, fields.ANTHROPIC | (fields.OUTER if body is outer else frozenset()), "body.", odd)
+        known_only(body, _KNOWN_FIELDS["anthropic", body is outer], "body.", odd)
         parts = [definitions("tools", body["tools"])] if body.get("tools") else []
         if body.get("system"):
             parts.append(message("system", "system", *content(body["system"], "system", odd)))
@@ -183,8 +193,8 @@ class Apis:
     def _completions(
         self, body: Any, outer: Any, odd: Odd, response: Any, common: Any
     ) -> list[LoggedRequest]:
-        known_only(body, fields.COMPLETIONS | (fields.OUTER if body is outer else frozenset()), "body.", odd)
-        prompt = body.get("prompt")
+        known_only(body, _KNOWN_FIELDS["completions", body is outer], "body.", odd)
+        prompt = next((body[name] for name in IDS if body.get(name)), body.get("prompt"))
         many = prompt if isinstance(prompt, list) and not all(map(fields.is_id, prompt)) else [prompt]
         found = [self._asked([_prompt(each)], body, response, odd, common) for each in many]
         if len(found) > 1:  # which of the choices answers which prompt is not said
@@ -192,7 +202,7 @@ class Apis:
         return found
 
     def _responses(self, body: Any, outer: Any, odd: Odd, response: Any, common: Any) -> list[LoggedRequest]:
-        known_only(body, fields.RESPONSES | (fields.OUTER if body is outer else frozenset()), "body.", odd)
+        known_only(body, _KNOWN_FIELDS["responses", body is outer], "body.", odd)
         parts = [definitions("tools", body["tools"])] if body.get("tools") else []
         text = body.get("text")
         wanted = text.get("format") if isinstance(text, dict) else None
@@ -217,7 +227,7 @@ class Apis:
         if isinstance(output, list):
             answer = item_parts(output, len(history), odd)
             reply = "".join(spoken(part) for part in answer)
-            request = replace(request, reply=reply, id=fields.name_of(response.get("id"), "id") or request.id)
+            request = replace(request, reply=reply, id=request.id or fields.name_of(response.get("id"), "id"))
             self._answers.remember(response.get("id"), (*history, *answer))
         conversation = body.get("conversation")
         session = request.session or fields.name_of(
@@ -307,11 +317,10 @@ def chat_message(value: Any, number: int, odd: Odd) -> Part:
     role, what = _role(value, number), f"message {number}"
     known_only(value, fields.MESSAGE, "messages[].", odd)
     calls = value.get("tool_calls") or value.get("function_call")
-    if value.get("content") is None and not calls:
+    told = value["refusal"] if value.get("content") is None and value.get("refusal") else value.get("content")
+    if told is None and not calls:
         raise ValueError(f"message {number} has no content: {said(value)}")
-    text, marked = (
-        content(value.get("content"), what, odd) if value.get("content") is not None else ("", False)
-    )
+    text, marked = content(told, what, odd)
     if calls:
         text += ("\n" if text and not text.endswith("\n") else "") + dumps(calls)
     speaker = value.get("name")

@@ -28,10 +28,12 @@ from minirad.logs.writing import Odd, Piece, dumps, join, known_only, mended, me
 
 MOST_KEPT = 1 << 28  # characters of a session's texts; the oldest go first, and who needs them is told
 WAIT = 2000  # lines: a reply whose last block is so far behind is complete
+MOST_WALKS = 64  # sessions in one file (subagents) that go on where they were
 CLEARED = "[Old tool result content cleared]"
 NO_SYSTEM = (
     "the system prompt and the tools are not in a session file of Claude Code: prompts begin after them"
 )
+UNANSWERED = "a message without a reply in the file: it is no request"
 
 TYPES = names(
     "user assistant system summary progress attachment file-history-snapshot queue-operation "
@@ -73,8 +75,8 @@ class _Node:
     root: str = ""
     results: bool = False
     cleared: tuple[str, ...] = ()
-    kept: tuple[str, str] | None = None  # head and tail of what a compaction kept, on the node they follow
-    part: tuple[int, int, int, Part] | None = None  # as it was written last: number, pieces, cleared ones
+    answered: bool = False
+    part: tuple[int, int, frozenset[str], Part] | None = None  # as it was last: number, pieces, cleared ones
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +91,16 @@ class _Reply:
     complete: bool = False
 
 
+@dataclass(slots=True)
+class _Walk:
+    """The last prompt of a session, to go on from: the lines up to its question, and what was written."""
+
+    chain: list[_Node]
+    parts: list[Part]
+    done: set[_Node]  # lines that are written, those of replies and results of tools
+    cleared: frozenset[str]
+
+
 class ClaudeCode:
     """Turns the lines of one session file into requests."""
 
@@ -101,8 +113,8 @@ class ClaudeCode:
         self._results: dict[str, list[_Node]] = {}  # uuid of a line -> results of the tools it called
         self._kept: dict[str, tuple[str, str]] = {}
         self._open: OrderedDict[str, _Reply] = OrderedDict()
-        self._chain: list[_Node] = []
-        self._asked: dict[str, int] = {}  # lane -> line of its last message without a reply
+        self._walks: OrderedDict[str, _Walk] = OrderedDict()  # by session
+        self._unanswered = 0  # messages that are forgotten, and no reply saw
 
     def requests(self, record: Record, odd: Odd) -> Iterator[LoggedRequest]:
         """The requests that this line completes."""
@@ -129,9 +141,9 @@ class ClaudeCode:
         for reply in self._open.values():
             reply.complete = True
         yield from self._complete(0)
-        if self._asked:
-            name = "a session that ends with a message without a reply: it is no request"
-            self._notes[name] = self._notes.get(name, 0) + len(self._asked)
+        self._unanswered += sum(map(_is_unanswered, self._nodes.values()))
+        if self._unanswered:
+            self._notes[UNANSWERED] = self._unanswered
 
     # ------------------------------------------------------------------ lines
 
@@ -210,10 +222,9 @@ class ClaudeCode:
         node.lane = _lane(value, node.root)
         if node.role == "assistant" and node.pieces is not None:
             self._replied(node, value, odd)
-        elif node.role == "user" and node.pieces is not None:
-            if node.results and node.parent:
-                self._results.setdefault(node.parent, []).append(node)
-            self._asked[node.lane] = node.line
+        elif node.results and node.parent:
+            self._results.setdefault(node.parent, []).append(node)
+            self._is_late(parent)
         self._nodes[node.uuid] = node
         size = 200 + sum(len(piece.text) for piece in node.pieces or ())
         self._order.append((node.uuid, size))
@@ -225,9 +236,15 @@ class ClaudeCode:
         uuid, size = self._order.popleft()
         self._size -= size
         old = self._nodes.pop(uuid)
+        self._unanswered += _is_unanswered(old)
         self._lines.pop(old.reply, None)
         self._results.pop(uuid, None)
-        self._chain = []
+        self._walks.clear()
+
+    def _is_late(self, node: _Node | None) -> None:
+        """A line or a result joins what was written already: it is to be written anew."""
+        for lane in [lane for lane, walk in self._walks.items() if node in walk.done]:
+            del self._walks[lane]
 
     def _replied(self, node: _Node, value: dict[str, Any], odd: Odd) -> None:
         told = value["message"]
@@ -237,8 +254,10 @@ class ClaudeCode:
             for other in self._open.values():
                 other.complete = other.complete or other.lane == node.lane
             self._open[node.reply] = _Reply(request, node.lane, node.line)
-            self._asked.pop(node.lane, None)
-        self._lines.setdefault(node.reply, []).append(node)
+        lines = self._lines.setdefault(node.reply, [])
+        if lines:
+            self._is_late(lines[0])
+        lines.append(node)
         reply = self._open.get(node.reply)
         if reply is not None:
             reply.line = node.line
@@ -258,25 +277,44 @@ class ClaudeCode:
             yield LoggedRequest(reply=join(reply.pieces), not_understood=tuple(reply.odd), **reply.request)
 
     def _request(self, node: _Node, told: dict[str, Any]) -> dict[str, Any]:
-        chain, incomplete = self._ancestors(node.parent)
-        parts = (*self._written(chain), opening())
-        asked = chain[-1].time if chain else None
+        namespace, name = fields.namespace_of(told), fields.name_of(told.get("id"), "id")
+        walk, incomplete = self._prompt(node)
+        asked = walk.chain[-1].time if walk.chain else None
         self._notes_once(NO_SYSTEM)
         return {
             "file": self._file, "line": node.line, "where": f"line {node.line}", "kind": "claude-code",
-            "parts": parts, "time": asked if asked is not None else node.time, "session": node.lane,
-            "namespace": fields.namespace_of(told), "id": fields.name_of(told.get("id"), "id"),
-            "incomplete": incomplete, "usage": fields.usage_of(told),
+            "parts": (*walk.parts, opening()), "time": asked if asked is not None else node.time,
+            "session": node.lane, "namespace": namespace, "id": name, "incomplete": incomplete,
+            "usage": fields.usage_of(told),
         }  # fmt: skip
 
-    def _ancestors(self, uuid: str | None) -> tuple[list[_Node], str]:
-        """The lines before, oldest first, and why there may have been more."""
+    def _prompt(self, node: _Node) -> tuple[_Walk, str]:
+        """What was said before a reply, and why there may have been more."""
+        last = self._walks.pop(node.lane, None)
+        found, above, why = self._ancestors(node.parent, last.chain[-1].uuid if last else None)
+        walk = last if last and above else _Walk([], [], set(), frozenset())
+        cleared = walk.cleared.union(call for each in found for call in each.cleared)
+        walk.chain += found
+        if cleared == walk.cleared:
+            self._write(walk, found)
+        else:
+            walk = _Walk(walk.chain, [], set(), cleared)
+            self._write(walk, walk.chain)
+        for each in found:
+            each.answered = True
+        if walk.chain and not why:
+            self._walks[node.lane] = walk
+            if len(self._walks) > MOST_WALKS:
+                self._walks.popitem(last=False)
+        return walk, why
+
+    def _ancestors(self, uuid: str | None, known: str | None) -> tuple[list[_Node], bool, str]:
+        """The lines before, oldest first, back to the one called `known`; whether it was found among them;
+        and why there may have been more."""
         found: list[_Node] = []
         seen: set[str] = set()
         at, inside, why = uuid, ("", ""), ""
-        while at is not None:
-            if self._chain and self._chain[-1].uuid == at and not inside[0]:
-                break  # as far as this the chain of the last request will do
+        while at is not None and (at != known or inside[0]):
             node = self._nodes.get(at)
             if node is None or at in seen:
                 missing = "is in no line before it" if node is None else "is its own ancestor"
@@ -291,36 +329,39 @@ class ClaudeCode:
                 head, tail = self._kept[above]
                 above, inside = tail, (head, above)
             at = above
-        base = self._chain if at is not None and not why else []
-        chain = [*base, *reversed(found)]
-        self._chain = chain if not why and not self._kept else []
-        return chain, why
+        found.reverse()
+        return found, at is not None and not why, why
 
-    def _written(self, chain: list[_Node]) -> list[Part]:
-        cleared = frozenset(call for node in chain for call in node.cleared)
-        parts: list[Part] = []
-        done: set[_Node] = set()
+    def _write(self, walk: _Walk, chain: list[_Node]) -> None:
+        """Writes lines that go on from what is written."""
         for node in chain:
-            if node.pieces is None or node in done:
+            if node.pieces is None or node in walk.done:
                 continue
             if not node.reply:
-                parts.append(_part(node, [node], len(parts) + 1, cleared))
+                self._write_one(walk, node, [node])
                 continue
             lines = self._lines.get(node.reply, [node])
-            done.update(lines)
-            parts.append(_part(lines[0], lines, len(parts) + 1, cleared))
+            walk.done.update(lines)
+            self._write_one(walk, lines[0], lines)
             results = [each for line in lines for each in self._results.get(line.uuid, ())]
             for each in sorted(results, key=lambda each: each.line):
-                if each not in done and each.pieces is not None:
-                    done.add(each)
-                    parts.append(_part(each, [each], len(parts) + 1, cleared))
-        return parts
+                if each not in walk.done:
+                    walk.done.add(each)
+                    self._write_one(walk, each, [each])
+
+    def _write_one(self, walk: _Walk, node: _Node, lines: list[_Node]) -> None:
+        walk.parts.append(_part(node, lines, len(walk.parts) + 1, walk.cleared))
+
+
+def _is_unanswered(node: _Node) -> bool:
+    """Whether it is a message that no reply saw."""
+    return node.role == "user" and node.pieces is not None and not node.results and not node.answered
 
 
 def _part(node: _Node, lines: list[_Node], number: int, cleared: frozenset[str]) -> Part:
     """A message; the very same object as long as nothing about it changes."""
     said_now: list[Piece] = [piece for line in lines for piece in line.pieces or ()]
-    gone = sum(piece.result in cleared for piece in said_now) if node.results else 0
+    gone = frozenset(piece.result for piece in said_now if piece.result in cleared)
     if node.part is not None and node.part[:3] == (number, len(said_now), gone):
         return node.part[3]
     if gone:

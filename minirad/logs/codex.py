@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from minirad.errors import said
 from minirad.logs import fields
 from minirad.logs.apis import by_model, item_part, spoken
+from minirad.logs.claude_code import UNANSWERED
 from minirad.logs.records import Record
 from minirad.logs.request import LoggedRequest, Part, Usage
 from minirad.logs.writing import Odd, content, definitions, known_only, mended, message, names, opening
@@ -100,8 +101,7 @@ class Codex:
         """What is left at the end of the file."""
         yield from self._complete()
         if self._history and not self._replying:
-            name = "a session that ends with a message without a reply: it is no request"
-            self._notes[name] = self._notes.get(name, 0) + 1
+            self._notes[UNANSWERED] = self._notes.get(UNANSWERED, 0) + 1
 
     # ------------------------------------------------------------------ lines
 
@@ -148,7 +148,7 @@ class Codex:
         if isinstance(items, list):
             found: list[_Item] = []
             for each in items:
-                if not isinstance(each, dict) or each.get("type") not in _NEVER_SENT:
+                if not _never_sent(each):
                     found += _read(each, len(found) + 1, odd)
             self._history, self._incomplete = found, ""
             return
@@ -182,7 +182,7 @@ class Codex:
     def _item(
         self, item: dict[str, Any], time: float | None, record: Record, odd: Odd
     ) -> Iterator[LoggedRequest]:
-        if item.get("type") in _NEVER_SENT:
+        if _never_sent(item):
             return
         entry = _read(item, len(self._history) + 1, odd)
         if not by_model(item):
@@ -210,6 +210,11 @@ class Codex:
 def is_bare_head(value: dict[str, Any]) -> bool:
     """The first line of an older file: a session_meta without a wrapper."""
     return {"id", "timestamp", "instructions"} <= set(value) and "type" not in value
+
+
+def _never_sent(item: Any) -> bool:
+    kind = item.get("type") if isinstance(item, dict) else None
+    return isinstance(kind, str) and kind in _NEVER_SENT
 
 
 def _read(item: Any, number: int, odd: Odd) -> list[_Item]:

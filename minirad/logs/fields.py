@@ -36,7 +36,7 @@ CHAT = _SAMPLING | names(
     "messages tools functions response_format function_call max_completion_tokens modalities prediction "
     "web_search_options audio"
 )
-COMPLETIONS = _SAMPLING | frozenset(["prompt", "echo"])
+COMPLETIONS = _SAMPLING | names("prompt prompt_token_ids input_ids echo sampling_params")
 RESPONSES = _SAMPLING | names(
     "input instructions tools text previous_response_id conversation max_output_tokens max_tool_calls "
     "include reasoning truncation background"
@@ -45,7 +45,7 @@ ANTHROPIC = _SAMPLING | names(
     "messages system tools thinking stop_sequences anthropic_version anthropic_beta betas output_config "
     "output_format inference_geo cache_control"
 )
-MESSAGE = names("role content name tool_calls tool_call_id function_call refusal annotations audio")
+MESSAGE = names("role content name tool_calls tool_call_id function_call refusal annotations")
 ANTHROPIC_MESSAGE = frozenset(["role", "content"])
 ITEM = names(
     "type id role content status phase end_turn metadata name namespace arguments call_id input output "

@@ -26,7 +26,7 @@ from minirad.logs import apis, claude_code, codex, fields
 from minirad.logs.apis import Apis
 from minirad.logs.claude_code import ClaudeCode
 from minirad.logs.codex import Codex
-from minirad.logs.records import CHUNK, Record, opened, records
+from minirad.logs.records import Record, opened, peeked, records
 from minirad.logs.request import LeftOut, LoggedRequest
 from minirad.text import InvalidTextError
 
@@ -36,7 +36,7 @@ FORMATS = (
 # What LoggedRequest.kind may be.
 KINDS = ("chat", "completions", "responses", "anthropic", "sharegpt", "mooncake", "claude-code", "codex")
 MALFORMED = ("skip", "stop")
-MOST_NAMED = 1000  # records left out that are kept by name; all are counted
+MOST_NAMED = 1000  # records left out, and names not understood, that are kept; all are counted
 LOOKED_AT = 50  # records that may come before one that tells the format
 _API = {"chat": "openai", "completions": "openai", "anthropic": "anthropic", "responses": "responses"}
 _FORCED = {"openai": None, "anthropic": "anthropic", "responses": "responses"}
@@ -107,14 +107,14 @@ class LogReader:
     def __iter__(self) -> Iterator[LoggedRequest]:
         self._clear()
         with opened(self._source) as (stream, counted):
-            head = stream.peek(CHUNK)[:CHUNK] if self._wanted is None else b""
+            head = peeked(stream) if self._wanted is None else b""
             _not_of_lengths(head, self.name)
             found = _Ahead(records(stream))
             self.format = self._wanted or _format(found, self.name)
             if self.format is None:
                 return
             if self.format == "workload":
-                raise ValueError(f"{self.name} is a workload or a recording, not a log of requests")
+                raise ValueError(f"{self.name} is a workload or a recording, not a trace or a log")
             turner = self._turner(self.format)
             for record in found:
                 if self._bar is not None:
@@ -146,7 +146,9 @@ class LogReader:
         except ValueError as error:
             self._leave_out(record, error)
         finally:
-            self.not_understood.update(odd)
+            for name in odd:
+                known = name in self.not_understood or len(self.not_understood) < MOST_NAMED
+                self.not_understood[name if known else "other names"] += 1
 
     def _leave_out(self, record: Record, error: ValueError) -> None:
         if self._malformed == "stop" and (
@@ -212,7 +214,7 @@ def detect(source: str | Path) -> str | None:
     """One of FORMATS by the first records; None for an empty file. ValueError if it is none of them."""
     path = Path(source)
     with opened(path) as (stream, _):
-        _not_of_lengths(stream.peek(CHUNK)[:CHUNK], str(path))
+        _not_of_lengths(peeked(stream), str(path))
         return _format(_Ahead(records(stream)), str(path))
 
 

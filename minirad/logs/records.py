@@ -12,6 +12,7 @@ import codecs
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 MOST_BYTES = 1 << 28  # of one line or entry: what is longer is left out, memory stays bounded
 CHUNK = 1 << 20
+_DAMAGED = (OSError, EOFError, zlib.error)  # what reading a damaged archive raises
 _NEAR = 16  # characters: an error so near to the end may only mean that there is more to read
 
 
@@ -52,6 +54,22 @@ class Counted(io.RawIOBase):
         return len(data)
 
 
+class _Unpacked(io.RawIOBase):
+    """What a .gz holds, as far as it can be read: in the pieces that come, or a damaged end would take whole
+    buffers before it along."""
+
+    def __init__(self, stream: Bytes) -> None:
+        self._gzip = gzip.GzipFile(fileobj=stream)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._gzip.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 @contextmanager
 def opened(source: Path | BinaryIO) -> Iterator[tuple[Bytes, Counted]]:
     """The bytes of a log, unpacked, and what counts how many were read. A stream is not closed."""
@@ -60,7 +78,7 @@ def opened(source: Path | BinaryIO) -> Iterator[tuple[Bytes, Counted]]:
         counted = Counted(file)
         stream: Bytes = io.BufferedReader(counted, CHUNK)
         if stream.peek(2)[:2] == b"\x1f\x8b":
-            stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), CHUNK)
+            stream = io.BufferedReader(_Unpacked(stream), CHUNK)
         yield stream, counted
     finally:
         if isinstance(source, Path):
@@ -80,19 +98,38 @@ def first_line(stream: Bytes) -> tuple[int, bytes]:
             return number, stripped
 
 
+def peeked(stream: Bytes) -> bytes:
+    """What comes next, some of it; nothing where it cannot be read."""
+    try:
+        return stream.peek(CHUNK)[:CHUNK]
+    except _DAMAGED:
+        return b""
+
+
 def records(stream: Bytes) -> Iterator[Record]:
     """All records. A damaged .gz ends them with a record that says so."""
     try:
         number, line = first_line(stream)
         opening = line.strip()
-        if opening.startswith(b"["):
+        if opening.startswith(b"[") and not _is_a_line(opening, stream):
             yield from _Values(stream, line.lstrip()[1:], number, "entry").values()
         elif opening == b"{":
             yield from _Values(stream, line, number, "object").values()
         else:
             yield from _lines(stream, line, number)
-    except (OSError, EOFError) as error:  # gzip's errors
+    except _DAMAGED as error:
         yield Record(0, "the end", why=f"it cannot be read on: {error}")
+
+
+def _is_a_line(opening: bytes, stream: Bytes) -> bool:
+    """Whether a list is only the first of many lines: it ends in its line, and another follows."""
+    if len(opening) >= CHUNK:
+        return False
+    following = peeked(stream).strip()
+    try:
+        return bool(following) and isinstance(json.loads(opening), list)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _lines(stream: Bytes, raw: bytes, number: int) -> Iterator[Record]:
@@ -131,7 +168,7 @@ class _Values:
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._text, self._at, self._ended = "", 0, False
         self._decode = json.JSONDecoder().raw_decode
-        self._more(start)
+        self._start = start
 
     def _more(self, data: bytes) -> None:
         text = self._utf8.decode(data, final=not data)
@@ -155,9 +192,10 @@ class _Values:
         while True:
             number += 1
             try:
+                if number == 1:
+                    self._more(self._start)
                 if not self._skip():
-                    if self._called == "entry" and self._at >= len(self._text):
-                        yield self._broken(number, "no JSON: the list has no end")
+                    yield from self._end(number)
                     return
                 line = self._line + self._text.count("\n", 0, self._at)
                 yield Record(line, f"{self._called} {number}", self._next())
@@ -173,6 +211,25 @@ class _Values:
                 yield self._broken(number, f"no JSON that can be read: {told}")
                 return
 
+    def _end(self, number: int) -> Iterator[Record]:
+        """Nothing may follow a list, nor may its end be missing."""
+        if self._called == "object":
+            return
+        if self._at >= len(self._text):
+            yield self._broken(number, "no JSON: the list has no end")
+            return
+        self._at += 1
+        while self._at < len(self._text) or not self._ended:
+            rest = self._text[self._at :].lstrip()
+            if rest:
+                line = self._line + self._text.count("\n", 0, len(self._text) - len(rest))
+                yield Record(
+                    line, f"line {line}", why="it stands behind the end of a list, with all after it"
+                )
+                return
+            self._at = len(self._text)
+            self._more(self._stream.read(CHUNK))
+
     def _broken(self, number: int, why: str, line: int | None = None, text: bool = False) -> Record:
         line = line or self._line
         return Record(
@@ -184,7 +241,10 @@ class _Values:
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
-                if end < len(self._text) or self._ended:
+                cut = (
+                    isinstance(value, (int, float)) and end >= len(self._text) - _NEAR
+                )  # perhaps "1." of 1.5
+                if self._ended or (end < len(self._text) and not cut):
                     self._at = end
                     return value
             except json.JSONDecodeError as error:

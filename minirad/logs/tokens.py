@@ -25,12 +25,13 @@ from minirad.logs.writing import CLOSE, OPEN
 from minirad.model.classroom import corpus
 from minirad.text import no_length_warning, valid_text
 
-MOST_CACHED = 1 << 26  # characters whose ids are kept
+MOST_CACHED = 1 << 25  # characters whose ids are kept
 AT_ONCE = 1 << 21  # characters that are tokenised together
 MOST_AT_ONCE = 256  # requests that wait for each other
 MOST_SESSIONS = 64  # whose last prompt is kept, to go on from
 
 Ids = npt.NDArray[np.int64]
+Kept = npt.NDArray[np.int32]  # half as large
 
 
 class Tokenizer(Protocol):
@@ -125,7 +126,7 @@ class PromptTokenizer:
         self._text = tokenizer(name)
         self._rust = self._text._rust if isinstance(self._text, FastTokenizer) else None
         self.by_parts = self._rust is not None and _knows_markers(self._rust)
-        self._ids: OrderedDict[str, Ids] = OrderedDict()
+        self._ids: OrderedDict[str, Kept] = OrderedDict()
         self._size = 0
 
     def encode(self, text: str) -> list[int]:
@@ -135,8 +136,8 @@ class PromptTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._text.decode(ids)
 
-    def ids(self, text: str) -> Ids:
-        """Ids of a text, int64, read-only, kept."""
+    def ids(self, text: str) -> Kept:
+        """Ids of a text, int32, read-only, kept."""
         found = self._ids.get(text)
         if found is None:
             self.prepare([text])
@@ -154,7 +155,8 @@ class PromptTokenizer:
         else:
             found = [self._text.encode(text) for text in new]
         for text, row in zip(new, found, strict=True):
-            self._ids[text] = _fixed(np.array(row, dtype=np.int64))
+            self._ids[text] = kept = np.array(row, dtype=np.int32)
+            kept.flags.writeable = False
             self._size += len(text)
         while self._size > MOST_CACHED and len(self._ids) > len(new) + 1:
             self._size -= len(self._ids.popitem(last=False)[0])
@@ -264,16 +266,16 @@ class _Prompts:
                 self._last.popitem(last=False)
         return Tokenized(request, _fixed(room[:size]), _fixed(ends))
 
-    def _row(self, part: Part, number: int) -> Ids:
+    def _row(self, part: Part, number: int) -> Kept:
         if part.ids is not None:
-            return np.array(part.ids, dtype=np.int64)
+            return np.array(part.ids, dtype=np.int32)
         if number and not part.text.startswith(OPEN):
             raise ValueError(f"part {number + 1} ({part.name}) does not begin with a role marker")
         return self._text.ids(part.text)
 
-    def _room(self, last: _Last | None, begun: int, rows: list[Ids], size: int, grows: bool) -> Ids:
+    def _room(self, last: _Last | None, begun: int, rows: list[Kept], size: int, grows: bool) -> Ids:
         """An array with the prompt at its beginning: the last one's, if nothing that it shows changes."""
-        tail = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
+        tail = np.concatenate(rows) if rows else np.empty(0, dtype=np.int32)
         if last is not None and size <= len(last.room):
             shown = min(last.used, size) - begun
             if np.array_equal(last.room[begun : begun + shown], tail[:shown]):
@@ -294,7 +296,7 @@ class _Prompts:
         ids = self._text.ids(request.text)
         begun = ["".join(part.text for part in parts[: number + 1]) for number in range(len(parts))]
         ends = np.array([len(self._text.encode(each)) for each in begun[:-1]] + [len(ids)], dtype=np.int64)
-        return Tokenized(request, ids, _fixed(np.minimum(ends, len(ids))))
+        return Tokenized(request, _fixed(ids.astype(np.int64)), _fixed(np.minimum(ends, len(ids))))
 
 
 def _of_blocks(request: LoggedRequest) -> Tokenized:
