@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -26,7 +27,7 @@ from minirad.config import one_of
 from minirad.errors import read_text
 from minirad.logs import FORMATS, LogReader, Part, PromptTokenizer, Tokenized, tokenized
 from minirad.logs.request import OPENING, LoggedRequest
-from minirad.logs.writing import CLOSE
+from minirad.logs.writing import CLOSE, OPEN
 from minirad.observe.events import listed
 from minirad.observe.recording import Recording
 from minirad.why.answer import Answer, Decode
@@ -37,6 +38,7 @@ from minirad.why.report import Picked, Report, Totals, text_of
 from minirad.why.words import REQUESTS, Words
 
 MOST_KEPT = 1 << 25  # tokens of a log that are kept to be replayed
+_NUMBERED = re.compile(r"message \d+")
 RECORDING = b'{"minirad"'  # how a recording begins
 TEXTS = (".txt", ".md")  # files that hold one prompt, as it is
 
@@ -204,7 +206,8 @@ class Run:
 
     def _serve(self, each: Tokenized, name: str, asked: bool = True) -> None:
         entry = Entry(name, each.ids, each.request.extra_key, self._reply(each), each)
-        self.totals.add(self.history.serve(entry), asked, each)
+        answer = self.history.serve(entry)
+        self.totals.add(answer, asked, each, _parts_in(each, answer))
         self._keep(entry)
 
     def _keep(self, entry: Entry) -> None:
@@ -228,9 +231,12 @@ class Run:
         if opening.name != OPENING or not self.text.by_parts:
             return np.array(self.text.encode(reply)[:-1], dtype=np.int64)
         # As the next turn spells it: what opens a message may join the first characters of the reply.
-        begun, ids = self.text.ids(opening.text), self.text.ids(opening.text + reply + CLOSE)
-        end = len(ids) - len(self.text.ids(CLOSE))
+        begun, ids = self._ids(opening.text), self._ids(opening.text + reply + CLOSE)
+        end = len(ids) - len(self._ids(CLOSE))
         return ids[len(begun) : end] if np.array_equal(ids[: len(begun)], begun) else none
+
+    def _ids(self, text: str) -> Slots:
+        return np.asarray(self.text.ids(text), dtype=np.int64)
 
     # ------------------------------------------------------------ what to change
 
@@ -250,7 +256,7 @@ class Run:
     def _encode(self, parts: Sequence[Part]) -> Slots:
         if not self.text.by_parts:
             return np.array(self.text.encode("".join(part.text for part in parts)), dtype=np.int64)
-        rows = [self.text.ids(p.text) if p.ids is None else np.array(p.ids, dtype=np.int64) for p in parts]
+        rows = [self._ids(p.text) if p.ids is None else np.array(p.ids, dtype=np.int64) for p in parts]
         return joined(rows)
 
     def _answer(self, picked: Picked, words: Words, found: Sequence[Outcome]) -> dict[str, Any]:
@@ -276,13 +282,28 @@ class Run:
         if self.entries is None or self.unit == "block" or answer.main.cause != "differs":
             return []
         before = [at for at in range(number) if self.entries[at].name == answer.main.other]
-        if not before:
+        if not before or not _same_message(self.entries[before[-1]], self.entries[number], answer.main.start):
             return []
         with self._bar("looking for another order") as bar:
             found = pair(
                 self.entries, number, before[-1], self.totals.computed, self.cache, self.text, bar.update
             )
         return [] if found is None else [found]
+
+
+def _parts_in(each: Tokenized, answer: Answer) -> str:
+    """What kind of part a prompt parts from another in: "system", "a message (user)"."""
+    start = next((loss.start for loss in answer.losses if loss.cause == "differs"), None)
+    if start is None or not len(each.ends):
+        return ""
+    return _NUMBERED.sub("a message", each.part_at(start)[0].name)
+
+
+def _same_message(one: Entry, other: Entry, position: int) -> bool:
+    """Whether they part in a message of the same role: only lines of such change places."""
+    names = [entry.source.part_at(position)[0] for entry in (one, other) if position < len(entry.ids)]
+    heads = {part.text.partition("\n")[0] for part in names}
+    return len(names) == 2 and (len(heads) == 1 or not names[0].text.startswith(OPEN))
 
 
 def _repair(each: Outcome, saved: int) -> dict[str, Any]:

@@ -175,8 +175,7 @@ class Listener:
 
     def _load(self, event: ev.LoadStarted) -> None:
         for number in event.nodes:
-            self._came(number)
-        self._fresh.clear()  # whoever computed it stays
+            self._came(number)  # whoever computed it stays: no commit follows
 
     def _adopt(self, event: ev.NodeAdopted) -> None:
         self._came(event.node)

@@ -194,7 +194,7 @@ def _tools_in_order(entries: Sequence[Entry]) -> Iterator[list[Part]]:
     for entry in entries:
         parts = _parts(entry)
         for number, part in enumerate(parts):
-            if part.name == "tools":
+            if part.name in ("tools", "functions"):
                 if part.text not in known:
                     known[part.text] = _sorted(part.text, order)
                 parts[number] = replace(part, text=known[part.text])
@@ -292,7 +292,7 @@ def _head(parts: Sequence[Part]) -> list[int]:
     for number, part in enumerate(parts):
         if part.ids is not None or not (part.text.startswith(_HEADS) or part.name == "prompt"):
             break
-        if part.name not in ("tools", "response_format"):
+        if part.name not in ("tools", "functions", "response_format"):
             found.append(number)
     return found
 

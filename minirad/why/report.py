@@ -11,6 +11,7 @@ from typing import Any
 from minirad.why.answer import CAUSES, Answer
 
 MOST_BARS = 600  # of the series of requests
+MOST_PARTINGS = 8  # of what prompts part in
 CONTEXT = 60  # characters before the place where two prompts part
 
 Report = dict[str, Any]
@@ -22,6 +23,11 @@ class Sum:
 
     tokens: int = 0
     requests: int = 0
+
+    def add(self, tokens: int) -> None:
+        """Of one more request."""
+        self.tokens += tokens
+        self.requests += 1
 
 
 @dataclass(slots=True)
@@ -64,18 +70,19 @@ class Totals:
     def __init__(self, named: str | None = None, worst: int = 0) -> None:
         self._named, self._worst = named, worst
         self.sums: dict[str, Sum] = {}
+        self.partings: dict[str, Sum] = {}  # of the cause "differs", by what they part in
         self.series = Series()
         self.computed: list[int] = []
         self.tokens = self.cached = 0
         self._heap: list[tuple[int, int, Picked]] = []
 
-    def add(self, answer: Answer, asked: bool = True, more: Any = None) -> None:
-        """The next request's answer. asked: it may be picked."""
+    def add(self, answer: Answer, asked: bool = True, more: Any = None, where: str = "") -> None:
+        """The next request's answer. asked: it may be picked. where: in what part it differs, if it does."""
         lost = answer.by_cause()
         for cause, tokens in lost.items():
-            found = self.sums.setdefault(cause, Sum())
-            found.tokens += tokens
-            found.requests += 1
+            self.sums.setdefault(cause, Sum()).add(tokens)
+        if where and "differs" in lost:
+            self.partings.setdefault(where, Sum()).add(lost["differs"])
         self.series.add(Counter({"cached": answer.cached, **lost}))
         if asked:
             self._pick(Picked(len(self.computed), answer, more))
@@ -99,14 +106,19 @@ class Totals:
 
     def report(self, log: str, unit: str, cache: dict[str, Any]) -> Report:
         """As plain data; answers and repairs are still to be filled in."""
-        worst = sorted(self.sums.items(), key=lambda item: -item[1].tokens)
+        worst, partings = _worst_first(self.sums), _worst_first(self.partings)
         return {
             "log": log, "unit": unit, "requests": len(self.computed), "tokens": self.tokens,
             "cached": self.cached, "computed": self.tokens - self.cached, "cache": cache, "answers": [],
             "causes": [{"cause": cause, "what": CAUSES[cause], **asdict(each)} for cause, each in worst],
+            "partings": [{"where": where, **asdict(each)} for where, each in partings],
             "repairs": [], "notes": [],
             "series": {"width": self.series.width, "bars": [dict(bar) for bar in self.series.bars]},
         }  # fmt: skip
+
+
+def _worst_first(sums: dict[str, Sum]) -> list[tuple[str, Sum]]:
+    return sorted(sums.items(), key=lambda item: -item[1].tokens)
 
 
 # ---------------------------------------------------------------------- as text
@@ -125,6 +137,9 @@ def text_of(report: dict[str, Any]) -> str:
     for each in report["causes"]:
         share = f"{each['tokens'] / max(computed, 1):.1%}"
         rows.append((f"{each['tokens']:,}", share, f"{each['requests']:,}", each["what"]))
+        if each["cause"] == "differs":
+            for one in report["partings"][:MOST_PARTINGS]:
+                rows.append((f"{one['tokens']:,}", "", f"{one['requests']:,}", f"  in {one['where']}"))
     lines += ["", *_columns(rows)]
     if report["repairs"]:
         rows = [("saved", "of all", "requests", "if it were so (replayed)")]

@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from minirad.observe.events import listed
 from minirad.why.answer import CAUSES, Answer, Decode, Loss
 from minirad.why.memory import CPU, GPU, Departure
 
 MEDIA = {GPU: "the device", CPU: "the host"}
-MOST_NAMED = 3  # requests in one clause
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +143,16 @@ def _gone(loss: Loss, clock: Clock) -> str:
 
 
 def _departure(left: Departure, clock: Clock) -> str:
-    text = clock.at(left.when)
+    said = []
+    if not (left.by and clock.unit == "request"):  # who it was for says when
+        said.append(clock.at(left.when))
     if left.along:
-        text += " together with what was before them"
+        said.append("together with what was before them")
     if left.by:
-        more = f" and {len(left.by) - MOST_NAMED} more" * (len(left.by) > MOST_NAMED)
-        text += f" for {', '.join(left.by[:MOST_NAMED])}{more}"
-    return text + (f" by {left.policy}" if left.policy else "")
+        said.append(f"for {listed(left.by)}")
+    if left.policy:
+        said.append(f"by {left.policy}")
+    return " ".join(said)
 
 
 def _last_use(loss: Loss, clock: Clock) -> str:

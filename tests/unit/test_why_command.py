@@ -100,6 +100,7 @@ def test_where_a_date_is_other(ask: Any, text: PromptTokenizer) -> None:
     assert (loss["cause"], loss["other"], loss["part"]) == ("differs", "line 1", "message 1 (system)")
     assert before.endswith(loss["before_text"]) and loss["character"] <= len(before)
     assert loss["ours_text"].startswith("Friday") and loss["theirs_text"].startswith("Monday")
+    assert report["partings"] == [{"where": "a message (system)", "tokens": loss["tokens"], "requests": 1}]
     repair = next(each for each in report["repairs"] if each["name"] == "lines")
     assert repair["saved"] > 0
     assert {"pair", "lines"} <= {each["name"] for each in report["answers"][0]["repairs"]}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import PlainCache
+from test_why import Logprobs
 
 from minirad.__main__ import main
 from minirad.cache.radix_cache import RadixCache, RadixKey
@@ -30,10 +31,10 @@ from minirad.why.words import Words
 ONE = SamplingParams(max_new_tokens=1)
 
 
-def engine(kv_tokens: int = 32, cache: Any = None, **options: Any) -> Engine:
+def engine(kv_tokens: int = 32, cache: Any = None, script: Any = None, **options: Any) -> Engine:
     """An engine without a model that can be recorded."""
-    script = Script()
-    script.model = SimpleNamespace(config=SimpleNamespace(num_parameters=0))  # type: ignore[attr-defined]
+    script = Script() if script is None else script
+    script.model = SimpleNamespace(config=SimpleNamespace(num_parameters=0))
     config = EngineConfig(kv_tokens=kv_tokens, max_context=kv_tokens, max_running=2, **options)
     rows = ReqToTokenPool(2, kv_tokens)
     tree = RadixCache(config.page_size) if cache is None else cache
@@ -213,3 +214,62 @@ def test_a_running_request_is_not_its_own_cause() -> None:
     told.memory.began(0, [1, 2, 3], when=1, by="R7")
     assert told.why([1, 2, 3, 4]).main.cause == "running"
     assert told.why([1, 2, 3, 4], name="R7").main.cause != "running"
+
+
+def test_an_eviction_between_two_admissions_is_for_the_first() -> None:
+    """Told by hand: what comes after the slots were taken is not what room was made for."""
+    run = engine(32)
+    with Recorder(run) as recording:
+        ask(run, range(100, 110))
+    told = Recorded(recording.header)
+    told.catch_up(recording.frames)
+    node = next(e.node for frame in recording for e in frame.events if isinstance(e, ev.NodeInserted))
+    for event in (
+        ev.RequestAdded("R2", (1, 2), 1, 0.0, 1, 0, 0, 1.0, 0, (), False, None, None),
+        ev.RequestAdded("R3", (3, 4), 1, 0.0, 1, 0, 0, 1.0, 0, (), False, None, None),
+        ev.RequestAdmitted("R2", 0, 0, 0, 0, 2, 1),
+        ev.NodeEvicted(node, 0, tuple(range(10)), "lru", "oldest", None),
+        ev.SlotsFreed(tuple(range(10)), "evicted"),
+        ev.SlotsAllocated("R2", (4, 5)),
+        ev.RequestAdmitted("R3", 1, 0, 0, 0, 2, 1),
+        ev.SlotsAllocated("R3", (6, 7)),
+    ):
+        told.hear(event)
+    (evicted, *_) = told.why(range(100, 110)).losses
+    assert evicted.left[0].by == ("R2",)
+
+
+def test_of_those_that_decode_the_one_that_enters_a_page_needed_the_room() -> None:
+    run = engine(32, page_size=4)
+    with Recorder(run) as recording:
+        ask(run, range(100, 109))
+    told = Recorded.of(recording)
+    node = next(e.node for frame in recording for e in frame.events if isinstance(e, ev.NodeInserted))
+    for event in (
+        ev.NodeEvicted(node, 0, tuple(range(4, 12)), "lru", "oldest", None),
+        ev.SlotsFreed(tuple(range(4, 12)), "evicted"),
+        ev.SlotsAllocated("R5", (17,)),
+        ev.SlotsAllocated("R6", (20,)),
+        ev.SlotsAllocated("R7", (22,)),
+    ):
+        told.hear(event)
+    (evicted, *_) = told.why(range(100, 110)).losses
+    assert evicted.left[0].by == ("R6",)
+
+
+@pytest.mark.parametrize("chunk", [4, 64])
+def test_log_probabilities_that_are_known_are_not_computed_again(chunk: int) -> None:
+    run = engine(64, script=Logprobs(random.Random(3)), chunk_tokens=chunk)
+    with Recorder(run) as recording:
+        run.add_request(
+            list(range(100, 110)), SamplingParams(max_new_tokens=2, ignore_eos=True, logprob_start=2)
+        )
+        run.step()
+        with run.transaction:
+            run.scheduler.put_back(run.scheduler.live)
+        while run.has_work:
+            run.step()
+    told = Recorded.of(recording).answers["R1#2"]
+    event = [e for frame in recording for e in frame.events if isinstance(e, ev.RequestAdmitted)][1]
+    assert (told.matched, told.cached) == (event.matched, event.cached)
+    assert [loss.cause for loss in told.losses] == (["logprobs", "last"] if chunk == 4 else ["new"])
