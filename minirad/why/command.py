@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         command.may_be_written("--html", args.html, (".html",), [name for name in files if name != "-"])
         write = _figure_writer()
     totals = Totals(args.request, args.top if args.all else 0)
-    if _is_recording(args.file):
+    if any(map(_is_recording, files)):
         report = recorded(args, totals)
     else:
         cache = Cache(_capacity(args.cache, args.page_size), args.page_size, args.eviction_policy)
@@ -111,6 +111,19 @@ def _capacity(text: str, page_size: int) -> int | None:
     return tokens
 
 
+def _requests(name: str, format: str | None, text: PromptTokenizer, notes: list[str]) -> Iterator[Tokenized]:
+    """The requests of a file, or a text's as one. notes: gets what was not read or understood."""
+    if Path(name).suffix in TEXTS:
+        part = Part("prompt", read_text(name, "utf-8-sig"))
+        if not part.text:
+            raise ValueError(f"{name} is empty")
+        yield from tokenized([LoggedRequest(name, 1, Path(name).name, "completions", (part,))], text)
+        return
+    reader = LogReader(name, format)
+    yield from tokenized(reader.with_progress(), text)
+    notes += reader.summary()
+
+
 # ---------------------------------------------------------------------- a recording
 
 
@@ -123,19 +136,22 @@ def _is_recording(name: str) -> bool:
 
 
 def recorded(args: argparse.Namespace, totals: Totals) -> Report:
-    """Of a run of the engine: every admission as it was."""
-    if args.log is not None:
+    """Of a run of the engine: every admission as it was; or (FILE is another) what would come next."""
+    if args.log is not None and _is_recording(args.file):
         raise ValueError(f"{args.file} is a recording: it is asked about without a --log")
-    recording = Recording.load(args.file)
+    recording = Recording.load(args.log or args.file)
     told = Recorded.of(recording)
-    for answer in told.answers.values():
-        totals.add(answer)
+    if args.log is not None:
+        _ask_now(told, recording, args, totals)
+    else:
+        for answer in told.answers.values():
+            totals.add(answer)
     start = recording.header["start"]
     cache = {
         "capacity": start["kv_tokens"] or None, "page_size": told.page_size,
         "eviction_policy": start["tree"]["eviction_policy"],
     }  # fmt: skip
-    report = totals.report(args.file, "token", cache)
+    report = totals.report(args.log or args.file, "token", cache)
     words = Words(_decode(args.tokenizer, recording.header))
     _expect_some(totals, args)
     report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]
@@ -145,12 +161,26 @@ def recorded(args: argparse.Namespace, totals: Totals) -> Report:
     return report
 
 
-def _decode(name: str | None, header: dict[str, Any]) -> Decode | None:
-    """Text of token ids, if the recording's tokenizer is here; nothing is fetched."""
+def _ask_now(told: Recorded, recording: Recording, args: argparse.Namespace, totals: Totals) -> None:
+    """Each request of FILE by itself, as if it came when the recording ends, without a salt."""
+    text = _text(args.tokenizer, recording.header)
+    for each in _requests(args.file, args.format, text or PromptTokenizer(), []):
+        if text is None and any(part.ids is None for part in each.request.parts):
+            raise ValueError(f"{args.log} has no tokenizer: say --tokenizer, or ask for token ids")
+        totals.add(told.why(each.ids, name=each.request.where))
+
+
+def _text(name: str | None, header: dict[str, Any]) -> PromptTokenizer | None:
+    """The recording's tokenizer, if it is here; nothing is fetched."""
     source = name or (header.get("model") or {}).get("tokenizer", "")
     if source == "" or (name is None and source is not None and not Path(source).is_dir()):
         return None
-    return PromptTokenizer(source).decode
+    return PromptTokenizer(source)
+
+
+def _decode(name: str | None, header: dict[str, Any]) -> Decode | None:
+    text = _text(name, header)
+    return None if text is None else text.decode
 
 
 def _expect_some(totals: Totals, args: argparse.Namespace, notes: Sequence[str] = ()) -> None:
@@ -177,9 +207,9 @@ class Run:
         """Reads both files, and says all that there is to say."""
         args = self.args
         for name in () if args.log is None else (args.log,):
-            for each in self._requests(name):
+            for each in _requests(name, args.format, self.text, self.notes):
                 self._serve(each, f"{Path(name).name}, {each.request.where}", asked=False)
-        for each in self._requests(args.file):
+        for each in _requests(args.file, args.format, self.text, self.notes):
             self._serve(each, each.request.where)
         _expect_some(self.totals, args, self.notes)
         report = self.totals.report(args.log or args.file, self.unit, asdict(self.cache))
@@ -191,20 +221,9 @@ class Run:
         report["notes"] = self.notes
         return report
 
-    def _requests(self, name: str) -> Iterator[Tokenized]:
-        if Path(name).suffix in TEXTS:
-            part = Part("prompt", read_text(name, "utf-8-sig"))
-            if not part.text:
-                raise ValueError(f"{name} is empty")
-            yield from tokenized([LoggedRequest(name, 1, Path(name).name, "completions", (part,))], self.text)
-            return
-        reader = LogReader(name, self.args.format)
-        yield from tokenized(reader.with_progress(), self.text)
-        if reader.format == "mooncake":
-            self.unit = "block"
-        self.notes += reader.summary()
-
     def _serve(self, each: Tokenized, name: str, asked: bool = True) -> None:
+        if each.request.blocks is not None:
+            self.unit = "block"
         entry = Entry(name, each.ids, each.request.extra_key, self._reply(each), each)
         answer = self.history.serve(entry)
         self.totals.add(answer, asked, each, _parts_in(each, answer))

@@ -217,6 +217,8 @@ class Recorded:
         memory: everything that ever was in the tree.
         answers: of each admission, by request; from the second on "R7#2".
         unknown: requests of which the recording does not tell the tokens.
+        misfits: those in `answers` that the memory did not foresee: the tree changed without telling (or is
+            wrong, a student's may be). What was found is the engine's number then, and the rest "unknown".
     """
 
     def __init__(self, header: State, most: int | None = None) -> None:
@@ -228,6 +230,7 @@ class Recorded:
         self.memory = Memory(2 if self.pairs else 1, most)
         self.answers: dict[str, Answer] = {}
         self.unknown: list[str] = []
+        self.misfits: list[str] = []
         self.requests: dict[str, _Request] = {}
         self._tree = Listener(self.memory)
         self._tree.now = float(start["step"])
@@ -304,7 +307,10 @@ class Recorded:
             return
         name = event.request if event.attempt == 1 else f"{event.request}#{event.attempt}"
         asked = self._asked(request, event)
-        self.answers[name] = fitted(why(self.memory, asked, self._tree.now), event.matched, event.cached)
+        answer = why(self.memory, asked, self._tree.now)
+        self.answers[name] = fitted(answer, event.matched, event.cached)
+        if answer.cached != event.cached:
+            self.misfits.append(name)
         if event.node:
             data, _ = self._tree.path(event.node)
             self.memory.used(request.namespace, data, when=self._tree.now, by=event.request)

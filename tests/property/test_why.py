@@ -406,7 +406,7 @@ def expanded(answer: Answer) -> list[str]:
 
 def compare(oracle: Oracle, told: Recorded, seen: Counter[str]) -> None:
     """Every admission of a run."""
-    assert set(told.answers) == set(oracle.causes) and told.unknown == []
+    assert set(told.answers) == set(oracle.causes) and told.unknown == told.misfits == []
     for name, answer in told.answers.items():
         _, matched, cached = oracle.found[name]
         causes = oracle.causes[name]

@@ -144,6 +144,10 @@ def test_larger_than_the_whole_cache(ask: Any) -> None:
     report = ask([{"prompt": list(range(40))}] * 2, "--cache", "30")
     assert losses(report) == ["large"] and report["causes"][0]["tokens"] == 80
     assert report["repairs"][0]["saved"] == 39 and report["repairs"][0]["capacity"] == 60
+    later = ask([{"prompt": list(range(40))}, {"prompt": [*range(20), 900, 901]}], "--cache", "30")
+    assert [(loss["cause"], loss["tokens"]) for loss in later["answers"][0]["losses"]] == [
+        ("large", 20), ("differs", 2),
+    ]  # fmt: skip
 
 
 def test_tools_in_another_order(ask: Any) -> None:

@@ -190,6 +190,16 @@ def test_where_two_prompts_part_is_shown() -> None:
     assert before.endswith("<19><") and ours == "90><91>" and theirs == "80><81>"
 
 
+def test_what_goes_on_is_told_from_where_it_does() -> None:
+    """Also after the run behind the place was divided further down."""
+    memory = Memory()
+    memory.came(None, [1, 2], when=1, by="R1")
+    memory.came(None, [1, 2, 5, 6, 7, 8], when=2, by="R2")
+    memory.came(None, [1, 2, 5, 6, 9], when=3, by="R3")
+    (loss,) = why(memory, asked([1, 2, 3])).losses
+    assert (loss.cause, loss.theirs[0]) == ("differs", 5)
+
+
 def test_what_is_forgotten_is_said_to_be() -> None:
     memory = Memory(most=2_000)
     rng = np.random.default_rng(1)

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import PlainCache
+import torch
+from support import PlainCache, tiny_config
 from test_why import Logprobs
 
 from minirad.__main__ import main
@@ -17,6 +18,7 @@ from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.errors import HostCopyError
+from minirad.model.llama import LlamaModel, random_weights
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
@@ -79,6 +81,43 @@ def test_both_tiers_are_told() -> None:
         ask(run, range(100, 113))
     (evicted, _) = Recorded.of(recording).answers["R4"].losses
     assert [(left.medium, left.by) for left in evicted.left] == [("GPU", ("R2",)), ("CPU", ("R2",))]
+
+
+def test_what_is_loaded_back_needs_room_as_well() -> None:
+    run = engine(16, HiRadixCache(1, host_tokens=32), host_kv_tokens=32)
+    with Recorder(run) as recording:
+        ask(run, range(100, 110))
+        ask(run, range(200, 210))
+        ask(run, range(100, 112))
+    told = Recorded.of(recording)
+    assert told.answers["R3"].cached == 10 and told.misfits == []
+    record = told.memory.record(0, range(200, 210))
+    assert record is not None and record.held == ("CPU",) and record.left[0].by == ("R3",)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_an_engine_with_a_model_that_runs_ahead(seed: int) -> None:
+    """Steps launched before the last was read, samples, new weights: the memory foresees every hit."""
+    rng, config = random.Random(seed), tiny_config()
+    model = LlamaModel(config, random_weights(config, 0, dtype=torch.float32, device="cpu"))
+    run = Engine(
+        EngineConfig(kv_tokens=64, page_size=4, max_running=3, chunk_tokens=rng.choice([4, 16]),
+                     host_kv_tokens=32 * (seed % 2), mixed=seed > 1, bigram_keys=seed == 4),
+        model=model,
+    )  # fmt: skip
+    texts = [[rng.randrange(3, 60) for _ in range(24)] for _ in range(3)]
+    with Recorder(run) as recording:
+        for turn in range(6):
+            prompts = [rng.choice(texts)[: rng.randrange(4, 24)] for _ in range(rng.randrange(1, 5))]
+            params = [SamplingParams(max_new_tokens=rng.randrange(8), n=1 + (turn == 2)) for _ in prompts]
+            run.generate(prompts, params)
+            if turn == 3:
+                run.update_weights(model)
+    told = Recorded.of(recording)
+    assert told.misfits == told.unknown == [] and len(told.answers) >= 6
+    assert all(sum(loss.tokens for loss in a.losses) == a.missed for a in told.answers.values())
+    causes = {loss.cause for answer in told.answers.values() for loss in answer.losses}
+    assert {"weights", "new"} <= causes
 
 
 def test_what_decodes_needs_room_as_well() -> None:
@@ -168,6 +207,13 @@ def test_the_command_tells_of_a_recording(tmp_path: Path, capsys: pytest.Capture
     assert "there is no request 'R9' in " in capsys.readouterr().err
     assert main(["why", str(path), "--log", str(path)]) == 2
     assert "is a recording" in capsys.readouterr().err
+    typed = tmp_path / "typed.jsonl"
+    typed.write_text(json.dumps({"prompt": [*range(300, 312), 7]}), encoding="utf-8")
+    assert main(["why", str(typed), "--log", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("line 1: 12 of 13 tokens from the cache")
+    typed.write_text('{"prompt": "a text"}', encoding="utf-8")
+    assert main(["why", str(typed), "--log", str(path)]) == 2
+    assert "has no tokenizer: say --tokenizer" in capsys.readouterr().err
 
 
 class Refusing(NothingToCopy):
@@ -257,9 +303,14 @@ def test_of_those_that_decode_the_one_that_enters_a_page_needed_the_room() -> No
     assert evicted.left[0].by == ("R6",)
 
 
-@pytest.mark.parametrize("chunk", [4, 64])
-def test_log_probabilities_that_are_known_are_not_computed_again(chunk: int) -> None:
-    run = engine(64, script=Logprobs(random.Random(3)), chunk_tokens=chunk)
+@pytest.mark.parametrize(
+    ("chunk", "keep", "causes"),
+    [(4, True, ["logprobs", "last"]), (64, True, ["new"]), (64, False, ["retracted", "new"])],
+)
+def test_log_probabilities_that_are_known_are_not_computed_again(
+    chunk: int, keep: bool, causes: list[str]
+) -> None:
+    run = engine(64, script=Logprobs(random.Random(3)), chunk_tokens=chunk, radix_cache=keep)
     with Recorder(run) as recording:
         run.add_request(
             list(range(100, 110)), SamplingParams(max_new_tokens=2, ignore_eos=True, logprob_start=2)
@@ -272,4 +323,4 @@ def test_log_probabilities_that_are_known_are_not_computed_again(chunk: int) -> 
     told = Recorded.of(recording).answers["R1#2"]
     event = [e for frame in recording for e in frame.events if isinstance(e, ev.RequestAdmitted)][1]
     assert (told.matched, told.cached) == (event.matched, event.cached)
-    assert [loss.cause for loss in told.losses] == (["logprobs", "last"] if chunk == 4 else ["new"])
+    assert [loss.cause for loss in told.losses] == causes
