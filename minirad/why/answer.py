@@ -320,7 +320,7 @@ class _Question:
             for upto in sorted({min(self._floor(self.running.end), last), last}):
                 if upto > at:
                     loss = self._page(record, at, upto, on_host)
-                    on_host = on_host and loss.cause == "host"
+                    on_host = loss.cause == "host"
                     yield loss
                     at = upto
         if at < min(self._floor(self.running.end), stop):

@@ -79,8 +79,10 @@ def main(args: argparse.Namespace) -> int:
     if any(map(_is_recording, files)):
         report = recorded(args, totals)
     else:
-        cache = Cache(_capacity(args.cache, args.page_size), args.page_size, args.eviction_policy)
-        report = Run(cache, PromptTokenizer(args.tokenizer), args, totals).report()
+        text = PromptTokenizer(args.tokenizer)
+        closes = int(text.ids(CLOSE)[0]) if text.by_parts and not args.prompts_only else None
+        size, policy = _capacity(args.cache, args.page_size), args.eviction_policy
+        report = Run(Cache(size, args.page_size, policy, closes), text, args, totals).report()
     if args.html is not None:
         write(report, args.html)
         print(f"page written to {args.html}", file=sys.stderr)
@@ -212,7 +214,8 @@ class Run:
         for each in _requests(args.file, args.format, self.text, self.notes):
             self._serve(each, each.request.where)
         _expect_some(self.totals, args, self.notes)
-        report = self.totals.report(args.log or args.file, self.unit, asdict(self.cache))
+        cache = {name: value for name, value in asdict(self.cache).items() if name != "closes"}
+        report = self.totals.report(args.log or args.file, self.unit, cache)
         found = self._outcomes()
         decode = None if self.unit == "block" else self.text.decode
         words = Words(decode, REQUESTS, self.history.namespace, self.unit)
@@ -224,7 +227,8 @@ class Run:
     def _serve(self, each: Tokenized, name: str, asked: bool = True) -> None:
         if each.request.blocks is not None:
             self.unit = "block"
-        entry = Entry(name, each.ids, each.request.extra_key, self._reply(each), each)
+        session = each.request.session
+        entry = Entry(name, each.ids, each.request.extra_key, self._reply(each), each, session)
         answer = self.history.serve(entry)
         self.totals.add(answer, asked, each, _parts_in(each, answer))
         self._keep(entry)

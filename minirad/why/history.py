@@ -3,16 +3,17 @@
 The cache is minirad's own (simulate's replay: a radix tree of some capacity, one request at a time), and a
 Memory listens to it. One without limit is the memory itself: nothing leaves it. A hit is what an engine would
 use: whole pages, and the last token is always computed. Where the log has the reply, it is in the cache as
-well.
+well; where it has not, but the next turn of the session repeats it, it is there from then on.
 
 Does not read files (minirad.logs does).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from minirad.why.memory import Memory
 from minirad.why.recorded import Listener
 
 UNIT = 4  # bytes of a token in a key
+MOST_SESSIONS = 10_000  # whose last turn is kept
 MOST_REMEMBERED = 1 << 26  # tokens and records that are remembered of a log
 
 
@@ -31,7 +33,8 @@ MOST_REMEMBERED = 1 << 26  # tokens and records that are remembered of a log
 class Entry:
     """A request of a log. ids: its prompt. reply: what of its reply has KV; empty if that is unknown.
 
-    name: its place in the log. source: where it comes from (logs.Tokenized), for those who change it.
+    name: its place in the log. session: its conversation's. source: where it comes from (logs.Tokenized), for
+    those who change it.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Entry:
     namespace: str | None = None
     reply: Slots = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     source: Any = None
+    session: str | None = None
 
     def keys(self) -> list[RadixKey]:
         """The prompt's key, and where a reply is known that of both."""
@@ -50,11 +54,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """What requests are replayed through. capacity: tokens, None for no limit."""
+    """What requests are replayed through. capacity: tokens, None for no limit. closes: see Replies."""
 
     capacity: int | None = None
     page_size: int = 1
     eviction_policy: str = "lru"
+    closes: int | None = None
 
     def replay(self) -> Replay:
         """An empty one."""
@@ -65,11 +70,59 @@ class Cache:
         return min(matched or 0, (length - 1) // self.page_size * self.page_size)
 
 
+class Earlier(NamedTuple):
+    """A prompt with its reply, and whose they are."""
+
+    key: RadixKey
+    name: str
+
+
+class Replies:
+    """Replies that a log does not have, as the next turn of their session repeats them.
+
+    closes: the token that ends a message; None: replies are not looked for.
+    """
+
+    def __init__(self, closes: int | None) -> None:
+        self._closes = closes
+        self._last: OrderedDict[str, Entry] = OrderedDict()
+
+    def before(self, entry: Entry) -> Earlier | None:
+        """What the turn before left in the cache beside its prompt, if this one goes on from both."""
+        if self._closes is None or entry.session is None:
+            return None
+        last = self._last.pop(entry.session, None)
+        self._last[entry.session] = entry
+        if len(self._last) > MOST_SESSIONS:
+            self._last.popitem(last=False)
+        size = 0 if last is None else len(last.ids)
+        if last is None or len(last.reply) or not np.array_equal(entry.ids[:size], last.ids):
+            return None
+        ends = np.flatnonzero(entry.ids[size:] == self._closes)
+        if not len(ends) or not ends[0]:
+            return None
+        return Earlier(RadixKey(entry.ids[: size + ends[0]], entry.namespace), last.name)
+
+
+class Serving:
+    """Requests through one cache, of which nothing is remembered."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache, self._replay, self._replies = cache, cache.replay(), Replies(cache.closes)
+
+    def serve(self, entry: Entry) -> int:
+        """How many tokens of a prompt come from the cache; afterwards all of it is there."""
+        earlier = self._replies.before(entry)
+        if earlier is not None:
+            self._replay.serve(earlier.key)
+        return self._cache.used(self._replay.serve(*entry.keys()), len(entry.ids))
+
+
 def hits(entries: Iterable[Entry], cache: Cache, progress: Callable[[], Any] | None = None) -> list[int]:
-    """How many tokens of each request come from the cache; nothing is remembered."""
-    replay, found = cache.replay(), []
+    """How many tokens of each request come from the cache."""
+    serving, found = Serving(cache), []
     for entry in entries:
-        found.append(cache.used(replay.serve(*entry.keys()), len(entry.ids)))
+        found.append(serving.serve(entry))
         if progress is not None:
             progress()
     return found
@@ -86,7 +139,7 @@ class History:
         self.cache = cache
         self.memory = Memory(1, most)
         self.served = 0
-        self._replay = cache.replay()
+        self._replay, self._replies = cache.replay(), Replies(cache.closes)
         self._listener = Listener(self.memory)
         self._named: dict[int, str | None] = {}
         for kind in self._listener.kinds if cache.capacity is not None else ():
@@ -111,25 +164,33 @@ class History:
 
     def serve(self, entry: Entry) -> Answer:
         """The answer to a request, which is then run."""
-        answer, keys = self.ask(entry), entry.keys()
+        earlier = self._replies.before(entry)
+        if earlier is not None:
+            self._run([earlier.key], earlier.name)
+        answer = self.ask(entry)
         self.served += 1
-        self._listener.now, self._listener.by = now, by = float(self.served), entry.name
-        space, end = self._number(keys[0]), "finished"
+        matched = self._run(entry.keys(), entry.name)
+        cached = self.cache.used(matched, len(entry.ids))
+        require(cached == answer.cached, f"{entry.name}: {cached} tokens hit, not {answer.cached}")
+        return answer
+
+    def _run(self, keys: Sequence[RadixKey], by: str) -> int | None:
+        """Runs a request; how much of it matched, None for one that is larger than the cache."""
+        now = float(self.served)
+        self._listener.now, self._listener.by = now, by
+        space, page = self._number(keys[0]), self.cache.page_size
         if self.cache.capacity is None:
-            size = len(keys[-1]) // self.cache.page_size * self.cache.page_size
-            data = keys[-1].data[: size * UNIT]
+            data = keys[-1].data[: len(keys[-1]) // page * page * UNIT]
             self.memory.used(space, data, when=now, by=by)
-            found = held(self.memory, space, data, self.cache.page_size)
+            found = held(self.memory, space, data, page)
             self.memory.came(space, data, found, when=now, by=by)
+            matched: int | None = min(found, len(keys[0]) // page * page)
         else:
             matched = self._replay.serve(*keys)
-            cached = self.cache.used(matched, len(entry.ids))
-            require(cached == answer.cached, f"{by}: {cached} tokens hit, {answer.cached} were expected")
-            end = "finished" if matched is not None else "large"
         # What makes no whole page is not in the tree, nor is what is too large for it.
         self.memory.began(space, keys[-1].data, when=now, by=by)
-        self.memory.ended(by, now, end)
-        return answer
+        self.memory.ended(by, now, "finished" if matched is not None else "large")
+        return matched
 
     def _number(self, key: RadixKey) -> int:
         number = self._replay.cache.namespace_number(key.namespace)

@@ -28,7 +28,7 @@ import numpy as np
 from minirad.cache.node import Slots
 from minirad.doctor import Encoder, diagnose
 from minirad.logs.request import OPENING, Part
-from minirad.why.history import Cache, Entry, hits
+from minirad.why.history import Cache, Entry, Serving, hits
 
 MOST_FAMILIES = 64  # of prompts that have most of their lines in common
 LONGEST = 200_000  # characters of a prompt whose lines are compared one by one
@@ -67,11 +67,10 @@ class Proposal:
 
     def outcome(self, before: Sequence[Entry], computed: Sequence[int], progress: Progress = None) -> Outcome:
         """Replays it. before, computed: the log without it, and what each request computes of it then."""
-        replay, changed = self.cache.replay(), 0
+        serving, changed = Serving(self.cache), 0
         of = []
         for old, new, once in zip(before, self.entries(), computed, strict=True):
-            now = len(new.ids) - self.cache.used(replay.serve(*new.keys()), len(new.ids))
-            of.append(once - now)
+            of.append(once - (len(new.ids) - serving.serve(new)))
             changed += new is not old
             if progress is not None:
                 progress()

@@ -93,6 +93,38 @@ def test_a_chat_goes_on_behind_its_reply(ask: Any) -> None:
     assert without["cached"] == first and report["cached"] >= first + 4
 
 
+def test_a_reply_that_only_the_next_turn_has(ask: Any) -> None:
+    said = ["Where are the maps?", "On the second floor, behind the stairs.", "And the atlases?"]
+    turns = [chat(said[0], session="s"), chat(*said, session="s")]
+    with_reply = chat(said[0], session="s", response={"choices": [{"message": {"content": said[1]}}]})
+    assert (
+        ask(turns)["cached"] == ask([with_reply, turns[1]])["cached"] > ask(turns, "--prompts-only")["cached"]
+    )
+    (loss,) = ask(turns)["answers"][0]["losses"]
+    assert (loss["cause"], loss["other"]) == ("new", "line 1")
+    apart = [chat(said[0], session="s"), chat(*said, session="t")]
+    assert ask(apart)["cached"] == ask(turns, "--prompts-only")["cached"]
+
+
+@pytest.mark.parametrize("capacity", [None, 60, 150])
+def test_a_history_and_a_replay_hit_alike(capacity: int | None) -> None:
+    rng = np.random.default_rng(4)
+    entries: list[Entry] = []
+    for number in range(80):
+        old = entries[rng.integers(len(entries))] if entries and rng.random() < 0.7 else None
+        ids = rng.integers(3, 6, rng.integers(1, 8)) if old is None else old.ids
+        more = np.concatenate((rng.integers(3, 6, rng.integers(0, 5)), [1, 3])) if old is not None else []
+        reply = rng.integers(3, 6, rng.integers(0, 2) * 3)
+        ids = np.concatenate((ids, more)).astype(np.int64)[:50]
+        session = f"s{rng.integers(3)}" if old is None else old.session
+        entries.append(Entry(f"line {number}", ids, None, reply, None, session))
+    for page in (1, 4):
+        for closes in (None, 1):
+            cache = Cache(capacity, page, "lru", closes)
+            assert [answer.cached for answer in answers(entries, cache)] == hits(entries, cache)
+    assert sum(hits(entries, Cache(capacity, closes=1))) > sum(hits(entries, Cache(capacity)))
+
+
 def test_where_a_date_is_other(ask: Any, text: PromptTokenizer) -> None:
     report = ask([chat("Where are the maps?"), chat("Where are the maps?", day="Friday")])
     (loss,) = report["answers"][0]["losses"]

@@ -190,6 +190,19 @@ def test_where_two_prompts_part_is_shown() -> None:
     assert before.endswith("<19><") and ours == "90><91>" and theirs == "80><81>"
 
 
+def test_what_was_there_before_the_memory_begins() -> None:
+    """A stream that is followed from its middle tells of tokens behind others that it never told of."""
+    memory = Memory()
+    memory.came("a", range(8), 4, when=1, by="R1")
+    assert told(memory, range(9), "a") == [("unknown", 0, 4), ("hole", 4, 4), ("new", 8, 1)]
+    memory.came("b", range(6), when=2, by="R2")
+    assert told(memory, range(9), "a") == [("unknown", 0, 4), ("hole", 4, 4), ("new", 8, 1)]
+    assert told(memory, range(9), "c") == [("namespace", 0, 6), ("new", 6, 3)]
+    memory.came("b", range(12), when=3, by="R3")
+    wanted = [("namespace", 0, 4), ("hole", 4, 4), ("namespace", 8, 4), ("new", 12, 1)]
+    assert told(memory, range(13), "a") == wanted
+
+
 def test_what_goes_on_is_told_from_where_it_does() -> None:
     """Also after the run behind the place was divided further down."""
     memory = Memory()
