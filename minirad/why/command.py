@@ -51,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a log or transcript (- for standard input), or a recording: its last request is asked about",
     )
     parser.add_argument("--log", help="what was asked before; FILE is asked behind it")
-    parser.add_argument("--request", help="of FILE the one that is asked about, such as 'line 7' or R7")
-    parser.add_argument("--all", action="store_true", help="ask about all requests of FILE, not the last one")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--request", help="of FILE the one that is asked about, such as 'line 7' or R7")
+    which.add_argument("--all", action="store_true", help="ask about all requests of FILE, not the last one")
     parser.add_argument("--top", type=command.positive, default=10, help="with --all: the worst so many")
     parser.add_argument("--format", help=f"of the files: {formats} (default: by their first records)")
     parser.add_argument("--tokenizer", help="model name, directory or tokenizer.json (default: classroom)")

@@ -129,7 +129,7 @@ def text_of(report: dict[str, Any]) -> str:
     lines = [line for answer in report["answers"] for line in [*_told(answer, report), ""]]
     unit, computed = report["unit"], report["computed"]
     lines.append(
-        f"{report['log']}: {report['requests']:,} requests, {report['tokens']:,} prompt {unit}s, "
+        f"{report['log']}: {_requests(report['requests'])}, {report['tokens']:,} prompt {unit}s, "
         f"{report['cached']:,} from the cache ({report['cached'] / max(report['tokens'], 1):.1%}), "
         f"{computed:,} computed"
     )
@@ -160,10 +160,12 @@ def _told(answer: dict[str, Any], report: dict[str, Any]) -> list[str]:
         f"({share:.1%}), {answer['computed']:,} computed"
     ]
     for loss in answer["losses"]:
-        lines.append(f"  {loss['say']}")
-        if loss["cause"] == "differs" and "part" in loss:
+        if loss["cause"] != "differs" or "part" not in loss:
+            lines.append(f"  {loss['say']}")
+        else:
             before = loss["before_text"][-CONTEXT:]
             lines += [
+                f"  {loss['tokens']:,} from {unit} {loss['start']:,} on, where it parts from {loss['other']}",
                 f"    in {loss['part']}, its token {loss['part_token']:,} (character {loss['character']:,})",
                 f"    {loss['other']}: {_marked(before, loss['theirs_text'])}",
                 f"    {answer['request']}: {_marked(before, loss['ours_text'])}",
@@ -175,6 +177,10 @@ def _told(answer: dict[str, Any], report: dict[str, Any]) -> list[str]:
             f"  a cache of {room['capacity']:,} {unit}s ({room['more']:,} more) would have kept what is gone"
         )
     return lines
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{'s' * (count != 1)}"
 
 
 def _marked(before: str, text: str) -> str:

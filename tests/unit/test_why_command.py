@@ -269,6 +269,7 @@ def test_the_page_and_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--format", "fig"], "unknown format 'fig'"),
         (["--html", "page.pdf"], "--html: a file's name must end in .html"),
         (["--log", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--all", "--request", "line 1"], "not allowed with argument --all"),
     ],
 )
 def test_mistakes_are_one_line(
