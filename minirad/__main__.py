@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from minirad.outputs import GenerationOutput
 
 SYSTEM = "You are a helpful assistant."
-# Their options live beside them, as those of the benchmarks.
+# Commands without a model, and their modules: options live beside them, as those of the benchmarks.
 WITHOUT_MODEL = {"simulate": "simulate", "theorem": "theorem", "why": "why.command"}
 
 
@@ -107,8 +107,9 @@ def _parser() -> argparse.ArgumentParser:
         kind = kinds.add_parser(name, help=said, add_help=False)
         kind.set_defaults(run=_with_own_options, module=f"bench.{name}", words=f"bench {name}")
     for name, module in WITHOUT_MODEL.items():
-        own = commands.add_parser(name, add_help=False)
-        own.set_defaults(run=_with_own_options, module=module, words=name)
+        commands.add_parser(name, add_help=False).set_defaults(
+            run=_with_own_options, module=module, words=name
+        )
     return parser
 
 
