@@ -2,7 +2,8 @@
 
 The requests of the log go one after another through a cache of this size (minirad's own tree, no model);
 each token that is computed has a cause, and each proposal is replayed. Without --log, FILE is the log. Of a
-recording every request is told as it was.
+recording every request is told as it was; with it as --log, what FILE's would find at its end (of a stream of
+KV events: on each rank).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ from minirad.why.history import Cache, Entry, History
 from minirad.why.recorded import Recorded
 from minirad.why.repairs import Outcome, joined, outcomes, pair, room_for
 from minirad.why.report import Picked, Report, Totals, text_of
-from minirad.why.words import REQUESTS, Words
+from minirad.why.streamed import Streamed
+from minirad.why.words import REQUESTS, Clock, Words
 
 MOST_KEPT = 1 << 25  # tokens of a log that are kept to be replayed
 _NUMBERED = re.compile(r"message \d+")
@@ -143,6 +145,8 @@ def recorded(args: argparse.Namespace, totals: Totals) -> Report:
     if args.log is not None and _is_recording(args.file):
         raise ValueError(f"{args.file} is a recording: it is asked about without a --log")
     recording = Recording.load(args.log or args.file)
+    if "ranks" in recording.header["start"]["tree"]:
+        return streamed(recording, args)
     told = Recorded.of(recording)
     if args.log is not None:
         _ask_now(told, recording, args, totals)
@@ -164,13 +168,40 @@ def recorded(args: argparse.Namespace, totals: Totals) -> Report:
     return report
 
 
+def streamed(recording: Recording, args: argparse.Namespace) -> Report:
+    """Of a stream of KV events: what FILE's last request (all, the one named) would find on each rank."""
+    if args.log is None:
+        raise ValueError(
+            f"{args.file} is of a stream, which does not tell what was asked: say --log and a FILE"
+        )
+    told = Streamed.of(recording)
+    totals = Totals(worst=args.top if args.all else max(len(told.ranks), 1))
+    asked = [each for each in _asked_now(recording, args) if args.request in (None, each.request.where)]
+    for each in asked if args.all else asked[-1:]:
+        for rank, answer in told.why(each.ids).items():
+            totals.add(replace(answer, name=f"{each.request.where} on rank {rank}"))
+    _expect_some(totals, args)
+    policy = recording.header["start"]["tree"]["eviction_policy"]
+    cache = {"capacity": None, "page_size": told.block_size, "eviction_policy": policy}
+    report = totals.report(args.log, "token", cache)
+    words = Words(_decode(args.tokenizer, recording.header), Clock("batch"), told.named)
+    report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]
+    report["notes"] = [recording.missing] if recording.missing else []
+    return report
+
+
 def _ask_now(told: Recorded, recording: Recording, args: argparse.Namespace, totals: Totals) -> None:
     """Each request of FILE by itself, as if it came when the recording ends, without a salt."""
+    for each in _asked_now(recording, args):
+        totals.add(told.why(each.ids, name=each.request.where))
+
+
+def _asked_now(recording: Recording, args: argparse.Namespace) -> Iterator[Tokenized]:
     text = _text(args.tokenizer, recording.header)
     for each in _requests(args.file, args.format, text or PromptTokenizer(), []):
         if text is None and any(part.ids is None for part in each.request.parts):
             raise ValueError(f"{args.log} has no tokenizer: say --tokenizer, or ask for token ids")
-        totals.add(told.why(each.ids, name=each.request.where))
+        yield each
 
 
 def _text(name: str | None, header: dict[str, Any]) -> PromptTokenizer | None:

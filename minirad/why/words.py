@@ -18,7 +18,7 @@ MEDIA = {GPU: "the device", CPU: "the host"}
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What moments are called. unit: "step" or "request"; before: the preposition."""
+    """What moments are called. unit: "step", "request" or "batch"; before: the preposition."""
 
     unit: str = "step"
     before: str = "in"
@@ -29,7 +29,8 @@ class Clock:
 
     def later(self, first: float, then: float) -> str:
         """7 steps"""
-        return f"{then - first:g} {self.unit}{'s' * (then - first != 1)}"
+        many = "es" if self.unit.endswith("ch") else "s"
+        return f"{then - first:g} {self.unit}{many * (then - first != 1)}"
 
 
 STEPS, REQUESTS = Clock(), Clock("request", "at")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minirad.__main__ import main
+from minirad.observe.reading import SCHEMA
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from minirad.why.streamed import Streamed
@@ -129,6 +133,25 @@ def test_every_rank_is_answered_for(seed: int) -> None:
     assert {"hole", "evicted", "namespace"} <= causes
     again = Streamed.of(fleet.recording).why(tokens, space)
     assert again == told.why(tokens, space)
+
+
+def test_the_command_asks_every_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = Fleet(0)
+    fleet.store(0, "", [1, 2, 3, 4], "GPU")
+    fleet.store(2, "", [1, 2], "GPU")
+    fleet.end_frame()
+    fleet.recording.header = {"minirad": SCHEMA, "config": {}, "model": {}, **fleet.recording.header}
+    stream, asked = tmp_path / "stream.jsonl", tmp_path / "asked.jsonl"
+    fleet.recording.save(stream)
+    asked.write_text(json.dumps({"prompt": [1, 2, 3, 4, 5]}), encoding="utf-8")
+    assert main(["why", str(asked), "--log", str(stream), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(each["request"], each["cached"], each["cause"]) for each in report["answers"]] == [
+        ("line 1 on rank 2", 2, "namespace"), ("line 1 on rank 0", 4, "new"),
+    ]  # fmt: skip
+    assert "2 there for rank 0 only" in report["answers"][0]["say"]
+    assert main(["why", str(stream)]) == 2
+    assert "does not tell what was asked" in capsys.readouterr().err
 
 
 def test_a_recording_of_an_engine_is_another_thing() -> None:
