@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 SYSTEM = "You are a helpful assistant."
 # Commands without a model, and their modules: options live beside them, as those of the benchmarks.
-WITHOUT_MODEL = {"simulate": "simulate", "theorem": "theorem", "kv-events": "fleet.command"}
+WITHOUT_MODEL = {
+    "simulate": "simulate", "theorem": "theorem", "kv-events": "fleet.command", "why": "why.command",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

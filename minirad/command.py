@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "minirad chat": "talk in the terminal; shows hits per turn",
     "minirad simulate": "hit rates of a workload or trace file without a model; --diff compares two prompts",
     "minirad kv-events": "what a foreign server's cache holds, rebuilt from its KV events",
+    "minirad why": "why a request of a log missed the cache, what each cause cost, and what to change",
     "minirad theorem": "Theorem 3.1 of the SGLang paper, run, and what happens without its assumptions",
     "minirad info": "model, configuration, pool and backend",
     "minirad.figure3": "the nine steps of the SGLang paper's figure, in the terminal",

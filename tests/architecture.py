@@ -157,6 +157,11 @@ ROOMS: dict[str, Room] = {
          "minirad.figure3"),
         (*_OUTSIDE, "parts", "frontend", "logs"),
     ),
+    "why": Room(
+        "why a request missed: a tree with a memory, an answer for each, and what to change",
+        ("minirad.why", "minirad.why.*"),
+        (*_OUTSIDE, "parts", "frontend", "logs", "labs"),
+    ),
     "bench": Room(
         "measurements",
         ("minirad.bench", "minirad.bench.*"),
@@ -183,7 +188,7 @@ ROOMS: dict[str, Room] = {
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
         ("viz.*",),
-        (*_OUTSIDE, "fleet", "frontend", "labs", "bench", "draw", "grading"),
+        (*_OUTSIDE, "fleet", "frontend", "labs", "bench", "why", "draw", "grading"),
         torch=True,
     ),
 }  # fmt: skip
