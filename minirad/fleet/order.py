@@ -20,6 +20,9 @@ MOST_HELD = 20_000  # live messages
 MOST_HELD_BYTES = 64 << 20
 
 _NOT_HELD = "the replay buffer no longer holds them"
+_NOT_SEEN_AGAIN = (
+    "whether it is the same server still cannot be seen: the replay buffer no longer holds message"
+)
 
 
 class Listener(Protocol):
@@ -97,6 +100,11 @@ class Order:
         if not self.asking:
             return
         self._heard = self._asked = now
+        following = min(seq, self._held[0][0]) if self._held else seq
+        if (
+            self._top < 0 and following == self.last + 1 > 0 and seq > self.last
+        ):  # no gap, yet none can see it
+            self._tell.trouble(f"{_NOT_SEEN_AGAIN} {self.last}")
         self._top = max(self._top, seq)
         if seq == self.last and self._seen != payload:
             return self._restart(f"message {seq} is another one now", now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -95,6 +96,19 @@ def test_a_gap_that_the_buffer_no_longer_holds_is_told() -> None:
         ("gap", 2, 6, "the replay buffer no longer holds them"), (*message(7), True), (*message(8), True),
         (*message(9), False),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_an_answer_that_begins_right_behind_the_last_message_proves_nothing(held: bool) -> None:
+    """Another publisher may have come that far, and nothing of the one before is there to compare."""
+    ordered, told = following(0, 1)
+    ordered.disconnected()
+    ordered.connected(2.0)
+    if held:
+        ordered.live(*message(2, epoch=1), 2.1)
+    ordered.answer(*message(2 + held, epoch=1), 2.2)
+    (what, why), *rest = told.take()
+    assert what == "trouble" and why.endswith("no longer holds message 1") and len(rest) == 1 + held
 
 
 def test_a_hole_in_an_answer_is_asked_for_again_before_it_is_a_gap() -> None:
