@@ -97,8 +97,9 @@ class Order:
         """A message of the answer."""
         if not self.asking:
             return
-        self._heard = self._asked = now
-        self._top = max(self._top, seq)
+        self._heard = now
+        if seq > self._top:  # else a replay that says the same again and again would never be given up
+            self._top, self._asked = seq, now
         if seq == self.last and self._seen != _digest(payload):
             return self._restart(f"message {seq} is another one now", now)
         while self._held and self._held[0][0] < seq:

@@ -244,6 +244,22 @@ def test_an_answer_without_its_end_is_asked_for_again() -> None:
     assert told.take() == [(*message(2), True), (*message(3), False)]
 
 
+def test_an_answer_that_says_the_same_again_and_again_is_given_up() -> None:
+    ordered, told = following(0, 1, 2)
+    ordered.live(*message(4), 1.0)
+    now = 1.0
+    while now < 1.0 + PATIENCE:
+        ordered.answer(*message(2), now)
+        ordered.tick(now)
+        assert not told.take()
+        now += 0.5
+    ordered.answer(*message(2), now)
+    ordered.tick(now)
+    assert [each[0] for each in told.take()] == ["trouble", "gap", 4]
+    ordered.live(*message(5), now)
+    assert told.take() == [(*message(5), False)]
+
+
 def test_what_is_held_fills_what_the_answer_lacks() -> None:
     told = Told()
     ordered = Order(told, replay=True)
