@@ -294,6 +294,21 @@ def test_gaps_that_follow_each_other_are_one_and_troubles_of_a_frame_are_few() -
     flight.recording.check()
 
 
+def test_a_publisher_that_begins_anew_with_every_message_is_told_ten_times_a_second() -> None:
+    flight = Flight(block_size=SIZE)
+    for number in range(1000):  # as two publishers on one port do
+        flight.take(Restart(0, "message 0 came after message 0"), number / 1000)
+        flight.take(delivered(0, 0, stored(number)), number / 1000)
+    flight.close(1.0)
+    assert 10 <= len(flight.recording) <= 22
+    kinds = Counter(type(event) for frame in flight.recording for event in frame.events)
+    assert kinds[RankRestarted] <= len(flight.recording)
+    flight.recording.check()
+    state = flight.recording.state(len(flight.recording) - 1)
+    assert [node["tokens"] for node in state["tree"]["nodes"]] == [list(tokens(999))]
+    assert state["tree"]["ranks"][0]["batches"] == 1000
+
+
 def test_blocks_beyond_the_bound_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minirad.fleet.blocks.MOST_BLOCKS", 10)
     flight = Flight(block_size=SIZE)
