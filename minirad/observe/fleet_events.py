@@ -410,8 +410,10 @@ class NodesJoined(_OfFleet, Event):
     def apply(self, state: ReplayState) -> None:
         state.tree["tick"] = self.tick
         upper, lower = state.nodes[self.upper], state.nodes[self.lower]
+        tokens: list[int] = upper["tokens"]  # a list of its own, as that of `lower`: see event.Nodes
+        tokens += lower["tokens"]
         lower.update(
-            parent=upper["parent"], tokens=upper["tokens"] + lower["tokens"],
+            parent=upper["parent"], tokens=tokens,
             units=upper["units"] + lower["units"], blocks=upper["blocks"] + lower["blocks"],
             created=min(upper["created"], lower["created"]),
             last_access=max(upper["last_access"], lower["last_access"]),
