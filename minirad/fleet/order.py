@@ -61,6 +61,7 @@ class Order:
         self._seen = b""  # the digest of message `last`
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = 0
+        self._doubt = False  # behind the connection may be another publisher, and nobody can be asked
 
     # ------------------------------------------------------------ what comes
 
@@ -70,6 +71,8 @@ class Order:
         if self._replay:
             self._drop_held()  # of the connection before; the replay has them
             self._ask(now)
+        else:
+            self._doubt = self.last >= 0
 
     def disconnected(self) -> None:
         """The connection is gone: silence says nothing now."""
@@ -81,7 +84,12 @@ class Order:
         if seq <= self._live:
             self._drop_held()
             self._restart(f"message {seq} came after message {self._live}", now)
-        self._live = seq
+        elif self._doubt:
+            self._tell.trouble(
+                f"message {seq} came after message {self.last} on another connection: without a replay "
+                "endpoint nobody can say whether the publisher began anew, so what is drawn may be gone"
+            )
+        self._live, self._doubt = seq, False
         if self.asking:
             self._hold(seq, payload)
         elif seq > self.last + 1 and self._replay:

@@ -210,6 +210,24 @@ def test_without_a_replay_gaps_are_told_at_once() -> None:
     assert told.question is None
 
 
+def test_without_a_replay_it_is_said_that_another_connection_may_be_another_publisher() -> None:
+    told = Told()
+    ordered = Order(told, replay=False)
+    ordered.connected(0.0)
+    ordered.live(*message(0), 0.1)
+    ordered.disconnected()
+    ordered.connected(1.0)
+    assert told.take() == [(*message(0), False)]
+    ordered.live(*message(1, epoch=1), 1.1)
+    ordered.live(*message(2, epoch=1), 1.2)
+    (kind, why), *rest = told.take()
+    assert kind == "trouble" and why.startswith("message 1 came after message 0 on another connection")
+    assert rest == [(*message(1, epoch=1), False), (*message(2, epoch=1), False)]
+    ordered.connected(2.0)
+    ordered.live(*message(0, epoch=2), 2.1)
+    assert [each[0] for each in told.take()] == ["restart", 0]
+
+
 def test_what_cannot_be_held_is_asked_for_again(monkeypatch: Any) -> None:
     monkeypatch.setattr(order, "MOST_HELD", 2)
     told = Told()
