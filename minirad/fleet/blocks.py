@@ -160,7 +160,8 @@ class RankBlocks:
                 own = event.spaces[at] if event.spaces else ()
                 block = self._told(block, name, before, event.tokens[at], event.pairs, own)
             elif block is None or not block.seen:
-                block = self._new(block, name, before, (), event.block_size, False, ())
+                size = event.block_size or 1  # a copy's size may be told as 0: it has a place nevertheless
+                block = self._new(block, name, before, (), size, False, ())
             if block is None:  # no room: what follows would have no parent
                 self.too_many += len(event.hashes) - at
                 return

@@ -136,6 +136,7 @@ class _Frame:
     events: list[Event] = field(default_factory=list)
     ranks: dict[int, _Pending] = field(default_factory=dict)
     cleared: set[int] = field(default_factory=set)
+    restarted: set[int] = field(default_factory=set)
     numbers: int = 0
     at: float = 0.0
 
@@ -167,7 +168,7 @@ class Flight:
         self.recording = FlightRecording(header, 1)
         self._lock = threading.RLock()
         self._frame: _Frame | None = None
-        self._ended = float("-inf")  # the last frame
+        self._ended = self._begun_anew = float("-inf")  # the last frame; the last one that a restart ended
         self._counted = [0, 0, 0]
         self._full: set[int] = set()  # ranks that hold more than is kept
         self._files: _Files | None = None
@@ -188,7 +189,8 @@ class Flight:
         """What a follower tells; now: time.monotonic()."""
         with self._lock:
             now = time.monotonic() if now is None else now
-            if isinstance(told, Restart):
+            if isinstance(told, Restart) and now - self._begun_anew >= TOGETHER:
+                self._begun_anew = now
                 self._cut(now)  # a rank's numbers before and after it are of two frames
             if self._frame is None:
                 self._frame = _Frame(now)
@@ -232,7 +234,9 @@ class Flight:
             else:
                 events.append(GapSeen(rank, told.first, told.last, _short(told.why)))
         elif isinstance(told, Restart):
-            events.append(RankRestarted(rank, _short(told.why)))
+            if rank not in frame.restarted:
+                frame.restarted.add(rank)
+                events.append(RankRestarted(rank, _short(told.why)))
             self.tree.clear(rank)
         else:
             self._note_trouble(rank, told.text, frame)

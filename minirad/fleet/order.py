@@ -63,6 +63,7 @@ class Order:
         self._seen = b""  # what message `last` was
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = 0
+        self._doubt = False  # behind the connection may be another publisher, and nobody can be asked
 
     # ------------------------------------------------------------ what comes
 
@@ -72,6 +73,8 @@ class Order:
         if self._replay:
             self._drop_held()  # of the connection before; the replay has them
             self._ask(now)
+        else:
+            self._doubt = self.last >= 0
 
     def disconnected(self) -> None:
         """The connection is gone: silence says nothing now."""
@@ -83,7 +86,12 @@ class Order:
         if seq <= self._live:
             self._drop_held()
             self._restart(f"message {seq} came after message {self._live}", now)
-        self._live = seq
+        elif self._doubt:
+            self._tell.trouble(
+                f"message {seq} came after message {self.last} on another connection: without a replay "
+                "endpoint nobody can say whether the publisher began anew, so what is drawn may be gone"
+            )
+        self._live, self._doubt = seq, False
         if self.asking:
             self._hold(seq, payload)
         elif seq > self.last + 1 and self._replay:
@@ -99,13 +107,12 @@ class Order:
         """A message of the answer."""
         if not self.asking:
             return
-        self._heard = self._asked = now
+        self._heard = now
         following = min(seq, self._held[0][0]) if self._held else seq
-        if (
-            self._top < 0 and following == self.last + 1 > 0 and seq > self.last
-        ):  # no gap, yet none can see it
-            self._tell.trouble(f"{_NOT_SEEN_AGAIN} {self.last}")
-        self._top = max(self._top, seq)
+        if self._top < 0 and following == self.last + 1 > 0 and seq > self.last:
+            self._tell.trouble(f"{_NOT_SEEN_AGAIN} {self.last}")  # as there is no gap, nothing else would
+        if seq > self._top:  # else a replay that says the same again and again would never be given up
+            self._top, self._asked = seq, now
         if seq == self.last and self._seen != payload:
             return self._restart(f"message {seq} is another one now", now)
         while self._held and self._held[0][0] < seq:

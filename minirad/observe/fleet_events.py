@@ -349,13 +349,20 @@ class NodeDivided(_OfFleet, Event):
     def apply(self, state: ReplayState) -> None:
         state.tree["tick"] = self.tick
         lower = state.nodes[self.lower]
-        cut = self.units * (len(lower["tokens"]) // lower["units"])
+        tokens: list[int] = lower["tokens"]  # a list of its own, see event.Nodes
+        cut = self.units * (len(tokens) // lower["units"])
+        if 2 * cut <= len(tokens):  # the smaller part is copied: a long run may be divided again and again
+            first, rest = tokens[:cut], tokens
+            del tokens[:cut]
+        else:
+            first, rest = tokens, tokens[cut:]
+            del tokens[cut:]
         state.nodes[self.upper] = {
-            **lower, "id": self.upper, "tokens": lower["tokens"][:cut], "units": self.units,
-            "blocks": self.blocks, "held": dict(lower["held"]), "slots": [],
+            **lower, "id": self.upper, "tokens": first, "units": self.units, "blocks": self.blocks,
+            "held": dict(lower["held"]), "slots": [],
         }  # fmt: skip
         lower.update(
-            parent=self.upper, tokens=lower["tokens"][cut:], units=lower["units"] - self.units,
+            parent=self.upper, tokens=rest, units=lower["units"] - self.units,
             blocks=lower["blocks"] - self.blocks,
         )  # fmt: skip
 
@@ -403,8 +410,10 @@ class NodesJoined(_OfFleet, Event):
     def apply(self, state: ReplayState) -> None:
         state.tree["tick"] = self.tick
         upper, lower = state.nodes[self.upper], state.nodes[self.lower]
+        tokens: list[int] = upper["tokens"]  # a list of its own, as that of `lower`: see event.Nodes
+        tokens += lower["tokens"]
         lower.update(
-            parent=upper["parent"], tokens=upper["tokens"] + lower["tokens"],
+            parent=upper["parent"], tokens=tokens,
             units=upper["units"] + lower["units"], blocks=upper["blocks"] + lower["blocks"],
             created=min(upper["created"], lower["created"]),
             last_access=max(upper["last_access"], lower["last_access"]),

@@ -20,6 +20,7 @@ from minirad.observe.replay import Frame
 from viz.draw import fleet as cards
 from viz.draw import tree
 from viz.live import Replay, main
+from viz.notebook.stepper import Stepper
 from viz.trace import Trace, ids_as_text
 from viz.view import fleet
 from viz.web import stream
@@ -152,6 +153,15 @@ def test_what_is_wrong_is_one_sentence(page):
     for row in state["tree"]["ranks"]:
         row.update(state="connecting", batches=0, lost=0)
     assert fleet.wrong(state).startswith("Nothing answers at tcp://h:5557 (and 1 more) yet")
+
+
+def test_a_stepper_jumps_to_gaps():
+    stepper = Stepper(recorded(STORY))
+    stepper.first()
+    assert stepper.jump("gap") and isinstance(stepper.view.events[1], fe.GapSeen)
+    assert not stepper.jump("gap") and stepper.message == "There is no further gap."
+    with pytest.raises(ValueError, match="to jump to: split, evict, retract, gap"):
+        stepper.jump("foo")
 
 
 def test_trouble_is_over_when_the_connection_is_there_again():

@@ -166,7 +166,9 @@ def test_views(served):
         assert sum(view["usage"]) == 220
     assert client.request("GET", f"/view?run={client.run}&g=step&i=99999")[0].status == 400
     assert client.request("GET", f"/view?run={client.run}&g=eon&i=1")[0].status == 400
-    assert client.request("GET", f"/view?run={client.run}&g=step&i=x")[0].status == 400
+    for wrong in ("i=x", "i=1&rank=1e3", "i=1&open=2,x", "i=1&height=tall", "i=1&open=" + "9" * 5000):
+        response, data = client.request("GET", f"/view?run={client.run}&g=step&{wrong}")
+        assert response.status == 400 and "is no number" in json.loads(data)["error"]
     assert client.request("GET", "/view?run=2&g=step&i=1")[0].status == 409
 
 

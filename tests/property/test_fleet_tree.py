@@ -406,6 +406,23 @@ def test_a_deep_chain_is_one_node_whatever_becomes_of_it() -> None:
     assert not tree.nodes and not tree.ranks[0].blocks and tree.ranks[0].unknown_removals == 1
 
 
+def test_a_run_is_divided_and_joined_at_every_second_block_with_its_snapshots_as_they_were() -> None:
+    tree, replay = FleetTree(), CheckedReplay(empty_state(2))
+    told_by(tree, replay, chain_of(0, 12))
+    whole = replay.snapshot()["tree"]["nodes"]
+    kept = [(whole, [list(node["tokens"]) for node in whole])]
+    removals: list[Record] = [Removed((name,)) for name in range(0, 12, 2)]
+    again: list[Record] = [
+        Stored((name,), name - 1 if name else None, ((name % 9, 7),), 2) for name in range(10, -1, -2)
+    ]
+    for event in (*removals, *again):
+        told_by(tree, replay, event)
+        nodes = replay.snapshot()["tree"]["nodes"]
+        kept.append((nodes, [list(node["tokens"]) for node in nodes]))
+    assert [node["tokens"] for node in nodes] == kept[0][1]
+    assert all([node["tokens"] for node in nodes] == tokens for nodes, tokens in kept)
+
+
 def test_a_node_whose_end_leaves_keeps_its_number() -> None:
     tree, replay = FleetTree(), CheckedReplay(empty_state(2))
     told_by(tree, replay, chain_of(0, 10), Stored((100,), 9, ((8, 7),), 2), Stored((101,), 9, ((9, 7),), 2))

@@ -16,7 +16,7 @@ import pytest
 from minirad.bench.fleet import _Server
 from minirad.fleet.flight import Flight, FlightRecording
 from minirad.fleet.follow import Delivered, Gap, Restart, State, Told, Trouble
-from minirad.fleet.wire import Batch, Cleared, Record, Removed, Stored
+from minirad.fleet.wire import Batch, Cleared, Decoder, Record, Removed, Stored, WireError
 from minirad.observe.event import ReplayState
 from minirad.observe.fleet_events import (
     BatchesTaken,
@@ -294,6 +294,21 @@ def test_gaps_that_follow_each_other_are_one_and_troubles_of_a_frame_are_few() -
     flight.recording.check()
 
 
+def test_a_publisher_that_begins_anew_with_every_message_is_told_ten_times_a_second() -> None:
+    flight = Flight(block_size=SIZE)
+    for number in range(1000):  # as two publishers on one port do
+        flight.take(Restart(0, "message 0 came after message 0"), number / 1000)
+        flight.take(delivered(0, 0, stored(number)), number / 1000)
+    flight.close(1.0)
+    assert 10 <= len(flight.recording) <= 22
+    kinds = Counter(type(event) for frame in flight.recording for event in frame.events)
+    assert kinds[RankRestarted] <= len(flight.recording)
+    flight.recording.check()
+    state = flight.recording.state(len(flight.recording) - 1)
+    assert [node["tokens"] for node in state["tree"]["nodes"]] == [list(tokens(999))]
+    assert state["tree"]["ranks"][0]["batches"] == 1000
+
+
 def test_blocks_beyond_the_bound_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minirad.fleet.blocks.MOST_BLOCKS", 10)
     flight = Flight(block_size=SIZE)
@@ -456,3 +471,48 @@ def test_what_goes_leaves_nothing_for_the_collector() -> None:
         gc.garbage.clear()
         gc.enable()
     assert not {"Cell", "Node", "Block"} & left.keys(), left
+
+
+def any_value(rng: random.Random) -> Any:
+    texts = ("", "x" * 10_000, "\x1b<b>", b"", b"y" * 65)
+    return rng.choice((None, True, -1, 0, 2**63, 1.5, float("nan"), *texts, [], [[]], {}))
+
+
+def any_event(rng: random.Random) -> Any:
+    """An event of few blocks, of which now and then a field is anything."""
+    names: list[Any] = [1, 2, 3, 4, -5, b"six", 2**64 - 7]
+    hashes, size = rng.sample(names, rng.choice((1, 1, 2, 3))), rng.choice((0, 1, 1, 2))
+    ids = [rng.randrange(2) for _ in range(len(hashes) * size)] if rng.random() < 0.8 else []
+    event: dict[str, Any] = {
+        "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": rng.choice([None, *names]),
+        "token_ids": [[id, id] for id in ids] if rng.random() < 0.1 else ids, "block_size": size,
+        "medium": rng.choice((None, None, "CPU", "?", "a+b")),
+        "lora_name": rng.choice((None, None, None, "a")),
+    }  # fmt: skip
+    if rng.random() < 0.4:
+        event = {"type": "BlockRemoved", "block_hashes": hashes, "medium": rng.choice((None, None, "CPU"))}
+    if rng.random() < 0.1:
+        event[rng.choice(list(event))] = any_value(rng)
+    return event if rng.random() < 0.98 else any_value(rng)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_was_told_can_be_read_again(tmp_path: Path, seed: int) -> None:
+    import msgspec
+
+    rng, decoder = random.Random(seed), Decoder()
+    flight = Flight(("tcp://h:1",), path=tmp_path / "fleet.jsonl", most_bytes=20_000)
+    for seq in range(40):
+        events = [any_event(rng) for _ in range(rng.randrange(1, 4))]
+        sent = [rng.choice((1.0, float("nan"), 1e300, None)), events, rng.choice((0, -1, "x"))]
+        try:
+            flight.take(Delivered(0, seq, decoder.decode(msgspec.msgpack.encode(sent)), False), float(seq))
+        except WireError as error:
+            flight.take(Gap(0, seq, seq, str(error)), float(seq))
+        flight.tree.check()
+    flight.close(100.0)
+    flight.recording.check()
+    last = flight.recording.state(len(flight.recording) - 1)
+    assert last["tree"]["nodes"] == flight.tree.snapshot()["nodes"]
+    for file in flight.files:
+        assert not Recording.load(file).missing

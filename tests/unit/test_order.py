@@ -224,6 +224,24 @@ def test_without_a_replay_gaps_are_told_at_once() -> None:
     assert told.question is None
 
 
+def test_without_a_replay_it_is_said_that_another_connection_may_be_another_publisher() -> None:
+    told = Told()
+    ordered = Order(told, replay=False)
+    ordered.connected(0.0)
+    ordered.live(*message(0), 0.1)
+    ordered.disconnected()
+    ordered.connected(1.0)
+    assert told.take() == [(*message(0), False)]
+    ordered.live(*message(1, epoch=1), 1.1)
+    ordered.live(*message(2, epoch=1), 1.2)
+    (kind, why), *rest = told.take()
+    assert kind == "trouble" and why.startswith("message 1 came after message 0 on another connection")
+    assert rest == [(*message(1, epoch=1), False), (*message(2, epoch=1), False)]
+    ordered.connected(2.0)
+    ordered.live(*message(0, epoch=2), 2.1)
+    assert [each[0] for each in told.take()] == ["restart", 0]
+
+
 def test_what_cannot_be_held_is_asked_for_again(monkeypatch: Any) -> None:
     monkeypatch.setattr(order, "MOST_HELD", 2)
     told = Told()
@@ -256,6 +274,22 @@ def test_an_answer_without_its_end_is_asked_for_again() -> None:
         ordered.answer(*message(number), 7.0)
     ordered.answers_end(7.0)
     assert told.take() == [(*message(2), True), (*message(3), False)]
+
+
+def test_an_answer_that_says_the_same_again_and_again_is_given_up() -> None:
+    ordered, told = following(0, 1, 2)
+    ordered.live(*message(4), 1.0)
+    now = 1.0
+    while now < 1.0 + PATIENCE:
+        ordered.answer(*message(2), now)
+        ordered.tick(now)
+        assert not told.take()
+        now += 0.5
+    ordered.answer(*message(2), now)
+    ordered.tick(now)
+    assert [each[0] for each in told.take()] == ["trouble", "gap", 4]
+    ordered.live(*message(5), now)
+    assert told.take() == [(*message(5), False)]
 
 
 def test_what_is_held_fills_what_the_answer_lacks() -> None:

@@ -242,10 +242,11 @@ class Stepper:
     def jump(self, kind: str, direction: int = 1) -> bool:
         """To the next (or, -1, the one before) "split", "evict" or "retract"; False if there is none.
 
-        ValueError for another kind.
+        In another server's stream there is "gap" as well. ValueError for another kind.
         """
-        if kind not in _MARK_WORDS:
-            raise ValueError(f"there is nothing called {kind!r} to jump to: {', '.join(_MARK_WORDS)}")
+        known = self.trace.marks()
+        if kind not in known:
+            raise ValueError(f"there is nothing called {kind!r} to jump to: {', '.join(known)}")
         index = self.trace.next_mark(self._granularity, self.index, kind, direction)
         if index is None:
             self._say(f"There is no {'further' if direction > 0 else 'earlier'} {_MARK_WORDS[kind]}.")
@@ -529,7 +530,7 @@ class Stepper:
         return tree_png(self.view, self.trace.decode, self.options)
 
 
-_MARK_WORDS = {"split": "split", "evict": "eviction", "retract": "retraction"}
+_MARK_WORDS = {"split": "split", "evict": "eviction", "retract": "retraction", "gap": "gap"}
 
 
 def _tokenizer(engine: Engine) -> Any:
@@ -591,7 +592,7 @@ class Output:
             "index": step.index, "count": step.count,
             "granularity": step.granularity, "granularities": list(GRANULARITIES),
             "back": step.index > 0, "forward": not step.at_present or step._can_step,
-            "jumps": [[kind, word, bool(marks[kind])] for kind, word in _MARK_WORDS.items()],
+            "jumps": [[kind, _MARK_WORDS[kind], bool(frames)] for kind, frames in marks.items()],
             "quiz": step.quiz, "question": asked,
             "engine": None if step.engine is None else self._engine_controls(step.engine),
         }  # fmt: skip

@@ -118,10 +118,18 @@ def _position(asked: dict[str, str]) -> Wanted:
     granularity = asked.get("g", "step")
     if granularity not in GRANULARITIES:
         raise ValueError(f"unknown granularity {granularity!r}")
-    opened = tuple(int(number) for number in asked.get("open", "").split(",")[:MOST_OPENED] if number)
-    height = min(max(int(asked.get("height", "400")), 100), 4000)
-    rank = int(asked["rank"]) if asked.get("rank") else None
-    return granularity, int(asked.get("i", "0")), opened, height, rank
+    opened = tuple(
+        _whole("open", number) for number in asked.get("open", "").split(",")[:MOST_OPENED] if number
+    )
+    height = min(max(_whole("height", asked.get("height", "400")), 100), 4000)
+    rank = _whole("rank", asked["rank"]) if asked.get("rank") else None
+    return granularity, _whole("i", asked.get("i", "0")), opened, height, rank
+
+
+def _whole(name: str, text: str) -> int:
+    if not is_number(text.removeprefix("-")):
+        raise ValueError(f"{name}={text:.40} is no number")
+    return int(text)
 
 
 def _drawn(page: AnyPage, wanted: Wanted) -> bytes:
