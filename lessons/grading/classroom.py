@@ -186,14 +186,19 @@ def _is_known(path: PurePosixPath) -> bool:
     if kind == "machinery":
         return path.name in MACHINERY
     if kind == "notebook":
-        return path.name == "build.py" or path.stem in {"00_tour", *(each.name for each in lesson_folders())}
+        lessons = (each.name for each in lesson_folders())
+        return path.name == "build.py" or path.stem in {"00_tour", "15_your_own_server", *lessons}
+    if kind == "stream":
+        return path.suffix == ".jsonl"
     return kind == ""
 
 
 def _kind(path: PurePosixPath) -> str:
-    """Where a file lies: "lesson", "beside" it, "machinery", "notebook", "unknown", or "" for elsewhere."""
+    """Where a file lies: "lesson", "beside" it, "machinery", "notebook", "stream", "unknown"; "" elsewhere."""
     top, *rest = path.parts
     if top == "notebooks":
+        if len(rest) == 2 and rest[0] == "streams":
+            return "stream"
         return "notebook" if len(rest) == 1 else "unknown"
     if top != "lessons":
         return ""

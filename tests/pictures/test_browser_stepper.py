@@ -392,7 +392,7 @@ class Shown:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["00_tour", "02_radix_tree", "03_locks_and_eviction", "05_paged_attention",
-                                  "06_request_life", "08_nine_steps"])  # fmt: skip
+                                  "06_request_life", "08_nine_steps", "15_your_own_server"])  # fmt: skip
 def test_run_all_leaves_every_picture_where_its_cell_put_it(
     browser: Any, lab: tuple[str, Path], name: str
 ) -> None:
@@ -401,6 +401,7 @@ def test_run_all_leaves_every_picture_where_its_cell_put_it(
 
     source = ROOT / "notebooks" / f"{name}.ipynb"
     shutil.copy(source, lab[1] / source.name)
+    shutil.copytree(ROOT / "notebooks" / "streams", lab[1] / "streams", dirs_exist_ok=True)
     opened = Notebook(browser, lab, source.name)
     cells = opened.page.evaluate(STEPPER_CELLS)
     saved = nbformat.read(source, as_version=4).cells
