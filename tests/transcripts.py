@@ -1,6 +1,6 @@
 """Sessions of agents as Claude Code and Codex write them: turns with tool results, compactions, seeded.
 
-    python tests/transcripts.py claude-code session.jsonl --turns 300 --bytes 10000000
+python tests/transcripts.py claude-code session.jsonl --turns 300 --bytes 10000000
 """
 
 from __future__ import annotations
@@ -59,18 +59,36 @@ def claude_code(
             yield (told := line("user", above, message=asked))
             above = told["uuid"]
         usage = {"input_tokens": 4, "cache_creation_input_tokens": 900, "cache_read_input_tokens": 20_000}
-        reply = {"id": f"msg_{turn}", "type": "message", "role": "assistant", "model": "claude-x", "usage": usage}
+        reply = {
+            "id": f"msg_{turn}",
+            "type": "message",
+            "role": "assistant",
+            "model": "claude-x",
+            "usage": usage,
+        }
         for block in (
             {"type": "text", "text": lines(rng, 200)},
-            {"type": "tool_use", "id": f"toolu_{turn}", "name": "Read", "input": {"file_path": f"src/{turn}.py"}},
+            {
+                "type": "tool_use",
+                "id": f"toolu_{turn}",
+                "name": "Read",
+                "input": {"file_path": f"src/{turn}.py"},
+            },
         ):
-            yield (told := line("assistant", above, message={**reply, "content": [block]}, requestId=f"req_{turn}"))
+            yield (
+                told := line(
+                    "assistant", above, message={**reply, "content": [block]}, requestId=f"req_{turn}"
+                )
+            )
             above = told["uuid"]
         result = lines(rng, text)
         block = {"tool_use_id": f"toolu_{turn}", "type": "tool_result", "content": result}
         more: dict[str, Any] = {"sourceToolAssistantUUID": above}
         if copies:
-            more["toolUseResult"] = {"originalFile": result, "structuredPatch": [{"lines": result.split("\n")}]}
+            more["toolUseResult"] = {
+                "originalFile": result,
+                "structuredPatch": [{"lines": result.split("\n")}],
+            }
         yield (told := line("user", above, message={"role": "user", "content": [block]}, **more))
         above = told["uuid"]
         if turn + 1 in ends:
@@ -83,7 +101,9 @@ def claude_code(
             above = told["uuid"]
 
 
-def codex(turns: int = 200, compactions: int = 2, size: int = 2_000_000, seed: int = 0) -> Iterator[dict[str, Any]]:
+def codex(
+    turns: int = 200, compactions: int = 2, size: int = 2_000_000, seed: int = 0
+) -> Iterator[dict[str, Any]]:
     """Lines of a rollout file of about `size` characters."""
     rng = random.Random(seed)
     text = max(size // turns - 900, 60)
@@ -115,7 +135,9 @@ def codex(turns: int = 200, compactions: int = 2, size: int = 2_000_000, seed: i
         yield line("response_item", type="reasoning", summary=[], encrypted_content="gAAA")
         yield line("response_item", type="function_call", call_id=f"call_{turn}", **call)
         yield line("event_msg", type="token_count", info={"last_token_usage": {"input_tokens": 20_000}})
-        yield line("response_item", type="function_call_output", call_id=f"call_{turn}", output=lines(rng, text))
+        yield line(
+            "response_item", type="function_call_output", call_id=f"call_{turn}", output=lines(rng, text)
+        )
         if turn + 1 in ends:
             summary = said("user", f"Another model began this task. Its summary: {lines(rng, 3000)}")
             yield line("compacted", message="", replacement_history=[context, *asked, summary])
