@@ -12,13 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-WORDS = (
+TEXT = (
     "the cache holds tokens of a request and its prefix while another one waits for pages so that a node can "
     "be split evicted locked or read again when it fails return value error index parent child key length "
     "import path file test assert engine config class self update layer buffer offset number slot page size"
-).split()
-SIDES = ("def {0}_{1}(self, {2}: int) -> {3}:", "    {0}.{1} = {2}[{4}:{5}]", "    if {0} >= {4} and not {1}:",
-         "        raise ValueError(f\"{0} {1} {{{2}}}\")", "    # {0} {1} {2} {3} {0} of {4}", "{0}: {1} {2} {4}.{5}")  # fmt: skip
+)
+WORDS = TEXT.split()
+SIDES = (
+    "def {0}_{1}(self, {2}: int) -> {3}:",
+    "    {0}.{1} = {2}[{4}:{5}]",
+    "    if {0} >= {4} and not {1}:",
+    '        raise ValueError(f"{0} {1} {{{2}}}")',
+    "    # {0} {1} {2} {3} {0} of {4}",
+    "{0}: {1} {2} {4}.{5}",
+)
 
 
 def lines(rng: random.Random, size: int) -> str:
@@ -92,8 +99,9 @@ def claude_code(
         yield (told := line("user", above, message={"role": "user", "content": [block]}, **more))
         above = told["uuid"]
         if turn + 1 in ends:
+            about = {"trigger": "auto", "preTokens": 180_000}
             told = line("system", None, subtype="compact_boundary", content="Conversation compacted",
-                        logicalParentUuid=above, compactMetadata={"trigger": "auto", "preTokens": 180_000})  # fmt: skip
+                        logicalParentUuid=above, compactMetadata=about)  # fmt: skip
             yield told
             summary = f"This session is being continued from a previous conversation. {lines(rng, 3000)}"
             said = {"role": "user", "content": summary}
@@ -121,8 +129,9 @@ def codex(
         return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
     tools = [{"name": "lookup", "description": "Looks up a symbol", "input_schema": {"type": "object"}}]
+    told = {"text": f"You are a coding agent. {lines(rng, 4000)}"}
     yield line("session_meta", id=f"codex-{seed}", cwd="/home/dev/project", originator="codex_exec",
-               base_instructions={"text": f"You are a coding agent. {lines(rng, 4000)}"}, dynamic_tools=tools)  # fmt: skip
+               base_instructions=told, dynamic_tools=tools)  # fmt: skip
     yield line("turn_context", cwd="/home/dev/project", model="gpt-x", effort="high")
     context = said("user", "<environment_context>\n  <cwd>/home/dev/project</cwd>\n</environment_context>")
     yield line("response_item", **context)

@@ -1,4 +1,4 @@
-"""What `minirad why` found, as one Plotly page: sessions turn by turn, what each cause cost, what changes save.
+"""What `minirad why` found, as one Plotly page: sessions turn by turn, what each cause cost, what saves it.
 
 Of a session: a bar for each turn, the places where its prefix broke, named, and its prompts as a tree.
 
@@ -20,12 +20,16 @@ from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
 from minirad import command
+from minirad.observe.recording import Recording
 from minirad.why.answer import CAUSES
+from minirad.why.recorded import Recorded
+from minirad.why.report import Totals
 from minirad.why.turns import BREAKS
+from viz.draw.charts import KvFigure
 from viz.draw.dot import DotError
 from viz.draw.tree import svg
-from viz.draw.turns import session_dot
 from viz.simulate import COLOURS
+from viz.turns import session_dot
 from viz.view.text import visible
 
 HIT, OTHER = "#009e73", "#adb5bd"
@@ -38,8 +42,10 @@ FITS = 1300  # points: a tree so wide is shown smaller, and not cut
 BROKE = "#c92a2a"
 FONT = {"family": "Inter, Helvetica, Arial, sans-serif", "size": 12}
 STYLE = (
-    "body{font:14px Inter,Helvetica,Arial,sans-serif;color:#212529;max-width:1240px;margin:0 auto;padding:0 16px}"
-    "h1{font-size:18px;margin:12px 0 4px}h2{font-size:15px;margin:14px 0 2px}h3{font-size:13px;margin:10px 0 2px}"
+    "body{font:14px Inter,Helvetica,Arial,sans-serif;color:#212529;max-width:1240px;"
+    "margin:0 auto;padding:0 16px}"
+    "h1{font-size:18px;margin:12px 0 4px}h2{font-size:15px;margin:14px 0 2px}"
+    "h3{font-size:13px;margin:10px 0 2px}"
     "h1,h2,td,li{overflow-wrap:anywhere}"
     "table{border-collapse:collapse;font-size:12px}td,th{padding:2px 10px 2px 0;text-align:left;"
     "border-bottom:1px solid #e9ecef;vertical-align:top}td.n{text-align:right}"
@@ -162,7 +168,7 @@ def _turn_bars(places: list[int], heights: list[int], names: list[str], kind: st
 
 
 def _mark_breaks(drawn: go.Figure, session: dict[str, Any]) -> int:
-    """A line at each break; those that cost most are named above, as many as there is room for. How many rows."""
+    """A line at each break; those that cost most are named, if there is room. How many rows of names."""
     broke = [(at, turn["break"]) for at, turn in enumerate(session["turns"], start=1) if "break" in turn]
     count = len(session["turns"])
     named: list[tuple[int, int]] = []  # (turn, row of names)
@@ -201,12 +207,33 @@ def _break_table(session: dict[str, Any]) -> str:
     )
     more = f"<p>and {len(broke) - MOST_BREAKS:,} more</p>" if len(broke) > MOST_BREAKS else ""
     head = "".join(f"<th>{each}</th>" for each in (
-        "turn", "in the log", "what broke the prefix", "", "from here on", "computed", "of them again", "given up"
+        "turn", "in the log", "what broke the prefix", "", "from here on", "computed", "of them again",
+        "given up",
     ))  # fmt: skip
     return f"<table><tr>{head}</tr>{rows}</table>{more}"
 
 
 # ---------------------------------------------------------------------- the whole log
+
+
+def misses(recording: Recording) -> KvFigure:
+    """Each admission of a recording, in order: its prompt by what came from the cache, and why the rest not."""
+    told, totals = Recorded.of(recording), Totals()
+    for answer in told.answers.values():
+        totals.add(answer)
+    report = totals.report("", "token", {})
+    names = list(told.answers)
+    bars = request_bars(report)
+    for trace in bars:
+        if report["series"]["width"] == 1:
+            trace.x = names
+            trace.width = None
+    drawn = go.Figure(bars)
+    drawn.update_layout(
+        template="plotly_white", barmode="stack", bargap=0.15, font=FONT, height=340, yaxis_title="tokens",
+        title="What each request found, and why no more", xaxis_title="requests, in order of admission",
+    )  # fmt: skip
+    return KvFigure(drawn)
 
 
 def cause_bars(report: Report) -> go.Bar:

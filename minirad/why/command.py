@@ -198,14 +198,14 @@ def _ask_now(told: Recorded, recording: Recording, args: argparse.Namespace, tot
 
 
 def _asked_now(recording: Recording, args: argparse.Namespace) -> Iterator[Tokenized]:
-    text = _text(args.tokenizer, recording.header)
+    text = text_for(args.tokenizer, recording.header)
     for each in _requests(args.file, args.format, text or PromptTokenizer(), []):
         if text is None and any(part.ids is None for part in each.request.parts):
             raise ValueError(f"{args.log} has no tokenizer: say --tokenizer, or ask for token ids")
         yield each
 
 
-def _text(name: str | None, header: dict[str, Any]) -> PromptTokenizer | None:
+def text_for(name: str | None, header: dict[str, Any]) -> PromptTokenizer | None:
     """The recording's tokenizer, if it is here; nothing is fetched."""
     source = name or (header.get("model") or {}).get("tokenizer", "")
     if source == "" or (name is None and source is not None and not Path(source).is_dir()):
@@ -214,7 +214,7 @@ def _text(name: str | None, header: dict[str, Any]) -> PromptTokenizer | None:
 
 
 def _decode(name: str | None, header: dict[str, Any]) -> Decode | None:
-    text = _text(name, header)
+    text = text_for(name, header)
     return None if text is None else text.decode
 
 

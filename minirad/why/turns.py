@@ -4,10 +4,10 @@
     for request, answer in ...: turns.add(request, answer)
     turns.report()                         # plain data: of each session its turns, its breaks, its runs
 
-A turn breaks the prefix if it does not go on from all that the turn before was asked: something was compacted,
-the tools or a date changed, a message stands elsewhere. A request without a session is held against the one
-that it parts from. A run is parts of prompts that always stood together: the session's prompts are paths in a
-tree of runs, which has a branch where the prefix broke.
+A turn breaks the prefix if it does not go on from all that the turn before was asked: something was
+compacted, the tools or a date changed, a message stands elsewhere. A request without a session is held
+against the one that it parts from. A run is parts of prompts that always stood together: the session's
+prompts are paths in a tree of runs, which has a branch where the prefix broke.
 
 Does not tokenise, and does not look for what would help: repairs.py does.
 """
@@ -37,7 +37,8 @@ NO_SESSION = ""
 BREAKS: dict[str, str] = {
     "compaction": "compaction", "tools": "the tools changed", "format": "the output format changed",
     "date": "a date or time changed", "system": "the system prompt changed", "cleared": "old results cleared",
-    "reordered": "messages in another order", "inserted": "something put in between", "left out": "messages left out",
+    "reordered": "messages in another order", "inserted": "something put in between",
+    "left out": "messages left out",
     "back": "went back", "edited": "a message changed", "namespace": "another model, salt or adapter",
     "gone": "what was there is gone",
 }  # fmt: skip
@@ -166,7 +167,8 @@ class _Session:
             if id(run) in shown and run.parent is not None:
                 shown.add(id(run.parent))
         return {
-            "session": name, "turns": self.turns, "more": self.count - len(self.turns), "computed": self.computed,
+            "session": name, "turns": self.turns, "more": self.count - len(self.turns),
+            "computed": self.computed,
             "runs": [
                 {
                     "run": numbers[id(run)], "parent": numbers.get(id(run.parent), 0), "first": run.first,
@@ -306,9 +308,9 @@ def _edited(old: Sequence[Part], one: Part, other: Part) -> tuple[str, str]:
     ours, theirs = _apart(other.text, one.text)
     head = other.text.partition("\n")[0]
     what = f"{_short(theirs)} became {_short(ours)}"
-    if head == one.text.partition("\n")[0] and (_DATE.search(ours) or _DATE.search(theirs)):
-        if len(ours) <= 2 * SHOWN and len(theirs) <= 2 * SHOWN:
-            return "date", what
+    dated = _DATE.search(ours) or _DATE.search(theirs)
+    if dated and head == one.text.partition("\n")[0] and max(len(ours), len(theirs)) <= 2 * SHOWN:
+        return "date", what
     if head.endswith(("system", "developer")):
         return "system", what
     if len(old) <= 2:  # the last question, and its reply

@@ -1,7 +1,7 @@
 """A session's prompts as a tree of runs, drawn by Graphviz: report["sessions"][n] -> DOT text.
 
-A card is a run: parts of prompts that always stood together. Where the prefix broke there is a branch, and the
-card that begins there names the break. Labels are escaped; texts of the log are cut, and never markup.
+A card is a run: parts of prompts that always stood together. Where the prefix broke there is a branch, and
+the card that begins there names the break. Labels are escaped; texts of the log are cut, and never markup.
 """
 
 from __future__ import annotations
