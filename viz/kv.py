@@ -4,7 +4,8 @@
     kv.pool_map(state)   kv.usage(recording)   kv.hit_rate(recording)   kv.timeline(recording) ...
     kv.why(recording, "R7")   kv.misses(recording)
 
-The numbers are viz/view's, the charts viz/draw/charts.py's; why a request missed is viz/notebook's and viz/why.py's.
+The numbers are viz/view's, the charts viz/draw/charts.py's; why a request missed is told by
+viz/notebook/reasons.py, and drawn by viz/why.py.
 """
 
 from viz.draw.charts import (
@@ -30,7 +31,7 @@ from viz.why import misses
 
 __all__ = [
     "HOST_LOOKS", "OWNERS", "PHASES", "USAGE", "Eviction", "HostPage", "KvFigure", "Lives", "PoolPage",
-    "RequestHit", "Span", "UsagePoint", "Why", "age_at_eviction", "evictions", "hit_rate", "host_map", "host_pages",
-    "misses", "owner_colour", "pages", "pool_map", "request_hits", "spans", "timeline", "usage",
+    "RequestHit", "Span", "UsagePoint", "Why", "age_at_eviction", "evictions", "hit_rate", "host_map",
+    "host_pages", "misses", "owner_colour", "pages", "pool_map", "request_hits", "spans", "timeline", "usage",
     "usage_points", "why",
 ]  # fmt: skip

@@ -217,23 +217,23 @@ def _break_table(session: dict[str, Any]) -> str:
 
 
 def misses(recording: Recording) -> KvFigure:
-    """Each admission of a recording, in order: its prompt by what came from the cache, and why the rest not."""
+    """Each admission of a recording, in order: how much came from the cache, and why the rest did not."""
     told, totals = Recorded.of(recording), Totals()
     for answer in told.answers.values():
         totals.add(answer)
     report = totals.report("", "token", {})
-    names = list(told.answers)
-    bars = request_bars(report)
-    for trace in bars:
+    bars, base = request_bars(report), [0] * len(report["series"]["bars"])
+    for trace in bars:  # stacked by hand: the still picture knows no barmode
         if report["series"]["width"] == 1:
-            trace.x = names
-            trace.width = None
-    drawn = go.Figure(bars)
+            trace.x, trace.width = list(told.answers), None
+        trace.base = list(base)
+        base = [low + more for low, more in zip(base, trace.y, strict=True)]
+    drawn = KvFigure(bars)
     drawn.update_layout(
-        template="plotly_white", barmode="stack", bargap=0.15, font=FONT, height=340, yaxis_title="tokens",
-        title="What each request found, and why no more", xaxis_title="requests, in order of admission",
+        template="none", barmode="overlay", bargap=0.15, font=FONT, height=320,
+        title="Prompt tokens of each request, by what became of them", legend={"orientation": "h", "y": -0.2},
     )  # fmt: skip
-    return KvFigure(drawn)
+    return drawn
 
 
 def cause_bars(report: Report) -> go.Bar:
