@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minirad.logs import Tokenized
+from minirad.logs.apis import spoken
 from minirad.logs.claude_code import CLEARED
 from minirad.logs.request import OPENING, Part
+from minirad.logs.writing import OPEN
 from minirad.why.answer import Answer
 
 MOST_SESSIONS = 64  # that are followed; those that come later are counted
@@ -305,7 +307,7 @@ def _change(old: Sequence[Part], new: Sequence[Part]) -> tuple[str, str]:
 
 
 def _edited(old: Sequence[Part], one: Part, other: Part) -> tuple[str, str]:
-    ours, theirs = _apart(other.text, one.text)
+    ours, theirs = _apart(_said(other), _said(one))
     head = other.text.partition("\n")[0]
     what = f"{_short(theirs)} became {_short(ours)}"
     dated = _DATE.search(ours) or _DATE.search(theirs)
@@ -316,6 +318,10 @@ def _edited(old: Sequence[Part], one: Part, other: Part) -> tuple[str, str]:
     if len(old) <= 2:  # the last question, and its reply
         return "back", f"{other.name} in place of {one.name}"
     return "edited", what
+
+
+def _said(part: Part) -> str:
+    return spoken(part) if part.text.startswith(OPEN) else part.text
 
 
 def _apart(one: str, other: str) -> tuple[str, str]:

@@ -76,7 +76,7 @@ class Reasons:
         return isinstance(told, Recorded) and request in told.answers
 
     def now(self, tokens: Sequence[int], frame: int, namespace: Any = None) -> Why:
-        """What a prompt would find behind a frame (-1: the start). namespace: its number (a stream's name)."""
+        """What a prompt would find behind a frame (-1: the start). namespace: its number; a stream's name."""
         told = self._at(frame)
         if isinstance(told, Streamed):
             return self._why(list(told.why(tokens, namespace or "").values()))
