@@ -23,6 +23,7 @@ from minirad.logs.request import LoggedRequest, Part, Usage
 from minirad.logs.writing import Odd, content, definitions, known_only, mended, message, names, opening
 
 NO_TOOLS = "the tools are not in a session file of Codex: prompts begin after them"
+SUMMARY = ", compaction summary"  # in the name of its message
 REBUILT = "a compaction without its replacement_history: the history after it is made up as Codex makes it up"
 MOST_REBUILT = 80_000  # characters of the last messages that such a compaction keeps, about 20,000 tokens
 
@@ -150,7 +151,7 @@ class Codex:
             for each in items:
                 if not _never_sent(each):
                     found += _read(each, len(found) + 1, odd)
-            self._history, self._incomplete = found, ""
+            self._history, self._incomplete = _summed_up(found), ""
             return
         if items is not None:
             raise ValueError(f"replacement_history must be a list, not {said(items)}")
@@ -173,7 +174,8 @@ class Codex:
         begun = [(item.part, item.turn, item.plain) for item in self._history[:first]]
         self._history = [_Item(*each) for each in begun]
         for text in (*reversed(kept), summary):
-            part = message(f"message {len(self._history) + 1} (user)", "user", text)
+            label = f"user{SUMMARY}" if text is summary else "user"
+            part = message(f"message {len(self._history) + 1} ({label})", "user", text)
             self._history.append(_Item(part, text is not summary, text))
         self._incomplete = REBUILT
 
@@ -210,6 +212,16 @@ class Codex:
 def is_bare_head(value: dict[str, Any]) -> bool:
     """The first line of an older file: a session_meta without a wrapper."""
     return {"id", "timestamp", "instructions"} <= set(value) and "type" not in value
+
+
+def _summed_up(items: list[_Item]) -> list[_Item]:
+    """What a compaction leaves ends with its summary, in the user's name (context may follow)."""
+    for number in range(len(items) - 1, -1, -1):
+        if items[number].turn:
+            part = items[number].part
+            named = replace(part, name=f"{part.name.removesuffix(')')}{SUMMARY})")
+            return [*items[:number], items[number]._replace(part=named), *items[number + 1 :]]
+    return items
 
 
 def _never_sent(item: Any) -> bool:

@@ -37,6 +37,7 @@ from minirad.why.recorded import Recorded
 from minirad.why.repairs import Outcome, joined, outcomes, pair, room_for
 from minirad.why.report import Picked, Report, Totals, text_of
 from minirad.why.streamed import Streamed
+from minirad.why.turns import Turns
 from minirad.why.words import REQUESTS, Clock, Words
 
 MOST_KEPT = 1 << 25  # tokens of a log that are kept to be replayed
@@ -197,14 +198,14 @@ def _ask_now(told: Recorded, recording: Recording, args: argparse.Namespace, tot
 
 
 def _asked_now(recording: Recording, args: argparse.Namespace) -> Iterator[Tokenized]:
-    text = _text(args.tokenizer, recording.header)
+    text = text_for(args.tokenizer, recording.header)
     for each in _requests(args.file, args.format, text or PromptTokenizer(), []):
         if text is None and any(part.ids is None for part in each.request.parts):
             raise ValueError(f"{args.log} has no tokenizer: say --tokenizer, or ask for token ids")
         yield each
 
 
-def _text(name: str | None, header: dict[str, Any]) -> PromptTokenizer | None:
+def text_for(name: str | None, header: dict[str, Any]) -> PromptTokenizer | None:
     """The recording's tokenizer, if it is here; nothing is fetched."""
     source = name or (header.get("model") or {}).get("tokenizer", "")
     if source == "" or (name is None and source is not None and not Path(source).is_dir()):
@@ -213,7 +214,7 @@ def _text(name: str | None, header: dict[str, Any]) -> PromptTokenizer | None:
 
 
 def _decode(name: str | None, header: dict[str, Any]) -> Decode | None:
-    text = _text(name, header)
+    text = text_for(name, header)
     return None if text is None else text.decode
 
 
@@ -232,6 +233,7 @@ class Run:
     def __init__(self, cache: Cache, text: PromptTokenizer, args: argparse.Namespace, totals: Totals) -> None:
         self.cache, self.text, self.args, self.totals = cache, text, args, totals
         self.history = History(cache)
+        self.turns = Turns()
         self.entries: list[Entry] | None = []  # None: too many to be kept
         self.kept = 0
         self.notes: list[str] = []
@@ -253,6 +255,7 @@ class Run:
         words = Words(decode, REQUESTS, self.history.namespace, self.unit)
         report["answers"] = [self._answer(picked, words, found) for picked in self.totals.picked]
         report["repairs"] = [_repair(each, each.saved) for each in found]
+        report["sessions"] = self.turns.report()
         report["notes"] = self.notes
         return report
 
@@ -263,6 +266,7 @@ class Run:
         entry = Entry(name, each.ids, each.request.extra_key, self._reply(each), each, session)
         answer = self.history.serve(entry)
         self.totals.add(answer, asked, each, _parts_in(each, answer))
+        self.turns.add(each, answer)
         self._keep(entry)
 
     def _keep(self, entry: Entry) -> None:

@@ -46,10 +46,11 @@ class Entry:
 
     def keys(self) -> list[RadixKey]:
         """The prompt's key, and where a reply is known that of both."""
-        keys = [RadixKey(self.ids, self.namespace)]
-        if len(self.reply):
-            keys.append(RadixKey(np.concatenate((self.ids, self.reply)), self.namespace))
-        return keys
+        key = RadixKey(self.ids, self.namespace)
+        if not len(self.reply):
+            return [key]
+        data = key.data + RadixKey(self.reply).data  # the prompt is long: it is looked through once
+        return [key, RadixKey._from_bytes(data, key.namespace, key.width)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,10 @@ class History:
 
     def ask(self, entry: Entry) -> Answer:
         """What would become of a request now, and why; changes nothing."""
-        cache, keys = self.cache, entry.keys()
+        return self._ask(entry, entry.keys())
+
+    def _ask(self, entry: Entry, keys: Sequence[RadixKey]) -> Answer:
+        cache = self.cache
         now, size = float(self.served + 1), -(-len(keys[-1]) // cache.page_size) * cache.page_size
         if cache.capacity is not None and size > cache.capacity:
             loss = Loss("large", 0, len(entry.ids))
@@ -167,9 +171,10 @@ class History:
         earlier = self._replies.before(entry)
         if earlier is not None:
             self._run([earlier.key], earlier.name)
-        answer = self.ask(entry)
+        keys = entry.keys()  # once: they are copies, and a prompt may have half a million tokens
+        answer = self._ask(entry, keys)
         self.served += 1
-        matched = self._run(entry.keys(), entry.name)
+        matched = self._run(keys, entry.name)
         cached = self.cache.used(matched, len(entry.ids))
         require(cached == answer.cached, f"{entry.name}: {cached} tokens hit, not {answer.cached}")
         return answer

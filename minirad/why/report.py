@@ -9,9 +9,11 @@ from heapq import heappush, heapreplace
 from typing import Any
 
 from minirad.why.answer import CAUSES, Answer
+from minirad.why.turns import BREAKS
 
 MOST_BARS = 600  # of the series of requests
 MOST_PARTINGS = 8  # of what prompts part in
+MOST_BREAKS = 10  # of the prefix, in the text
 CONTEXT = 60  # characters before the place where two prompts part
 
 Report = dict[str, Any]
@@ -112,7 +114,7 @@ class Totals:
             "cached": self.cached, "computed": self.tokens - self.cached, "cache": cache, "answers": [],
             "causes": [{"cause": cause, "what": CAUSES[cause], **asdict(each)} for cause, each in worst],
             "partings": [{"where": where, **asdict(each)} for where, each in partings],
-            "repairs": [], "notes": [],
+            "repairs": [], "sessions": [], "notes": [],
             "series": {"width": self.series.width, "bars": [dict(bar) for bar in self.series.bars]},
         }  # fmt: skip
 
@@ -149,7 +151,26 @@ def text_of(report: dict[str, Any]) -> str:
                 (f"{each['saved']:,}", f"{each['saved'] / max(computed, 1):.1%}", requests, each["what"])
             )
         lines += ["", *_columns(rows)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_breaks(report)])
+
+
+def _breaks(report: Report) -> list[str]:
+    """Where sessions broke their prefix, what cost most first."""
+    found = [
+        (turn["break"], turn["name"])
+        for session in report["sessions"]
+        for turn in session["turns"]
+        if "break" in turn
+    ]
+    if not found:
+        return []
+    rows = [("computed", "of them again", "given up", "at", "a session's prefix broke: why")]
+    for broke, name in sorted(found, key=lambda item: -item[0]["computed"])[:MOST_BREAKS]:
+        what = f"{BREAKS[broke['kind']]}: {broke['what']}"
+        numbers = (f"{broke[each]:,}" for each in ("computed", "again", "lost"))
+        rows.append((*numbers, name, what))
+    more = f"  ... and {len(found) - MOST_BREAKS:,} more" if len(found) > MOST_BREAKS else ""
+    return ["", *_columns(rows), *([more] if more else [])]
 
 
 def _told(answer: dict[str, Any], report: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from minirad.observe import events as ev
 from minirad.observe.recording import Recording
 from viz.draw.charts import OWNERS
+from viz.notebook.reasons import Reasons
 from viz.trace import (
     Decode,
     Trace,
@@ -40,10 +41,11 @@ MOST_REQUESTS = 60
 
 
 class Ledger:
-    """Requests through the frames, kept up as the recording grows."""
+    """Requests through the frames, kept up as the recording grows. reasons: why each of them missed."""
 
     def __init__(self, recording: Recording, decode: Decode) -> None:
         self._recording, self._decode = recording, decode
+        self.reasons = Reasons(recording, decode)
         self._lives = Lives(recording.header["start"])
         self._texts: dict[str, str] = {}  # of each prompt, by the request that came with it
 
@@ -96,7 +98,7 @@ def payload(trace: Trace, view: View, ledger: Ledger) -> dict[str, Any]:
         "granularity": view.granularity, "index": view.index, "title": view.title,
         "step": ledger.step_of(view),
         "kind": kind, "sentence": visible(sentence), "pool": pool_cells(view, trace.decode),
-        "requests": ledger.requests(view), "events": event_lines(view),
+        "requests": ledger.requests(view), "events": event_lines(view, ledger.reasons),
     }  # fmt: skip
 
 
@@ -158,7 +160,13 @@ def _host_part(event: ev.Event, page: int) -> dict[str, Any]:
     return {"host": ranges([slot // page for slot in slots])} if slots else {}
 
 
-def event_lines(view: View) -> list[dict[str, Any]]:
+def event_text(event: ev.Event, reasons: Reasons | None = None) -> str:
+    """An event in words; of an admission also why it hit no further."""
+    more = reasons.sentence(event) if reasons and isinstance(event, ev.RequestAdmitted) else ""
+    return f"{event.describe()}; {more}" if more else event.describe()
+
+
+def event_lines(view: View, reasons: Reasons | None = None) -> list[dict[str, Any]]:
     """The latest events of the position (by event: of its step so far), with what each points at."""
     events = view.so_far if view.granularity == "event" else view.events
     page = int(view.state["tree"]["page_size"])
@@ -167,7 +175,7 @@ def event_lines(view: View) -> list[dict[str, Any]]:
         word = word_of(event)
         lines.append(
             {
-                "tag": word.tag, "kind": word.kind, "text": visible(event.describe()),
+                "tag": word.tag, "kind": word.kind, "text": visible(event_text(event, reasons)),
                 "nodes": list(nodes_of(event)), "requests": list(requests_of(event)),
                 "pages": ranges([slot // page for slot in getattr(event, "slots", ())]),
                 **_host_part(event, page),

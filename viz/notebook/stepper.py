@@ -22,9 +22,9 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 import anywidget
 import traitlets
@@ -39,10 +39,12 @@ from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import State
 from minirad.schedule.policies import POLICIES as SCHEDULE
+from minirad.why.command import text_for
 from viz.draw.dot import DotError
 from viz.draw.tree import Options, tree_png, tree_svg
 from viz.fork import changeable_policy, evict_by_hand, fork
-from viz.notebook.panels import Ledger, payload
+from viz.notebook.panels import Ledger, event_text, payload
+from viz.notebook.reasons import Why
 from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, summary
 from viz.view.quiz import Question, question_for, why
 
@@ -50,6 +52,7 @@ STATIC = Path(__file__).parents[1] / "static"
 ANIMATION = 350  # milliseconds
 LONGEST_RUN = 20_000  # steps that "run to end" takes before it gives up
 MOST_OUTPUTS = 100  # that are kept alive in one kernel
+_REQUEST = re.compile(r"R\d+(#\d+)?")  # how the engine names requests
 
 Result = TypeVar("Result")
 
@@ -270,9 +273,42 @@ class Stepper:
         self._say(f"{word}. {question.explanation}. ({self.score[0]} of {self.score[1]} right)")
         return right
 
-    def why(self) -> list[str]:
-        """Why the victims of this position had to go: the policy's key, and the runner-up's."""
-        return why(self.trace, self.view) or ["Nothing was evicted here."]
+    @overload
+    def why(self) -> list[str]: ...
+    @overload
+    def why(self, asked: str | Sequence[int], *, chat: bool | None = None, namespace: Any = None) -> Why: ...
+
+    def why(
+        self, asked: str | Sequence[int] | None = None, *, chat: bool | None = None, namespace: Any = None
+    ) -> list[str] | Why:
+        """Why the victims of this position had to go; or why a request or a prompt hits no further.
+
+        asked: a request ("R7", of its admission; "R7#2" after a retraction), or a prompt as text or token
+        ids: what it would find at the position on view, of a stream on each rank. The answer shows its
+        sentence and has its `data`. chat: as in `submit`; a recording without an engine takes a text as it
+        is. namespace: the prompt's, by its number (of a stream its name). ValueError for a request that was
+        not admitted and for an empty prompt.
+        """
+        if asked is None:
+            return why(self.trace, self.view) or ["Nothing was evicted here."]
+        reasons = self._session.ledger.reasons
+        if isinstance(asked, str) and (_REQUEST.fullmatch(asked) or reasons.asked(asked)):
+            return reasons.of(asked)
+        return reasons.now(self._tokens(asked, chat), self.view.frame, namespace)
+
+    def _tokens(self, asked: str | Sequence[int], chat: bool | None) -> Sequence[int]:
+        """A prompt as ids, by the engine's tokenizer or the one that the recording names."""
+        if not isinstance(asked, str):
+            return asked
+        prompt = self.prompt(asked, chat=chat)
+        if not isinstance(prompt, str):
+            return prompt  # type: ignore[no-any-return]
+        if self.engine is not None:
+            return [int(token) for token in self.engine.encode(prompt)]
+        text = text_for(None, self.recording.header)
+        if text is None:
+            raise ValueError("this recording has no tokenizer here: ask with token ids, not with a text")
+        return text.encode(prompt)
 
     # ------------------------------------------------------------ driving
 
@@ -517,7 +553,7 @@ class Stepper:
 
     def sentences(self) -> list[str]:
         """Every event of the position on view, in words."""
-        return [event.describe() for event in self.view.events]
+        return [event_text(event, self._session.ledger.reasons) for event in self.view.events]
 
     def __repr__(self) -> str:
         lines = self.sentences()
