@@ -113,9 +113,10 @@ export function makeWhy(page) {
     const rows = answers.map((answer) => {
       const parts = [[answer.cached, FOUND, "found", "found in the cache"], ...answer.losses.map((loss) => [loss.tokens, ...lookOf(loss.cause), loss.say])];
       used.push(...parts.filter(([tokens]) => tokens));
+      const [first, ...reasons] = answer.say.split("; ");
       const differs = answer.losses.find((loss) => loss.cause === "differs");
       const own = h("div.answer" + (answer.rank === null ? "" : ".rank"), { tabindex: 0, onpointerenter: () => page.light(answer.path), onpointerleave: () => page.light(null), onfocus: () => page.light(answer.path), onblur: () => page.light(null) },
-        h("p.verdict", {}, h("b", {}, `${answer.cached} of ${answer.tokens}`), " ", ...page.linked(answer.say)), tokenBar(parts, answer.say));
+        h("p.verdict", {}, h("b", {}, first + "; "), ...page.linked(reasons.join("; "))), tokenBar(parts, answer.say));
       return { own, differs };
     });
     const shown = new Set(), places = rows.flatMap(({ differs }) => { // ranks part from the same prompt more often than not
