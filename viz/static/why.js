@@ -38,7 +38,7 @@ export function makeWhy(page) {
   const way = (value, text) => h("option", { value }, text);
   const panel = h("section.panel.miss", { hidden: true },
     h("h2", {}, "Why would it miss?", (el.when = h("small")), button("×", "Close (Esc)", () => toggle())),
-    (el.text = h("textarea", { spellcheck: false, rows: 4, maxLength: 1000000, "aria-label": "A prompt, or a request log", placeholder: "Type a prompt, or paste a request log: JSON lines with messages or prompt", oninput: () => { asked.from = ""; el.request.hidden = true; el.request.replaceChildren(); askSoon(); } })),
+    (el.text = h("textarea", { spellcheck: false, rows: 4, maxLength: 900000, "aria-label": "A prompt, or a request log", placeholder: "Type a prompt, or paste a request log: JSON lines with messages or prompt", oninput: () => { asked.from = ""; el.request.hidden = true; el.request.replaceChildren(); askSoon(); } })),
     h("div.how", {},
       (el.way = h("select", { "aria-label": "What it is", onchange: () => askSoon(0) }, way("", "by its looks"), way("prompt", "a prompt"), way("chat", "a chat question"), way("log", "a request log"), way("ids", "token ids"))),
       (el.request = h("select", { "aria-label": "Request of the log", hidden: true, onchange: () => askSoon(0) })),
@@ -61,6 +61,7 @@ export function makeWhy(page) {
       const { text } = await source.command("prompt", { request: leader });
       Object.assign(asked, { from: leader });
       el.text.value = text;
+      el.way.value = "";
       el.request.hidden = true;
       el.request.replaceChildren();
       askSoon(0);

@@ -31,7 +31,7 @@ from viz.web.server import Answer, Json, Refused, Socket
 STATIC = Path(__file__).parents[1] / "static"
 STATIC_TYPES = {".js": "text/javascript", ".css": "text/css"}
 LARGEST_BODY = 64 * 1024
-LARGEST_LOG = 1 << 20  # bytes of a request log that is pasted
+LARGEST_LOG = 1_000_000  # bytes of a request log that is pasted
 LONGEST_WAIT = 30.0  # seconds that a page's command may wait for the engine
 QUIET = 10.0  # seconds after which a page hears that we are still here
 MOST_OPENED = 200  # folds that a page has clicked on
