@@ -243,10 +243,11 @@ def _replay(path: str, tokenizer: str | None = None) -> Replay:
     recording = Recorder.load(path)
     if tokenizer is not None and not is_fleet(recording.header["start"]):
         raise ValueError(f"--tokenizer {tokenizer} with {path}: a recording of our own names its own")
-    decode = decoder_from(stream.tokenizer(tokenizer)) if tokenizer is not None else None
+    folder = stream.tokenizer(tokenizer) if tokenizer is not None else None
+    decode = decoder_from(folder) if folder is not None else None
     if recording.missing:
         print(f"python -m viz.live: {recording.missing}", file=sys.stderr)
-    return Replay(recording, Path(path).name, decode)
+    return Replay(recording, Path(path).name, decode, folder)
 
 
 def _follow(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
 import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, h, icon, key, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
 import { makeFleet } from "./fleet.js";
+import { FOUND, makeWhy, parting, tokenBar, tokenKeys } from "./why.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 // ---------------------------------------------------------------- the page
@@ -26,6 +27,7 @@ function build() {
         (el.quizButton = button("quiz", "Quiz: guess the next victim or hit before it is shown (q)", toggleQuiz)),
         button("projector", "Larger, for the back row (p)", () => document.body.classList.toggle("projector")),
         (el.doctorButton = button("doctor", "Prompt doctor: where two prompts part, and what that costs (d)", toggleDoctor)),
+        (el.missButton = button("why a miss?", "What a prompt would find at this moment, and why not more (w)", () => miss.toggle())),
         (el.restartButton = button("restart…", "Restart with other settings, or fork from here", () => togglePanel(el.restart))),
         button("?", "Keys", () => togglePanel(el.help)))),
       (el.status = h("span.status", {}, h("i.dot"), (el.statusText = h("span", {}, "connecting"))))),
@@ -38,6 +40,7 @@ function build() {
     (el.restart = h("section.panel.restart", { hidden: true })),
     (el.help = buildHelp()),
     (el.doctor = h("section.panel.doctor", { hidden: true })),
+    miss.panel,
     h("main", {},
       h("section.card.treecard", {},
         h("h2", {}, "Radix tree", legend(), h("span.zoom", {}, button("−", "Smaller", () => zoom(el.tree, 0.8)), button("fit", "The whole tree, however small; again: as much as can be read (0, double click)", () => fit(el.tree)), button("+", "Larger", () => zoom(el.tree, 1.25)))),
@@ -96,12 +99,12 @@ function jump(kind, letter) {
 
 function buildHelp() {
   const rows = [["space", "play, pause"], ["← →", "back, forward"], ["Home End", "start, present"], ["s e r", "next split, eviction, retraction (shift: the one before)", ".own"], ["s e g", "next split, eviction, gap (shift: the one before)", ".theirs"], ["a", "all ranks in one tree again", ".theirs"],
-    ["1 2 3", "by event, step, scene", ".own"], ["1 2", "by event, step", ".theirs"], ["q", "quiz", ".own"], ["d", "prompt doctor", ".own"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them a request behind it was admitted", ".own"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["K X ?", "on disk, external, may be there", ".theirs"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
+    ["1 2 3", "by event, step, scene", ".own"], ["1 2", "by event, step", ".theirs"], ["q", "quiz", ".own"], ["d", "prompt doctor", ".own"], ["w", "why would a prompt miss?"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them a request behind it was admitted", ".own"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["K X ?", "on disk, external, may be there", ".theirs"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
   return h("section.panel.help", { hidden: true }, h("table", {}, ...rows.map(([k, text, kind = ""]) => h("tr" + kind, {}, h("th", {}, k), h("td", {}, text)))));
 }
 
 function togglePanel(panel) {
-  for (const other of [el.why, el.restart, el.help, el.doctor]) if (other !== panel) other.hidden = true;
+  for (const other of [el.why, el.restart, el.help, el.doctor, miss.panel]) if (other !== panel) other.hidden = true;
   if (panel === el.restart && panel.hidden) fillRestart();
   panel.hidden = !panel.hidden;
 }
@@ -245,6 +248,7 @@ const PARTS = {
 };
 
 const theirs = makeFleet({ source, state, chartSize: (host) => chartSize(host), cursor: (...at) => cursor(...at), pickRank, ranks: () => (source instanceof FileSource ? source.ranks : state.view.fleet.ranks.map((r) => r.rank)) });
+const miss = makeWhy({ source, state, toggle: (panel) => togglePanel(panel), light: (nodes) => brush(nodes && { nodes, requests: [] }), linked: (text) => linked(text) });
 const FLEET_PARTS = { ...Object.fromEntries(["tree", "say", "transport"].map((name) => [name, PARTS[name]])), ...theirs.parts, events: PARTS.events };
 const partsNow = () => (source.meta.fleet ? FLEET_PARTS : PARTS);
 
@@ -267,6 +271,7 @@ function draw() {
   for (const name of Object.keys(partsNow())) if (name !== "tree") drawPart(name);
   brush(null);
   speak();
+  miss.moved();
 }
 
 function drawTree() {
@@ -386,6 +391,7 @@ function drawStatus() {
   }
   el.restartButton.hidden = !drivable && !error; // needs an engine; a file has no tokenizer either
   el.doctorButton.hidden = source instanceof FileSource || Boolean(source.meta.fleet);
+  el.missButton.hidden = source instanceof FileSource; // it is asked of the server
   el.quizButton.hidden = Boolean(source.meta.fleet);
   if (source.meta.fleet) el.restartButton.hidden = true;
   el.kind.textContent = drivable || error || starting || stream ? "live" : "recording";
@@ -517,7 +523,7 @@ function drawHits() {
   const all = admitted.map((r) => { cached += r.hit; prompt += r.prompt; return { r, cumulative: cached / prompt }; });
   const shown = all.slice(-Math.max(6, Math.floor(w / 11))), slot = w / Math.max(shown.length, 8), y = (v) => bottom - v * (bottom - top);
   const bars = shown.map(({ r }, k) => {
-    const bar = s("rect", { x: k * slot + 1, width: Math.max(slot - 2, 1), y: y(Math.max(r.hit / r.prompt, 0.012)), height: bottom - y(Math.max(r.hit / r.prompt, 0.012)), rx: 1.5, class: "bar", "data-request": r.id }, s("title", {}, `${r.id} ${r.label || r.text}: ${r.hit} of ${r.prompt} prompt tokens from the cache`));
+    const bar = s("rect", { x: k * slot + 1, width: Math.max(slot - 2, 1), y: y(Math.max(r.hit / r.prompt, 0.012)), height: bottom - y(Math.max(r.hit / r.prompt, 0.012)), rx: 1.5, class: "bar", "data-request": r.id }, s("title", {}, `${r.id} ${r.label || r.text}: ${r.hit} of ${r.prompt} prompt tokens from the cache${r.why ? `: ${r.why}` : ""}`));
     bar.addEventListener("pointerenter", () => brush({ nodes: [], requests: [r.id] }));
     bar.addEventListener("pointerleave", () => brush(null));
     bar.addEventListener("click", () => walkRequest(r.id));
@@ -552,9 +558,9 @@ function drawLanes() {
     for (const [a, b, reason] of r.defers) if (a <= now && b >= from) bars.push(h("b.defer", { style: { left: left(a), width: width(a, Math.min(b, now + 1)) }, onpointermove: (e) => tip(e, h("b", {}, r.id), " looked at and left waiting: " + reason) , onpointerleave: () => tip(null) }));
     for (const [f, by] of r.passed) if (f <= now && f >= from) bars.push(h("b.pass", { style: { left: left(f + 0.5) }, onpointermove: (e) => tip(e, h("b", {}, r.id), ` passed over by ${by.join(", ")}`), onpointerleave: () => tip(null) }));
     const wait = live?.waiting ? now + 1 - waitSince(r, now) : 0, passed = r.passed.filter(([f]) => f <= now).length;
-    const told = h("span.hitbar" + (wait ? ".wait" : ""), { title: wait ? `waits for ${plural(wait, "step")}; in ${passed} of them a request behind it was admitted` : known ? `${r.hit} of ${r.prompt} prompt tokens from the cache` : "not admitted yet" },
+    const told = h("span.hitbar" + (wait ? ".wait" : ""), { title: wait ? `waits for ${plural(wait, "step")}; in ${passed} of them a request behind it was admitted` : known ? `${r.hit} of ${r.prompt} prompt tokens from the cache${r.why ? `: ${r.why}` : ""}` : "not admitted yet" },
       h("em", { style: { width: known && !wait ? percent(r.hit, r.prompt) : "0" } }), h("span", {}, wait ? `${wait} st${passed ? ` · ↷${passed}` : ""}` : known ? `${r.hit}/${r.prompt}` : `–/${r.prompt}`));
-    return h("div.lane" + (live ? (live.waiting ? ".waits" : ".runs") : "") + (r.id === longest?.id ? ".longest" : ""), { "data-request": r.id, tabindex: 0, title: r.text, role: "button", "aria-label": `${r.id} ${r.label || ""}: ${r.text}`,
+    return h("div.lane" + (live ? (live.waiting ? ".waits" : ".runs") : "") + (r.id === longest?.id ? ".longest" : ""), { "data-request": r.id, tabindex: 0, title: known && r.why ? `${r.text}\n${r.hit} of ${r.prompt} tokens from the cache; computed: ${r.why}` : r.text, role: "button", "aria-label": `${r.id} ${r.label || ""}: ${r.text}`,
       onpointerenter: () => brush({ nodes: [], requests: [r.id] }), onpointerleave: () => brush(null), onclick: () => pickRequest(r.id), onkeydown: (e) => e.key === "Enter" && pickRequest(r.id) },
       h("span.who", {}, h("b", {}, r.id), " ", r.label || r.text), h("span.track", {}, ...bars, h("u", { style: { left: left(now + 1) } })), told);
   }));
@@ -628,7 +634,7 @@ function requestsOn(number) {
 function brush(what) {
   const nodes = new Set(what?.nodes ?? []), requests = new Set(what?.requests ?? []);
   if (what && !what.exact) for (const id of requests) for (const n of state.view?.requests[id]?.path ?? []) nodes.add(n);
-  highlight(el.tree, [...nodes]);
+  highlight(el.tree, what ? [...nodes] : miss.path());
   const direct = new Set(what?.exact ? [] : requests);
   const active = Boolean(what) && (nodes.size > 0 || direct.size > 0);
   el.pool.classList.toggle("brushing", active);
@@ -762,6 +768,7 @@ const doctor = { sides: {}, next: "a", ticket: 0, timer: null };
 
 /** A click on a request's lane: its path; with the doctor open, the next of the two prompts. */
 function pickRequest(id) {
+  if (!miss.panel.hidden) return miss.pick(id);
   if (el.doctor.hidden) return walkRequest(id);
   fillPrompt(doctor.next, id);
 }
@@ -826,14 +833,12 @@ function consultSoon() {
 function drawDiagnosis(d) {
   const total = d.tokens[1], other = Math.max(total - d.shared - d.lost, 0);
   const line = (text) => text.replaceAll("\n", "¶");
-  const part = (kind, n, text) => (n ? h("i." + kind, { style: { flexGrow: n }, title: `${plural(n, "token")} ${text}` }, n / total > 0.08 ? String(n) : "") : "");
-  const row = (name, k) => h("div.diverge", {}, h("b", {}, name), h("code", {}, h("span.same", {}, "…" + line(d.before)), h("mark.bad", {}, line(d.token[k]) || "end"), d.after[k] ? line(d.after[k]) + "…" : ""));
+  const parts = [[d.shared, FOUND, "found", "found in the cache"], [d.lost, "#ff8787", "lost: equal, but behind the difference", "equal to A's, but behind the difference: lost"], [other, "#dee2e6", "B's own", "B's own"]];
   const verdict = d.equal ? "A and B are equal: B finds all but its last token in the cache." : `They part at token ${d.position}: B finds ${d.shared} of its ${plural(total, "token")} in the cache.`;
   const better = d.better;
   doctor.result.replaceChildren(h("p.verdict", {}, verdict),
-    h("div.tokens", { role: "img", "aria-label": d.say }, part("found", d.shared, "found in the cache"), part("lost", d.lost, "equal to A's, but behind the difference: lost"), part("own", other, "B's own")),
-    h("div.keys", {}, key("found", "#74c0fc"), key("lost: equal, but behind the difference", "#ff8787"), key("B's own", "#dee2e6")),
-    ...(d.equal ? [] : [row("A", 0), row("B", 1)]),
+    tokenBar(parts, d.say), tokenKeys(parts),
+    ...(d.equal ? [] : parting("…" + d.before, ...["A", "B"].map((name, k) => [name, d.token[k], d.after[k] && d.after[k] + "…"]))),
     better ? h("div.cure", {}, h("p", {}, h("b", {}, `Saves ${plural(better.saved, "token")}: `), `move the ${better.parts} that differ behind what is common; B would then find ${better.shared} of ${total}.`), h("p", {}, "Move: ", ...better.moved.slice(0, 4).flatMap((text) => [h("code.moved", {}, line(text.trim()).slice(0, 120)), " "])),
       h("pre", {}, better.second)) : d.equal ? "" : h("p", {}, d.lost ? `${plural(d.lost, "token")} of B behind that point are in A, too, and are computed again; no other order of its lines or sentences would share more.` : "Nothing behind that point is in both: no other order would share more."));
 }
@@ -885,7 +890,8 @@ function onKey(event) {
     s: () => jumpTo("split", 1), S: () => jumpTo("split", -1), e: () => jumpTo("evict", 1), E: () => jumpTo("evict", -1), r: () => jumpTo("retract", 1), R: () => jumpTo("retract", -1),
     ...(source.meta.fleet ? { g: () => jumpTo("gap", 1), G: () => jumpTo("gap", -1), a: () => pickRank(null), r: () => {}, R: () => {} } : { q: toggleQuiz, d: toggleDoctor }),
     1: () => setGranularity("event"), 2: () => setGranularity("step"), 3: () => setGranularity("scene"), p: () => document.body.classList.toggle("projector"),
-    "+": () => zoom(el.tree, 1.25), "-": () => zoom(el.tree, 0.8), 0: () => fit(el.tree), Escape: () => { for (const panel of [el.why, el.restart, el.help, el.doctor]) panel.hidden = true; },
+    "+": () => zoom(el.tree, 1.25), "-": () => zoom(el.tree, 0.8), 0: () => fit(el.tree), Escape: () => { for (const panel of [el.why, el.restart, el.help, el.doctor, miss.panel]) panel.hidden = true; brush(null); },
+    w: miss.toggle,
   };
   if (!(event.key in keys)) return;
   event.preventDefault();

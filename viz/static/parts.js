@@ -148,9 +148,13 @@ export class LiveSource extends Source {
     return this.views.get(key);
   }
   command(name, body = {}) {
-    return fetch("do/" + name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).then(answer);
+    return post("do/" + name, body);
   }
+  /** What a prompt would find, and why not more. */
+  why(body) { return post("why", { run: this.run, ...body }); }
 }
+
+const post = (where, body) => fetch(where, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).then(answer);
 
 export async function answer(response) {
   const data = await response.json();

@@ -44,6 +44,7 @@ from viz.view.requests import Life, Lives
 from viz.view.text import asked_text, listed, times, visible
 from viz.view.usage import Usage, counted_usage, usage_of
 from viz.view.victims import Victim, first_frame, victims
+from viz.web.told import Moments, Told, no_text
 from viz.words import PASSED, word_of
 
 Json = dict[str, Any]
@@ -77,7 +78,12 @@ class Page:
         self._asked: dict[str, str] = {}  # what each prompt asks, by the request that came with it
         self._host = ReplayState(trace.recording.header["start"])  # moved on only where it has tiers
         self._tiers = has_tiers(trace.recording.header["start"])
-        self._theirs = is_fleet(trace.recording.header["start"])  # no slots: nothing of a pool is counted
+        self.theirs = is_fleet(trace.recording.header["start"])  # no slots: nothing of a pool is counted
+        header = trace.recording.header
+        # The folder of its tokenizer; None: the classroom's; "": there is none.
+        self.tokenizer: str | None = (header.get("model") or {}).get("tokenizer", "")
+        self.moments = Moments(trace.recording)
+        self._answers = Told(header, trace.decode)
         self._piece = lru_cache(maxsize=1 << 16)(lambda token: trace.decode([token]))
 
     # ------------------------------------------------------------ the whole run
@@ -95,6 +101,7 @@ class Page:
             "model": _model_name(config, parameters),
             "kv_tokens": start["kv_tokens"],
             "page_size": start["tree"]["page_size"],
+            "no_text": no_text(self.tokenizer, self.theirs),
             "schedule_policy": config.get("schedule_policy", ""),
             **({name: tree_start[name] for name in ("host_tokens", "host_write")} if self._tiers else {}),
             **({"bigram_keys": True} if config.get("bigram_keys") else {}),
@@ -135,6 +142,7 @@ class Page:
     def _catch_up(self) -> None:
         for index in range(len(self._frames), len(self.trace)):
             self._lives.take(self.trace.recording.frames[index])
+            self._answers.take(self.trace.recording.frames[index])
             self._frames.append(self._frame_record(index))
 
     def _frame_record(self, index: int) -> Json:
@@ -142,7 +150,7 @@ class Page:
         ended = frame.events[-1] if frame.events else None
         # Cut off between two steps (an eviction by hand, say), it is counted from the state itself.
         usage = counted_usage(frame) or (
-            Usage(0, 0, 0, 0) if self._theirs else usage_of(self.trace.view("step", index + 1))
+            Usage(0, 0, 0, 0) if self.theirs else usage_of(self.trace.view("step", index + 1))
         )
         tiers = {"h": self._host_used(frame)} if self._tiers else {}
         marks = sorted({event.mark for event in frame.events if event.mark})
@@ -184,6 +192,7 @@ class Page:
             "reason": life.reason,
             "sample": life.id != life.leader,
             **({"admitted": first.admitted} if first.admitted is not None else {}),
+            **({"why": why} if (why := self._answers.why(first.id)) else {}),
             "label": self._label(life.id),
         }
 
@@ -205,7 +214,7 @@ class Page:
         with self._lock:
             self._catch_up()
         view = self._look(granularity, index, rank)
-        kind, sentence = summary(view.events)
+        kind, sentence = self._summary(view)
         shown: Json = {
             "g": granularity,
             "i": index,
@@ -225,6 +234,14 @@ class Page:
                 shown.setdefault("failed", {})[name] = self._told(name, error)
             shown.update(made if name == "host" else {name: made})
         return shown
+
+    def _summary(self, view: View) -> tuple[str, str]:
+        """Tone and sentence; of a single admission also why it did not hit further."""
+        kind, sentence = summary(view.events)
+        admitted = [event for event in view.events if isinstance(event, ev.RequestAdmitted)]
+        if len(admitted) == 1:
+            sentence = sentence.replace(admitted[0].describe(), self._answers.sentence(admitted[0]), 1)
+        return kind, visible(sentence)
 
     def _look(self, granularity: str, index: int, rank: int | None) -> View:
         if rank is not None:
@@ -344,6 +361,8 @@ class Page:
 
     def _event(self, event: ev.Event, present: bool, future: bool) -> Json:
         text = event.describe()
+        if isinstance(event, ev.RequestAdmitted):
+            text = self._answers.sentence(event)
         if event.says():
             text += f": {visible(self.trace.decode(list(event.says())))!r}"
         return {

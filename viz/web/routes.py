@@ -2,6 +2,7 @@
 
     GET  /             the page            GET /static/NAME     its scripts and style sheets
     GET  /view         one position        POST /do/COMMAND     something for the engine's thread
+    POST /why          what a prompt would find at a position, and why not more
     GET  /stream       a WebSocket: the history first, then whatever comes, as it comes
 
 All addresses in the page are relative, so that it works behind a proxy's path. A browser opens at most six
@@ -22,13 +23,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from viz.trace import GRANULARITIES
-from viz.web.compare import AnyPage, Shown
+from viz.web.ask import ask
+from viz.web.compare import AnyPage, PairPage, Shown
 from viz.web.export import page_html
 from viz.web.server import Answer, Json, Refused, Socket
 
 STATIC = Path(__file__).parents[1] / "static"
 STATIC_TYPES = {".js": "text/javascript", ".css": "text/css"}
 LARGEST_BODY = 64 * 1024
+LARGEST_LOG = 1_000_000  # bytes of a request log that is pasted
 LONGEST_WAIT = 30.0  # seconds that a page's command may wait for the engine
 QUIET = 10.0  # seconds after which a page hears that we are still here
 MOST_OPENED = 200  # folds that a page has clicked on
@@ -59,6 +62,7 @@ def rules(source: Source) -> list[Any]:
         (r"/static/([\w.-]+)", Static),
         (r"/view", View, {"source": source, "drawing": {}}),
         (r"/do/(\w+)", Command, {"source": source}),
+        (r"/why", Why, {"source": source, "turn": asyncio.Lock()}),
         (r"/stream", Stream, {"source": source}),
     ]
 
@@ -148,6 +152,26 @@ class Command(Answer):
         except asyncio.TimeoutError:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is busy") from None
         except (ValueError, TypeError) as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+
+
+class Why(Answer):
+    """What a prompt would find in the present run. One question at a time, in a thread of its own."""
+
+    def initialize(self, source: Source, turn: asyncio.Lock) -> None:
+        self.source, self.turn = source, turn
+
+    async def post(self) -> None:
+        asked = self.body(LARGEST_LOG)
+        run = self.source.run_now
+        if run is None or self.source.key(run) != asked.get("run"):
+            raise Refused(HTTPStatus.CONFLICT, "that run is over")
+        if isinstance(run.page, PairPage):
+            raise Refused(HTTPStatus.BAD_REQUEST, "two engines are compared here: one can be asked about")
+        try:
+            async with self.turn:
+                self.json(await asyncio.to_thread(ask, run.page, asked))
+        except ValueError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 

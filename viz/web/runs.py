@@ -118,7 +118,10 @@ class Replay:
 
     drivable, served_none, policy, alone = False, False, "", None
 
-    def __init__(self, recording: Recording, title: str, decode: Decode | None = None) -> None:
+    def __init__(
+        self, recording: Recording, title: str, decode: Decode | None = None, tokenizer: str | None = None
+    ) -> None:
+        """decode, tokenizer: of a folder that is named beside the recording; None: as it says itself."""
         self.number, self.clock, self.idle = 1, 0, True
         self.recording, self.missing = recording, recording.missing
         notes = recording.header.get("notes")
@@ -129,6 +132,8 @@ class Replay:
         labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
         kind = FleetPage if is_fleet(recording.header["start"]) else Page
         self.page = self.single_page = kind(self.trace, labels)
+        if tokenizer is not None:
+            self.page.tokenizer = tokenizer
         self.page.refused = self.refused = str(notes.get("refused", ""))
         self.notices = [recording.missing] if recording.missing else []
 

@@ -1,0 +1,138 @@
+// Why would it miss? The panel in which a prompt is typed or a request log pasted, and what answers look like:
+// a bar of tokens by cause, and the place where two prompts part. The prompt doctor draws with the same two.
+//
+// page.js calls what `makeWhy` returns. All text goes through textContent (h).
+import { button, h, key, plural } from "./parts.js";
+
+// Each cause's colour, and its word below a bar; minirad/why/answer.py has the causes.
+export const FOUND = "#74c0fc";
+const CAUSE_LOOKS = {
+  new: ["#dee2e6", "never seen"], differs: ["#ff8787", "differs"], evicted: ["#ffa94d", "evicted"], flushed: ["#ffc078", "flushed"],
+  weights: ["#e599f7", "old weights"], host: ["#96f2d7", "host only"], hole: ["#63e6be", "behind a hole"], namespace: ["#b197fc", "another salt or rank"],
+  running: ["#ffe066", "computed now"], aborted: ["#fcc2d7", "aborted"], retracted: ["#faa2c1", "retracted"], failed: ["#f783ac", "failed"], unkept: ["#eebefa", "not kept"],
+  large: ["#d0bfff", "larger than the cache"], forgotten: ["#ced4da", "forgotten"], unknown: ["#adb5bd", "unknown"], page: ["#e9ecef", "no whole page"], logprobs: ["#f1f3f5", "log-probabilities"], last: ["#868e96", "the last token"],
+};
+const lookOf = (cause) => CAUSE_LOOKS[cause] ?? ["#adb5bd", cause];
+
+/** A bar of tokens, [[tokens, colour, word, title], ...]; `label`: the same in a sentence. */
+export function tokenBar(parts, label) {
+  const total = parts.reduce((sum, [tokens]) => sum + tokens, 0);
+  return h("div.tokens", { role: "img", "aria-label": label },
+    ...parts.filter(([tokens]) => tokens).map(([tokens, background, , title]) => h("i", { style: { flexGrow: tokens, background }, title: `${plural(tokens, "token")}: ${title}` }, tokens / total > 0.08 ? String(tokens) : "")));
+}
+
+export const tokenKeys = (parts) => h("div.keys", {}, ...[...new Map(parts.map(([, colour, word]) => [word, colour]))].map(([word, colour]) => key(word, colour)));
+
+/** Two prompts where they part: what is before, and of each [name, the part that differs, what follows]. */
+export function parting(before, ...rows) {
+  const line = (text) => text.replaceAll("\n", "¶");
+  return rows.map(([name, marked, after = ""]) => h("div.diverge", {}, h("b", {}, name), h("code", {}, h("span.same", {}, line(before)), h("mark.bad", {}, line(marked) || "end"), line(after))));
+}
+
+/** page: {source, state, light(node ids or null), linked(text)}. Returns {panel, toggle, pick, moved, path}. */
+export function makeWhy(page) {
+  const { source, state } = page, el = {};
+  const asked = { ticket: 0, timer: null, busy: false, from: "", at: "" };
+  let path = [];
+
+  const way = (value, text) => h("option", { value }, text);
+  const panel = h("section.panel.miss", { hidden: true },
+    h("h2", {}, "Why would it miss?", (el.when = h("small")), button("×", "Close (Esc)", () => toggle())),
+    (el.text = h("textarea", { spellcheck: false, rows: 4, maxLength: 900000, "aria-label": "A prompt, or a request log", placeholder: "Type a prompt, or paste a request log: JSON lines with messages or prompt", oninput: () => { asked.from = ""; el.request.hidden = true; el.request.replaceChildren(); askSoon(); } })),
+    h("div.how", {},
+      (el.way = h("select", { "aria-label": "What it is", onchange: () => askSoon(0) }, way("", "by its looks"), way("prompt", "a prompt"), way("chat", "a chat question"), way("log", "a request log"), way("ids", "token ids"))),
+      (el.request = h("select", { "aria-label": "Request of the log", hidden: true, onchange: () => askSoon(0) })),
+      (el.hint = h("span.hint"))),
+    (el.result = h("div.result", { "aria-live": "polite" })));
+
+  function toggle() {
+    if (!source.why) return;
+    page.toggle(panel);
+    if (panel.hidden) return light([]);
+    el.hint.textContent = source.meta.no_text || (source.meta.fleet ? "" : "or click a request below");
+    el.text.focus();
+    moved();
+  }
+
+  /** A request of our own is asked about, with its very tokens. */
+  async function pick(id) {
+    const leader = id.split(".")[0];
+    try {
+      const { text } = await source.command("prompt", { request: leader });
+      Object.assign(asked, { from: leader });
+      el.text.value = text;
+      el.way.value = "";
+      el.request.hidden = true;
+      el.request.replaceChildren();
+      askSoon(0);
+    } catch (error) { el.result.replaceChildren(h("p.bad", {}, error.message)); }
+  }
+
+  /** Another position is on view: the question is asked again, of that moment. */
+  function moved() {
+    if (panel.hidden) return;
+    const now = `${source.run} ${state.g} ${state.i}`;
+    if (asked.at !== now && el.text.value.trim()) askSoon();
+  }
+
+  function askSoon(after = 300) {
+    clearTimeout(asked.timer);
+    asked.ticket++;
+    asked.timer = setTimeout(askNow, after);
+  }
+
+  async function askNow() {
+    if (asked.busy) return askSoon(100);
+    if (!el.text.value.trim()) { light([]); return el.result.replaceChildren(); }
+    const { ticket } = asked, { g, i } = state;
+    asked.at = `${source.run} ${g} ${i}`;
+    asked.busy = true;
+    try {
+      const found = await source.why({ text: el.text.value, as: el.way.value, request: el.request.value, from: asked.from, g, i });
+      if (panel.hidden) return;
+      if (found.wait) { el.when.textContent = found.wait; if (ticket === asked.ticket) askSoon(50); }
+      else if (ticket === asked.ticket || asked.at === `${source.run} ${state.g} ${state.i}`) draw(found);
+    } catch (error) {
+      light([]);
+      el.when.textContent = "";
+      el.result.replaceChildren(h("p.bad", {}, error.message));
+    } finally { asked.busy = false; }
+  }
+
+  function light(nodes) {
+    path = nodes;
+    page.light(null);
+  }
+
+  function draw(found) {
+    const { answers, requests } = found;
+    el.when.textContent = `at ${found.moment}`;
+    el.request.hidden = requests.length < 2;
+    if ([...el.request.options].map((o) => o.value).join("\n") !== requests.join("\n")) el.request.replaceChildren(...requests.map((name) => h("option", { value: name }, name)));
+    el.request.value = found.request;
+    const used = [];
+    const rows = answers.map((answer) => {
+      const parts = [[answer.cached, FOUND, "found", "found in the cache"], ...answer.losses.map((loss) => [loss.tokens, ...lookOf(loss.cause), loss.say])];
+      used.push(...parts.filter(([tokens]) => tokens));
+      const [first, ...reasons] = answer.say.split("; ");
+      const differs = answer.losses.find((loss) => loss.cause === "differs");
+      const own = h("div.answer" + (answer.rank === null ? "" : ".rank"), { tabindex: 0, onpointerenter: () => page.light(answer.path), onpointerleave: () => page.light(null), onfocus: () => page.light(answer.path), onblur: () => page.light(null) },
+        h("p.verdict", {}, h("b", {}, first + "; "), ...page.linked(reasons.join("; "))), tokenBar(parts, answer.say));
+      return { own, differs };
+    });
+    const shown = new Set(), places = rows.flatMap(({ differs }) => { // ranks part from the same prompt more often than not
+      const place = differs && JSON.stringify([differs.start, differs.ours_text, differs.theirs_text]);
+      if (!place || shown.has(place)) return [];
+      shown.add(place);
+      return [h("div.parting", {}, h("p.hint", {}, `Where they part, token ${differs.start}:`), ...parting(differs.before_text ?? "", ["asked", differs.ours_text ?? ""], [differs.other || "there", differs.theirs_text ?? ""]))];
+    });
+    el.result.replaceChildren(h("p.hint", {}, taken(found)), ...rows.map(({ own }) => own), tokenKeys(used), ...places.slice(0, 3),
+      found.notes.length ? h("ul.notes", {}, ...found.notes.map((note) => h("li", {}, note))) : "");
+    light(answers.reduce((longest, { path: one }) => (one.length > longest.length ? one : longest), []));
+  }
+
+  const TAKEN = { prompt: "a prompt", chat: "a chat question", log: "a request log", ids: "token ids" };
+  const taken = (found) => `Read as ${TAKEN[found.as]}${found.requests.length ? ` of ${plural(found.requests.length, "request")}: ${found.request}` : ""}, ${plural(found.tokens, "token")}.`;
+
+  return { panel, toggle, pick, moved, path: () => (panel.hidden ? [] : path) };
+}
