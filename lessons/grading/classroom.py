@@ -194,7 +194,7 @@ def _is_known(path: PurePosixPath) -> bool:
 
 
 def _kind(path: PurePosixPath) -> str:
-    """Where a file lies: "lesson", "beside" it, "machinery", "notebook", "stream", "unknown"; "" elsewhere."""
+    """Where a file lies: "lesson", "beside" it, "machinery", "notebook", "stream", "unknown", or ""."""
     top, *rest = path.parts
     if top == "notebooks":
         if len(rest) == 2 and rest[0] == "streams":
