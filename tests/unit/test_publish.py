@@ -222,6 +222,7 @@ def test_who_does_not_read_holds_nobody_up(engine: Engine, context: Any) -> None
             began = time.perf_counter()
             run(engine, [at + n for n in range(0, 200, 2)])
             worst = max(worst, time.perf_counter() - began)
+            assert at % 10 or publisher.flush()  # what comes faster than the thread looks is one batch
         assert publisher.flush()
         assert worst < 2 and publisher.batches >= 20 and not publisher.trouble
         began = time.perf_counter()
