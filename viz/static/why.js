@@ -51,6 +51,7 @@ export function makeWhy(page) {
     if (panel.hidden) return light([]);
     el.hint.textContent = source.meta.no_text || (source.meta.fleet ? "" : "or click a request below");
     el.text.focus();
+    asked.at = "";
     moved();
   }
 
@@ -95,7 +96,9 @@ export function makeWhy(page) {
     } catch (error) {
       light([]);
       el.when.textContent = "";
-      el.result.replaceChildren(h("p.bad", {}, error.message));
+      const known = error.message === source.meta.no_text; // said beside the text already
+      el.hint.classList.toggle("bad", known);
+      el.result.replaceChildren(known ? "" : h("p.bad", {}, error.message));
     } finally { asked.busy = false; }
   }
 
@@ -106,6 +109,7 @@ export function makeWhy(page) {
 
   function draw(found) {
     const { answers, requests } = found;
+    el.hint.classList.remove("bad");
     el.when.textContent = `at ${found.moment}`;
     el.request.hidden = requests.length < 2;
     if ([...el.request.options].map((o) => o.value).join("\n") !== requests.join("\n")) el.request.replaceChildren(...requests.map((name) => h("option", { value: name }, name)));

@@ -24,10 +24,11 @@ from minirad.model.load import load_tokenizer
 from minirad.text import encode_prompt
 from minirad.why.answer import Answer
 from minirad.why.recorded import Recorded
+from minirad.why.words import Words
 from viz.trace import GRANULARITIES, View, local_folder, units
 from viz.view.text import visible
 from viz.web.page import Children, Page, spelled_path
-from viz.web.told import Behind, no_text, words_for
+from viz.web.told import Behind, no_text, sentence, words_for
 
 Json = dict[str, Any]
 WAYS = ("", "prompt", "chat", "log", "ids")  # "": by its looks
@@ -74,15 +75,16 @@ def ask(page: Page, arguments: Json) -> Json:
         "as": typed.way, "requests": list(typed.names[:MOST_REQUESTS]), "request": typed.name,
         "tokens": len(typed.ids), "notes": [_short(note, 300) for note in typed.notes[:_NOTES]],
         "moment": view.title, "g": view.granularity, "i": view.index,
-        "answers": [_shown(words.as_data(answer), rank, nodes) for rank, answer in found],
+        "answers": [_shown(words, answer, rank, nodes) for rank, answer in found],
     }  # fmt: skip
 
 
-def _shown(data: Json, rank: int | None, nodes: _Nodes) -> Json:
+def _shown(words: Words, answer: Answer, rank: int | None, nodes: _Nodes) -> Json:
     """What the page draws of an answer."""
+    data = words.as_data(answer)
     names = ("cause", "what", "say", "start", "tokens", "other", "before_text", "ours_text", "theirs_text")
     return {
-        "rank": rank, "say": _short(data["say"], _SENTENCE),
+        "rank": rank, "say": _short(sentence(words, answer), _SENTENCE),
         **{name: data[name] for name in ("tokens", "cached", "matched", "cause")},
         "losses": [
             {name: _text(loss[name], name) for name in names if name in loss} for loss in data["losses"]
