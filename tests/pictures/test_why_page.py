@@ -151,6 +151,28 @@ def test_a_prompt_now_is_what_the_engine_would_find(run, page):
         assert answer["cached"] + sum(loss["tokens"] for loss in answer["losses"]) == len(tokens)
 
 
+@pytest.mark.parametrize(
+    "kind", [{"page_size": 4, "bigram_keys": True}, {"page_size": 4, "host_kv_tokens": 1000}]
+)
+def test_other_kinds_of_trees(kind):
+    """Pages, pairs of tokens and a host tier: as the engine would find it, step by step."""
+    run = make_run(1, Settings(workload="mixed", kv_tokens=480, **kind))
+    while not run.idle:
+        run.advance()
+        if run.clock % 20 == 0:
+            run.recorder.cut()
+            (answer,) = asked(run.page, "Hi", **{"as": "chat"})["answers"]
+            tokens = run.engine.encode(workloads.chat_prompt("Hi"))
+            assert answer["matched"] == run.engine.peek(tokens), run.clock
+            slots = [
+                len(run.trace.view("step", len(run.trace)).nodes[number]["slots"])
+                for number in answer["path"]
+            ]
+            assert sum(slots) >= answer["matched"] > sum(slots[:-1]) or answer["matched"] == 0
+    assert sum("why" in each for each in run.page.requests().values()) > 20
+    run.engine.check()
+
+
 def test_a_moment_in_the_past_to_and_fro(run, page):
     """Each against the tree on view, by step and by event, and the path that is lit against the answer."""
     rng = random.Random(5)
