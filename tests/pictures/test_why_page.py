@@ -288,6 +288,14 @@ def test_a_stream_without_a_tokenizer(stream):
     assert asked(bare, json.dumps({"prompt": SYSTEM}))["tokens"] == len(SYSTEM)
 
 
+def test_a_folder_that_holds_no_tokenizer(stream, tmp_path):
+    page = FleetPage(Trace(stream.trace.recording))
+    page.tokenizer = str(tmp_path)
+    assert asked(page, "1 350 201", **{"as": "ids"})["tokens"] == 3
+    with pytest.raises(ValueError, match="lacks"):
+        asked(page, "hello")
+
+
 def test_texts_of_a_stream_are_harmless(stream):
     found = asked(stream, stream.trace.decode(SYSTEM) + "\u202e<b>\x1b[31m" + "x" * 5000)
     text = json.dumps(found, ensure_ascii=False)

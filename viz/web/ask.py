@@ -32,7 +32,7 @@ from viz.web.told import Behind, no_text, sentence, words_for
 
 Json = dict[str, Any]
 WAYS = ("", "prompt", "chat", "log", "ids")  # "": by its looks
-MOST_REQUESTS = 500  # of a pasted log: their names are listed
+MOST_REQUESTS = 500  # of a pasted log, the last ones: their names are listed
 _SENTENCE, _SHOWN, _NOTES = 1200, 160, 12
 _IDS = re.compile(r"[\s,;\[\]]+")
 
@@ -72,7 +72,7 @@ def ask(page: Page, arguments: Json) -> Json:
     words = words_for(page.trace.recording.header, page.trace.decode)
     nodes = _Nodes(view, typed.ids)
     return {
-        "as": typed.way, "requests": list(typed.names[:MOST_REQUESTS]), "request": typed.name,
+        "as": typed.way, "requests": list(typed.names[-MOST_REQUESTS:]), "request": typed.name,
         "tokens": len(typed.ids), "notes": [_short(note, 300) for note in typed.notes[:_NOTES]],
         "moment": view.title, "g": view.granularity, "i": view.index,
         "answers": [_shown(words, answer, rank, nodes) for rank, answer in found],
@@ -129,10 +129,10 @@ def _typed(page: Page, arguments: Json) -> Typed:
     request = str(arguments.get("from") or "")
     if request and page.prompt_text(request) == text:
         return Typed("prompt", page.prompt(request), notes=(f"the prompt of {request}, as it came",))
-    tokenizer = _tokenizer(page.tokenizer)
-    way = way or _looks_like(text, tokenizer is not None)
+    way = way or _looks_like(text, local_folder(page.tokenizer) is not None)
     if way == "ids":
         return Typed(way, _ids(text))
+    tokenizer = _tokenizer(page.tokenizer)
     if way == "log":
         return _logged(text, tokenizer, str(arguments.get("request") or ""))
     if tokenizer is None:
@@ -195,7 +195,7 @@ def _logged(text: str, tokenizer: PromptTokenizer | None, wanted: str) -> Typed:
     if asked.request.incomplete:
         notes.append(asked.request.incomplete)
     if len(found) > MOST_REQUESTS:
-        notes.append(f"the first {MOST_REQUESTS} of {len(found):,} requests are listed")
+        notes.append(f"the last {MOST_REQUESTS} of {len(found):,} requests are listed")
     return Typed("log", asked.ids.tolist(), tuple(found), name, tuple(notes))
 
 
