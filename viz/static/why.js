@@ -51,6 +51,7 @@ export function makeWhy(page) {
     if (panel.hidden) return light([]);
     el.hint.textContent = source.meta.no_text || (source.meta.fleet ? "" : "or click a request below");
     el.text.focus();
+    asked.at = "";
     moved();
   }
 
@@ -68,35 +69,47 @@ export function makeWhy(page) {
     } catch (error) { el.result.replaceChildren(h("p.bad", {}, error.message)); }
   }
 
-  /** Another position is on view: the question is asked again, of that moment. */
+  const position = () => `${source.run} ${state.g} ${state.i}`;
+
+  /** Another position is on view: the question is asked again, of that moment; while it plays, now and then. */
   function moved() {
-    if (panel.hidden) return;
-    const now = `${source.run} ${state.g} ${state.i}`;
-    if (asked.at !== now && el.text.value.trim()) askSoon();
+    if (!panel.hidden && asked.timer === null && asked.at !== position() && el.text.value.trim()) askIn(300);
   }
 
+  /** What is asked has changed: answers that are under way are no longer wanted. */
   function askSoon(after = 300) {
-    clearTimeout(asked.timer);
     asked.ticket++;
-    asked.timer = setTimeout(askNow, after);
+    askIn(after);
+  }
+
+  function askIn(after) {
+    clearTimeout(asked.timer);
+    asked.timer = setTimeout(() => { asked.timer = null; askNow(); }, after);
   }
 
   async function askNow() {
-    if (asked.busy) return askSoon(100);
+    if (asked.busy) return askIn(100);
     if (!el.text.value.trim()) { light([]); return el.result.replaceChildren(); }
     const { ticket } = asked, { g, i } = state;
-    asked.at = `${source.run} ${g} ${i}`;
+    asked.at = position();
     asked.busy = true;
     try {
       const found = await source.why({ text: el.text.value, as: el.way.value, request: el.request.value, from: asked.from, g, i });
       if (panel.hidden) return;
-      if (found.wait) { el.when.textContent = found.wait; if (ticket === asked.ticket) askSoon(50); }
-      else if (ticket === asked.ticket || asked.at === `${source.run} ${state.g} ${state.i}`) draw(found);
+      if (ticket !== asked.ticket) return;
+      if (found.wait) { el.when.textContent = found.wait; askIn(50); }
+      else draw(found);
     } catch (error) {
+      if (ticket !== asked.ticket) return;
       light([]);
       el.when.textContent = "";
-      el.result.replaceChildren(h("p.bad", {}, error.message));
-    } finally { asked.busy = false; }
+      const known = error.message === source.meta.no_text; // said beside the text already
+      el.hint.classList.toggle("bad", known);
+      el.result.replaceChildren(known ? "" : h("p.bad", {}, error.message));
+    } finally {
+      asked.busy = false;
+      moved();
+    }
   }
 
   function light(nodes) {
@@ -106,6 +119,7 @@ export function makeWhy(page) {
 
   function draw(found) {
     const { answers, requests } = found;
+    el.hint.classList.remove("bad");
     el.when.textContent = `at ${found.moment}`;
     el.request.hidden = requests.length < 2;
     if ([...el.request.options].map((o) => o.value).join("\n") !== requests.join("\n")) el.request.replaceChildren(...requests.map((name) => h("option", { value: name }, name)));

@@ -24,14 +24,15 @@ from minirad.model.load import load_tokenizer
 from minirad.text import encode_prompt
 from minirad.why.answer import Answer
 from minirad.why.recorded import Recorded
+from minirad.why.words import Words
 from viz.trace import GRANULARITIES, View, local_folder, units
 from viz.view.text import visible
 from viz.web.page import Children, Page, spelled_path
-from viz.web.told import Behind, no_text, words_for
+from viz.web.told import Behind, no_text, sentence, words_for
 
 Json = dict[str, Any]
 WAYS = ("", "prompt", "chat", "log", "ids")  # "": by its looks
-MOST_REQUESTS = 500  # of a pasted log: their names are listed
+MOST_REQUESTS = 500  # of a pasted log, the last ones: their names are listed
 _SENTENCE, _SHOWN, _NOTES = 1200, 160, 12
 _IDS = re.compile(r"[\s,;\[\]]+")
 
@@ -71,18 +72,19 @@ def ask(page: Page, arguments: Json) -> Json:
     words = words_for(page.trace.recording.header, page.trace.decode)
     nodes = _Nodes(view, typed.ids)
     return {
-        "as": typed.way, "requests": list(typed.names[:MOST_REQUESTS]), "request": typed.name,
+        "as": typed.way, "requests": list(typed.names[-MOST_REQUESTS:]), "request": typed.name,
         "tokens": len(typed.ids), "notes": [_short(note, 300) for note in typed.notes[:_NOTES]],
         "moment": view.title, "g": view.granularity, "i": view.index,
-        "answers": [_shown(words.as_data(answer), rank, nodes) for rank, answer in found],
+        "answers": [_shown(words, answer, rank, nodes) for rank, answer in found],
     }  # fmt: skip
 
 
-def _shown(data: Json, rank: int | None, nodes: _Nodes) -> Json:
+def _shown(words: Words, answer: Answer, rank: int | None, nodes: _Nodes) -> Json:
     """What the page draws of an answer."""
+    data = words.as_data(answer)
     names = ("cause", "what", "say", "start", "tokens", "other", "before_text", "ours_text", "theirs_text")
     return {
-        "rank": rank, "say": _short(data["say"], _SENTENCE),
+        "rank": rank, "say": _short(sentence(words, answer), _SENTENCE),
         **{name: data[name] for name in ("tokens", "cached", "matched", "cause")},
         "losses": [
             {name: _text(loss[name], name) for name in names if name in loss} for loss in data["losses"]
@@ -127,10 +129,10 @@ def _typed(page: Page, arguments: Json) -> Typed:
     request = str(arguments.get("from") or "")
     if request and page.prompt_text(request) == text:
         return Typed("prompt", page.prompt(request), notes=(f"the prompt of {request}, as it came",))
-    tokenizer = _tokenizer(page.tokenizer)
-    way = way or _looks_like(text, tokenizer is not None)
+    way = way or _looks_like(text, local_folder(page.tokenizer) is not None)
     if way == "ids":
         return Typed(way, _ids(text))
+    tokenizer = _tokenizer(page.tokenizer)
     if way == "log":
         return _logged(text, tokenizer, str(arguments.get("request") or ""))
     if tokenizer is None:
@@ -193,7 +195,7 @@ def _logged(text: str, tokenizer: PromptTokenizer | None, wanted: str) -> Typed:
     if asked.request.incomplete:
         notes.append(asked.request.incomplete)
     if len(found) > MOST_REQUESTS:
-        notes.append(f"the first {MOST_REQUESTS} of {len(found):,} requests are listed")
+        notes.append(f"the last {MOST_REQUESTS} of {len(found):,} requests are listed")
     return Typed("log", asked.ids.tolist(), tuple(found), name, tuple(notes))
 
 

@@ -23,10 +23,10 @@ from minirad.why.recorded import Recorded
 from minirad.why.streamed import Streamed
 from minirad.why.words import STEPS, Clock, Words
 from viz.trace import Decode, View, ids_as_text, local_folder
+from viz.view.text import pretty
 
 MOST = 1 << 24  # numbers that a memory holds; what is older is forgotten, and told as that
 KEPT = 2  # memories at moments: the present, and one of the past
-_CLAUSES = 3  # reasons that are said of one admission
 PATIENCE = 2.0  # seconds of replaying after which a page is told how far it is
 SILENT = "this tree does not tell what it does, so why something is not in it cannot be said"
 Memory = Recorded | Streamed
@@ -34,10 +34,28 @@ Memory = Recorded | Streamed
 
 def words_for(header: State, decode: Decode) -> Words:
     """How answers about a recording are told."""
-    spell = None if decode is ids_as_text else decode
+    spell = None if decode is ids_as_text else lambda ids: pretty(decode(ids)).replace("\n", "¶")
     if is_fleet(header["start"]):
         return Words(spell, Clock("batch"), Streamed.named)
     return Words(spell, STEPS)
+
+
+def reasons(words: Words, answer: Answer) -> dict[str, int]:
+    """What tokens were computed for, those of one reason together: the words behind a number -> it."""
+    found: dict[str, int] = {}
+    for loss in answer.losses:
+        if loss.cause not in LESSER:
+            said = words.clause(loss, answer).partition(" ")[2]
+            found[said] = found.get(said, 0) + loss.tokens
+    return found
+
+
+def sentence(words: Words, answer: Answer) -> str:
+    """The answer's own sentence, those of one reason together."""
+    head = words.sentence(answer).partition("; computed are ")[0]
+    said = [f"{count:,} {why}" for why, count in reasons(words, answer).items()]
+    said += [words.clause(loss, answer) for loss in answer.losses if loss.cause in LESSER]
+    return f"{head}; computed are {'; '.join(said)}"
 
 
 def is_silent(header: State, frames: list[Frame]) -> bool:
@@ -91,13 +109,13 @@ class Told:
         answer = self._answers.get(request if attempt == 1 else f"{request}#{attempt}")
         if answer is None:
             return ""
-        tokens: dict[str, int] = {}  # by what is said behind their number
-        for loss in answer.losses:
-            if loss.cause not in LESSER:
-                said = self._words.clause(loss, answer).partition(" ")[2]
-                tokens[said] = tokens.get(said, 0) + loss.tokens
-        parts = [f"{count:,} {said}" for said, count in list(tokens.items())[:_CLAUSES]]
-        rest = sum(list(tokens.values())[_CLAUSES:])
+        found = list(reasons(self._words, answer).items())
+        told = [
+            *found[:1],
+            *sorted(found[1:], key=lambda each: -each[1])[:1],
+        ]  # the first, and what cost most
+        rest = sum(count for _, count in found) - sum(count for _, count in told)
+        parts = [f"{count:,} {said}" for said, count in told]
         return "; ".join([*parts, *([f"{rest:,} for other reasons"] if rest else [])])
 
     def sentence(self, event: ev.RequestAdmitted) -> str:
