@@ -114,12 +114,12 @@ class _Session:
         self.last: _Prompt | None = None
         self._leaf: Run | None = None  # the run that the last prompt ends with, if nothing comes behind it
 
-    def add(self, each: Tokenized, prompt: _Prompt, before: _Prompt | None, answer: Answer) -> None:
+    def add(self, prompt: _Prompt, before: _Prompt | None, answer: Answer) -> None:
         """The next turn."""
         self.count += 1
         self.computed += answer.missed
-        common = 0 if before is None else _common(before.parts, prompt.parts)
         if self.count <= MOST_TURNS:
+            common = 0 if before is None else _common(before.parts, prompt.parts)
             broke = None if before is None else _break(before, prompt, common, answer)
             turn = {
                 "name": answer.name,
@@ -220,7 +220,7 @@ class Turns:
         size = len(each.ends) - (each.request.parts[-1].name == OPENING)
         prompt = _Prompt(each.request.parts[:size], each.ends[:size].tolist(), each.request.extra_key)
         before = session.last if name is not None else self._before(answer, prompt)
-        session.add(each, prompt, before, answer)
+        session.add(prompt, before, answer)
 
     def _before(self, answer: Answer, prompt: _Prompt) -> _Prompt | None:
         """The request that one without a session parts from."""
@@ -241,6 +241,8 @@ class Turns:
 
 
 def _common(before: Sequence[Part], now: Sequence[Part]) -> int:
+    if before == now[: len(before)]:  # nearly always, and mostly the very same objects
+        return len(before)
     common = 0
     for one, other in zip(before, now, strict=False):
         if one is not other and (one.text != other.text or one.ids != other.ids):
