@@ -334,7 +334,7 @@ def test_every_kind_has_a_card(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", transcripts.MAKERS)
 def test_ten_megabytes_in_ten_seconds(kind: str, tmp_path: Path, capsys: Any) -> None:
-    path = transcripts.write(tmp_path / "session.jsonl", kind, turns=300, compactions=3, size=10_000_000)
+    path = transcripts.write(tmp_path / "session.jsonl", kind, turns=300, compactions=6, size=10_000_000)
     begun = time.process_time()  # of all threads: what one core would take
     assert main(["why", str(path)]) == 0
     assert time.process_time() - begun < 10
