@@ -168,28 +168,34 @@ def _turn_bars(places: list[int], heights: list[int], names: list[str], kind: st
 
 
 def _mark_breaks(drawn: go.Figure, session: dict[str, Any]) -> int:
-    """A line at each break; those that cost most are named, if there is room. How many rows of names."""
+    """A line at each break, named if there is room: compactions, then what cost most. Rows of names."""
     broke = [(at, turn["break"]) for at, turn in enumerate(session["turns"], start=1) if "break" in turn]
     count = len(session["turns"])
-    named: list[tuple[int, int]] = []  # (turn, row of names)
-    for at, each in sorted(broke, key=lambda item: -item[1]["computed"]):
-        drawn.add_vline(x=at - 0.5, line={"color": BROKE, "width": 1.5, "dash": "dash"}, row="all", col=1)
-        apart = count / NAMES_ABREAST
-        free = (
-            row
-            for row in range(NAME_ROWS)
-            if all(abs(at - other) >= apart or row != its for other, its in named)
-        )
-        row = next(free, None)
+    wide = count / NAMES_ABREAST
+    names: list[dict[str, Any]] = []
+    taken: list[list[float]] = [[] for _ in range(NAME_ROWS)]  # where names begin, in turns
+    for at, each in sorted(broke, key=lambda item: (item[1]["kind"] != "compaction", -item[1]["computed"])):
+        right = at > count - wide
+        begin = at - wide if right else at
+        row = next((n for n in range(NAME_ROWS) if all(abs(begin - x) >= wide for x in taken[n])), None)
         if row is not None:
-            named.append((at, row))
-            side = "right" if at > count * 0.85 else "left"
-            drawn.add_annotation(
-                x=at - 0.5, y=1, xref="x", yref="paper", yanchor="bottom", yshift=NAME_HEIGHT * row,
-                showarrow=False, xanchor=side, align=side, font={"size": 11, "color": BROKE},
-                text=f"<b>{BREAKS[each['kind']]}</b><br>turn {at}: {each['computed']:,} computed",
-            )  # fmt: skip
-    return 1 + max((row for _, row in named), default=0)
+            taken[row].append(begin)
+            side = "right" if right else "left"
+            names.append({
+                "x": at - 0.5, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "showarrow": False,
+                "yshift": NAME_HEIGHT * row, "xanchor": side, "align": side,
+                "font": {"size": 11, "color": BROKE},
+                "text": f"<b>{BREAKS[each['kind']]}</b><br>turn {at}: {each['computed']:,} computed",
+            })  # fmt: skip
+    line = {"color": BROKE, "width": 1.5, "dash": "dash"}
+    lines = [
+        {"type": "line", "x0": at - 0.5, "x1": at - 0.5, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+        for at, _ in broke
+    ]
+    drawn.update_layout(
+        shapes=lines, annotations=names
+    )  # all at once: Plotly looks at all for each one added
+    return max(1, sum(map(bool, taken)))
 
 
 def _break_table(session: dict[str, Any]) -> str:

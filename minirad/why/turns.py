@@ -33,6 +33,7 @@ MOST_TURNS = 1000  # of a session that are kept, the first ones
 MOST_SHOWN = 8  # sessions in a report, those that computed most
 MOST_RUNS = 40  # of a session in a report, those of most tokens
 SHOWN = 40  # characters of a change
+ALIKE = 0.5  # a message of which at most so much is another is the same one, changed
 NO_SESSION = ""
 
 # What broke a prefix, and what it is called.
@@ -114,13 +115,15 @@ class _Session:
         self.last: _Prompt | None = None
         self._leaf: Run | None = None  # the run that the last prompt ends with, if nothing comes behind it
 
-    def add(self, each: Tokenized, prompt: _Prompt, before: _Prompt | None, answer: Answer) -> None:
-        """The next turn."""
+    def add(self, prompt: _Prompt, before: _Prompt | None, answer: Answer, known: bool) -> None:
+        """The next turn. known: `before` is the turn before for sure."""
         self.count += 1
         self.computed += answer.missed
-        common = 0 if before is None else _common(before.parts, prompt.parts)
         if self.count <= MOST_TURNS:
+            common = 0 if before is None else _common(before.parts, prompt.parts)
             broke = None if before is None else _break(before, prompt, common, answer)
+            if broke is not None and not known and not broke.again:
+                broke = None  # two requests that have nothing to do with each other
             turn = {
                 "name": answer.name,
                 "tokens": answer.length,
@@ -220,7 +223,7 @@ class Turns:
         size = len(each.ends) - (each.request.parts[-1].name == OPENING)
         prompt = _Prompt(each.request.parts[:size], each.ends[:size].tolist(), each.request.extra_key)
         before = session.last if name is not None else self._before(answer, prompt)
-        session.add(each, prompt, before, answer)
+        session.add(prompt, before, answer, name is not None)
 
     def _before(self, answer: Answer, prompt: _Prompt) -> _Prompt | None:
         """The request that one without a session parts from."""
@@ -241,6 +244,8 @@ class Turns:
 
 
 def _common(before: Sequence[Part], now: Sequence[Part]) -> int:
+    if before == now[: len(before)]:  # nearly always, and mostly the very same objects
+        return len(before)
     common = 0
     for one, other in zip(before, now, strict=False):
         if one is not other and (one.text != other.text or one.ids != other.ids):
@@ -272,10 +277,10 @@ def _break(before: _Prompt, now: _Prompt, common: int, answer: Answer) -> Break 
 
 def _again(old: Sequence[Part], now: _Prompt, common: int, cached: int) -> int:
     """Tokens of parts behind the break that were there before, and are computed."""
-    there, found = Counter(part.text for part in old), 0
+    there, found = Counter(map(_key, old)), 0
     for number, part in enumerate(now.parts[common:], start=common):
-        if there[part.text]:
-            there[part.text] -= 1
+        if there[_key(part)]:
+            there[_key(part)] -= 1
             found += max(now.ends[number] - max(now.tokens(0, number), cached), 0)
     return found
 
@@ -283,30 +288,31 @@ def _again(old: Sequence[Part], now: _Prompt, common: int, cached: int) -> int:
 def _change(old: Sequence[Part], new: Sequence[Part]) -> tuple[str, str]:
     """What became of `old`, the first parts of which are not those of `new` any more."""
     summary = next((part for part in new if "compaction" in part.name), None)
-    texts = {part.text for part in old}
-    if summary is not None and summary.text not in texts:
+    there = {_key(part) for part in old}
+    if summary is not None and _key(summary) not in there:
         name = summary.name.partition(" (")[0]
         return "compaction", f"{_count(old)} became a summary ({name})"
     if not new:
-        return "back", f"{_count(old)} taken back"
+        return "back", f"by {_count(old)}"
     one, other = old[0], new[0]
     for name, kind in (("tools", "tools"), ("functions", "tools"), ("response_format", "format")):
         if name in (one.name, other.name):
             return kind, _tools(one, other) if kind == "tools" else "another one"
     if CLEARED in other.text and CLEARED not in one.text:
         return "cleared", f"the result in {other.name}"
-    was = next((part.name for part in old if part.text == other.text), "")  # as the turn before numbered it
-    kept = any(part.text == one.text for part in new)
+    was = next((part.name for part in old if _key(part) == _key(other)), "")  # as the turn before numbered it
+    kept = any(_key(part) == _key(one) for part in new)
     if was and kept:
         return "reordered", f"{was} where {one.name} was"
     if kept:
         return "inserted", f"{other.name}, where {one.name} was"
     if was:
         return "left out", f"{one.name} and what was behind it up to {was}"
-    return _edited(old, one, other)
+    return _edited(old, one, other, any(_key(part) in there for part in new))
 
 
-def _edited(old: Sequence[Part], one: Part, other: Part) -> tuple[str, str]:
+def _edited(old: Sequence[Part], one: Part, other: Part, goes_on: bool) -> tuple[str, str]:
+    """goes_on: something behind it is as it was."""
     ours, theirs = _apart(_said(other), _said(one))
     head = other.text.partition("\n")[0]
     what = f"{_short(theirs)} became {_short(ours)}"
@@ -315,9 +321,14 @@ def _edited(old: Sequence[Part], one: Part, other: Part) -> tuple[str, str]:
         return "date", what
     if head.endswith(("system", "developer")):
         return "system", what
-    if len(old) <= 2:  # the last question, and its reply
-        return "back", f"{other.name} in place of {one.name}"
-    return "edited", what
+    alike = len(ours) + len(theirs) < ALIKE * (len(_said(one)) + len(_said(other)))
+    if alike or goes_on:
+        return "edited", what
+    return "back", f"by {_count(old)}, to {other.name}: {_short(_said(other))}"
+
+
+def _key(part: Part) -> tuple[str, tuple[int, ...] | None]:
+    return part.text, part.ids
 
 
 def _said(part: Part) -> str:

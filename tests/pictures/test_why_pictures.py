@@ -20,7 +20,7 @@ from minirad.logs.request import OPENING, LoggedRequest, Part
 from minirad.why.history import Cache, Entry, History
 from minirad.why.turns import BREAKS, MOST_RUNS, MOST_TURNS, Turns
 from viz.turns import session_dot
-from viz.why import write_html
+from viz.why import session_figure, write_html
 
 TURNS, SIZE = 200, 500_000
 EVIL = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'><b>"
@@ -152,8 +152,8 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "reordered": (TALK, (*TALK[:3], TALK[5], TALK[4], TALK[3], *TALK[6:]), "message 6 (assistant) where"),
     "inserted": (TALK, (*TALK[:3], "Else?", "No.", *TALK[3:]), "message 4 (assistant), where"),
     "left out": (TALK, (*TALK[:3], *TALK[5:]), "message 4 (assistant) and what was behind it up to"),
-    "back": (TALK, (*TALK[:-1], "Really?"), "in place of"),
-    "edited": (TALK, (*TALK[:3], "Why not?", "Yes.", "No."), "'Why?' became 'Why not?'"),
+    "back": (TALK, (*TALK[:-1], "Really?"), "by 1 message, to message 8 (assistant): 'Really?'"),
+    "edited": (TALK, (*TALK[:3], "Why not?", *TALK[4:]), "'Why?' became 'Why not?'"),
 }  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def test_tools_in_another_order_and_messages_taken_back() -> None:
     (session,) = told(prompt(TOOLS, *TALK), prompt(other, *TALK), prompt(other, *TALK[:-2]))
     assert [turn["break"]["what"] for turn in session["turns"][1:]] == [
         "another order",
-        "2 messages taken back",
+        "by 2 messages",
     ]
     assert session["turns"][2]["break"]["again"] == 0  # nothing behind it was there before
 
@@ -202,7 +202,22 @@ def test_requests_without_a_session_are_held_against_the_one_that_they_part_from
         prompt(*KINDS["date"][1], session=None),
     ]
     (session,) = told(*given)
-    assert (3, "date") in breaks(session)
+    assert breaks(session) == [(3, "date")]  # the second has nothing to do with the first
+
+
+def test_many_breaks_are_drawn_in_no_time() -> None:
+    said, given = ["Begin"], []
+    for number in range(400):
+        said = said[: number % 5 + 1] if number % 3 == 2 else said
+        said = [*said, f"message number {number}"]
+        given.append(prompt(*said))
+    (session,) = told(*given)
+    assert len(breaks(session)) > 60
+    begun = time.process_time()
+    drawn = session_figure(session)
+    assert time.process_time() - begun < 2
+    assert len(drawn.layout.shapes) == len(breaks(session))
+    assert 5 < len(drawn.layout.annotations) <= 21
 
 
 def test_long_sessions_are_bounded_and_nothing_else_is_counted_for_them() -> None:
@@ -319,7 +334,7 @@ def test_every_kind_has_a_card(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", transcripts.MAKERS)
 def test_ten_megabytes_in_ten_seconds(kind: str, tmp_path: Path, capsys: Any) -> None:
-    path = transcripts.write(tmp_path / "session.jsonl", kind, turns=300, compactions=3, size=10_000_000)
+    path = transcripts.write(tmp_path / "session.jsonl", kind, turns=300, compactions=6, size=10_000_000)
     begun = time.process_time()  # of all threads: what one core would take
     assert main(["why", str(path)]) == 0
     assert time.process_time() - begun < 10

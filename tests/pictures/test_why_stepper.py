@@ -112,6 +112,22 @@ def test_it_grows_with_the_run(make_engine) -> None:
     assert tour.fork() and str(tour.why("R1"))  # a fork has a memory of its own
 
 
+def test_the_prompt_in_the_box_has_its_reason(tour: Stepper) -> None:
+    output = tour.display()
+    output.received({"do": "type", "value": "3 4 5 6 99"})
+    driving = json.loads(output.model.controls)["engine"]
+    found = tour.why([3, 4, 5, 6, 99]).answers[0]
+    assert driving["hits"] == f"{found.matched} of 5 tokens would hit"
+    begin, _, because = driving["because"].partition(": ")
+    assert begin == "computed" and because and str(tour.why([3, 4, 5, 6, 99])).endswith(because)
+    output.received({"do": "go", "value": 2})  # the box asks the present, whatever is on view
+    assert json.loads(output.model.controls)["engine"]["because"] == driving["because"]
+    output.received({"do": "type", "value": "word"})  # the tiny model has no tokenizer
+    driving = json.loads(output.model.controls)["engine"]
+    assert driving["refused"] and not driving["because"]
+    output.close()
+
+
 def test_what_cannot_be_answered_is_said(tour: Stepper, make_engine) -> None:
     with pytest.raises(ValueError, match="no request 'R99' was admitted; known: R1"):
         tour.why("R99")

@@ -94,7 +94,12 @@ class Reasons:
         answer = told.answers.get(name) if isinstance(told, Recorded) else None
         if answer is None:
             return ""
-        return f"computed: {'; '.join(self._words.clause(loss, answer) for loss in answer.losses)}"
+        return self.clauses(answer)
+
+    def clauses(self, answer: Answer) -> str:
+        """What the rest is computed for, without how much was found."""
+        clauses = (self._words.clause(loss, answer) for loss in answer.losses)
+        return f"computed: {visible('; '.join(clauses))}"
 
     # ------------------------------------------------------------ memories
 

@@ -296,6 +296,11 @@ class Stepper:
             return reasons.of(asked)
         return reasons.now(self._tokens(asked, chat), self.view.frame, namespace)
 
+    def _now(self, text: str) -> Why:
+        """What a prompt would find at the present, whatever is on view."""
+        reasons, frames = self._session.ledger.reasons, len(self.recording.frames)
+        return reasons.now(self._tokens(text, None), frames - 1)
+
     def _tokens(self, asked: str | Sequence[int], chat: bool | None) -> Sequence[int]:
         """A prompt as ids, by the engine's tokenizer or the one that the recording names."""
         if not isinstance(asked, str):
@@ -640,6 +645,7 @@ class Output:
         present = "The past is on view: a prompt goes to the present, or fork from here."
         return {
             "chat": step.as_chat, "taken": self._taken, "hits": hits, "refused": refused,
+            "because": "" if refused or not hits else self._because(),
             "step": step._can_step, "original": bool(step._originals),
             "policies": list(EVICTION) if policy else ["its own"],
             "policy": policy or None,
@@ -663,6 +669,16 @@ class Output:
         except Exception as error:  # of a student's tree: this output says it, the others go on
             return f"{type(error).__name__}: {error}", True
         return f"{hits} of {total} tokens would hit", False
+
+    def _because(self) -> str:
+        """Why the prompt in the box would hit no further; "" where the memory and the engine do not agree."""
+        step = self.stepper
+        try:
+            (answer,) = step._now(self._typed).answers
+            hits, _ = step.what_if(self._typed)
+        except Exception:  # of a student's tree: its hits are shown, without a reason
+            return ""
+        return step._session.ledger.reasons.clauses(answer) if answer.matched == hits else ""
 
     def _draw_ahead(self, drawn: int, index: int, moved: int) -> None:
         """Lays out the neighbours of a position, so that the next click finds its picture ready."""

@@ -337,7 +337,7 @@ function driving(send) {
     if (now.taken !== taken) text.value = "";
     taken = now.taken;
     chat.checked = now.chat;
-    hits.textContent = now.hits;
+    hits.textContent = now.because ? `${now.hits}; ${now.because}` : now.hits;
     hits.classList.toggle("refused", now.refused);
     step.disabled = run.disabled = !now.step;
     choose(policy, now.policies, now.policy);
