@@ -89,6 +89,7 @@ def test_maps_of_vllm_with_losses_and_odd_events(tmp_path: Path) -> None:
     _shapes(tmp_path, "vllm-main", "bytes", "--drop", "0.05", "--odd", "--replay-topic")
 
 
+@pytest.mark.slow
 def test_positional_events_of_an_old_sglang_that_are_over(tmp_path: Path) -> None:
     _shapes(tmp_path, "sglang-old", "int", late=True)
 

@@ -34,7 +34,7 @@ from minirad.observe.snapshot import State
 from minirad.simulate import ModelFreeEngine
 from minirad.tiers.hiradix_cache import HiRadixCache
 
-GAMES = int(os.environ.get("MINIRAD_ROUND_TRIPS", "40"))
+GAMES = int(os.environ.get("MINIRAD_ROUND_TRIPS", "20"))
 ANY = "tcp://127.0.0.1:0"
 
 # (space, tokens from the beginning to the block's end) -> the media that hold it

@@ -390,6 +390,7 @@ def test_a_program_that_does_not_close_ends(forever: bool) -> None:
 # ---------------------------------------------------------------------- the live page
 
 
+@pytest.mark.slow
 def test_the_page_publishes_one_engine_after_the_other() -> None:
     session = Session(Settings(workload="mixed"), 1, False, None)
     with Publisher(None, ANY, None) as publisher:
@@ -432,6 +433,7 @@ def test_what_cannot_be_published_is_said_in_one_line(
     assert said in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C cannot be sent to one process on Windows")
 def test_the_command_says_where_it_publishes(context: Any) -> None:
     command = [
