@@ -285,6 +285,7 @@ def _apart(boxes: Sequence[Sequence[float]]) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", transcripts.MAKERS)
 def test_a_session_is_read_on_the_first_screen(kind, pages, tab):  # noqa: F811
     tab.goto(pages[kind].as_uri())
@@ -303,6 +304,7 @@ def test_a_session_is_read_on_the_first_screen(kind, pages, tab):  # noqa: F811
     assert sum("compaction" in box[4] and "computed" in box[4] for box in cards) == 2
 
 
+@pytest.mark.slow
 def test_a_log_that_wishes_harm_is_text(pages, tab):  # noqa: F811
     tab.goto(pages["evil"].as_uri())
     tab.wait_for_selector("section .annotation-text")
