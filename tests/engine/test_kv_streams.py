@@ -85,6 +85,7 @@ def _shapes(tmp_path: Path, shape: str, hashes: str, *more: str, late: bool = Fa
         assert rebuilt[rank]["replayed"] == rebuilt[rank]["batches"] or not late
 
 
+@pytest.mark.slow
 def test_maps_of_vllm_with_losses_and_odd_events(tmp_path: Path) -> None:
     _shapes(tmp_path, "vllm-main", "bytes", "--drop", "0.05", "--odd", "--replay-topic")
 

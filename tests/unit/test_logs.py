@@ -305,7 +305,7 @@ def test_what_it_is_called_where_it_cannot_be_told(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_list_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
     values = data.draw(
         st.lists(st.recursive(
@@ -329,7 +329,7 @@ def test_a_list_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch, data: st.Data
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"[", b"{\n", b"\x1f\x8b", b"\xef\xbb\xbf"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_bytes_are_records_or_say_why_not(data: bytes, start: bytes) -> None:
     with records.opened(io.BytesIO(start + data)) as (stream, _):
         for record in records.records(stream):
@@ -521,7 +521,7 @@ class Agent:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_the_model_saw_at_each_reply(data: st.DataObject) -> None:
     agents = [Agent(data.draw) for _ in range(data.draw(st.integers(1, 2)))]
     for agent in agents:
@@ -585,7 +585,7 @@ def test_a_result_that_comes_late_stands_where_it_was_asked_for(tmp_path: Path) 
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_what_the_model_saw_in_a_rollout(data: st.DataObject) -> None:
     """Turns, calls of tools, turns taken back, and histories replaced: each prompt is the history by then."""
     lines: list[Any] = [{"type": "session_meta", "payload": {"id": "R", "instructions": "Help."}}]
@@ -707,7 +707,7 @@ def test_samples_by_parts_and_whole(path: Path) -> None:
         st.tuples(st.integers(0, 2), st.integers(0, 4), st.lists(st.integers(0, 3), max_size=3)), max_size=12
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_turns_that_share_an_array_never_change_each_other(turns: list[tuple[int, int, list[int]]]) -> None:
     """Turns that grow, shrink and branch, of several sessions."""
     text, histories = CLASSROOM, [[], [], []]
