@@ -164,6 +164,48 @@ def test_another_salt(ask: Any) -> None:
     assert [(each["name"], each["saved"]) for each in report["repairs"]] == [("salt", size - 1)]
 
 
+@pytest.mark.parametrize("names", [("model",), ("model", "lora_path")])
+def test_another_model_or_adapter_is_no_salt(ask: Any, names: tuple[str, ...]) -> None:
+    """Its KV is of no use whatever the namespace: only the salt may be proposed away."""
+    one, other = ({name: f"{name} {each}" for name in names} for each in "ab")
+    report = ask([chat("Where?", **one), chat("Where?", **other)])
+    assert report["answers"][0]["cause"] == "namespace" and report["repairs"] == []
+    salted = [chat("Where?", cache_salt=salt, **model) for salt in "st" for model in (one, other)]
+    report = ask(salted)
+    size = report["tokens"] // 4
+    assert [(each["name"], each["saved"]) for each in report["repairs"]] == [("salt", 2 * (size - 1))]
+
+
+def test_nothing_of_a_log_is_raw_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2J\x9b31m\u202e\x07"
+    records: list[Any] = [
+        {"messages": [{"role": role, "content": evil}], evil: 1, "session": evil, "cache_salt": evil}
+        for role in ("user", evil, f"{evil}s")
+    ]
+    records += [{evil: 1}, {"messages": evil}, {"messages": [{"role": evil, "content": "\ud800"}]}]
+    log = written(tmp_path / "log.jsonl", records)
+    for arguments in (["why", "--all"], ["simulate", "--malformed", "skip"], ["simulate"]):
+        main([*arguments, str(log)])
+        told = capsys.readouterr()
+        text = "".join(told).replace("\n", "")
+        assert text and text.isprintable(), arguments
+
+
+def test_what_is_moved_to_the_end_is_spelled_as_people_would(ask: Any) -> None:
+    """No line break more than the prompt had: the saving is that of the repaired log, to the token."""
+    common, days = "Answer briefly and never guess. Cite your sources.", ("Monday", "Friday")
+    logs = [
+        [
+            {"messages": [{"role": "system", "content": each.format(day)}, {"role": "user", "content": day}]}
+            for day in days
+        ]
+        for each in (f"Today is {{}}.\n{common}", f"{common}\nToday is {{}}.")
+    ]
+    before, after = map(ask, logs)
+    saved = {each["name"]: each["saved"] for each in before["repairs"]}
+    assert saved["lines"] == before["computed"] - after["computed"] > 0
+
+
 def test_whole_pages_and_the_last_token(ask: Any) -> None:
     report = ask([{"prompt": list(range(40))}] * 2, "--page-size", "16")
     assert report["cached"] == 32
