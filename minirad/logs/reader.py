@@ -28,7 +28,7 @@ from minirad.logs.claude_code import ClaudeCode
 from minirad.logs.codex import Codex
 from minirad.logs.records import Record, opened, peeked, records
 from minirad.logs.request import LeftOut, LoggedRequest
-from minirad.text import InvalidTextError
+from minirad.text import InvalidTextError, escaped
 
 FORMATS = (
     "mooncake", "openai", "anthropic", "responses", "sharegpt", "claude-code", "codex", "workload",
@@ -131,7 +131,7 @@ class LogReader:
         if format == "codex":
             return Codex(self.name, self.notes)
         forced = _FORCED.get(format, format) if self._wanted or format not in _FORCED else None
-        return Apis(self.name, forced, self._replies)
+        return Apis(self.name, forced, self._replies, self.notes)
 
     def _of(self, record: Record, turner: _Turner) -> Iterator[LoggedRequest]:
         odd: list[str] = []
@@ -154,10 +154,10 @@ class LogReader:
         if self._malformed == "stop" and (
             self.format == "mooncake" or not isinstance(error, InvalidTextError)
         ):
-            raise ValueError(f"{self.name}, {record.where}: {error}") from error
+            raise ValueError(f"{self.name}, {record.where}: {escaped(str(error))}") from error
         self.left_out_count += 1
         if len(self.left_out) < MOST_NAMED:
-            self.left_out.append(LeftOut(record.line, record.where, str(error)))
+            self.left_out.append(LeftOut(record.line, record.where, escaped(str(error))))
 
     def with_progress(self, about: str | None = None) -> Iterator[LoggedRequest]:
         """The same, with a bar of the bytes read; only on a terminal, and only if it takes a second."""
@@ -186,7 +186,7 @@ class LogReader:
             named = [f"{name} ({count:,})" for name, count in self.not_understood.most_common(most)]
             rest = len(self.not_understood) - len(named)
             lines.append(f"not understood: {', '.join(named)}{f' and {rest:,} other names' if rest else ''}")
-        return lines
+        return [escaped(line) for line in lines]  # a log's names may say anything
 
 
 class _Ahead:
