@@ -98,6 +98,7 @@ class LogReader:
         self.requests = 0
         self.not_understood: Counter[str] = Counter()
         self.notes: dict[str, int] = {}
+        self._cut = ""
 
     @property
     def size(self) -> int | None:
@@ -121,9 +122,7 @@ class LogReader:
                     self._bar.update(counted.position - self._bar.n)
                 yield from self._of(record, turner)
             if isinstance(turner, (ClaudeCode, Codex)):
-                for request in turner.finish():
-                    self.requests += 1
-                    yield request
+                yield from map(self._counted, turner.finish())
 
     def _turner(self, format: str) -> _Turner:
         if format == "claude-code":
@@ -138,9 +137,7 @@ class LogReader:
         try:
             if record.why:
                 raise InvalidTextError(record.why) if record.text else ValueError(record.why)
-            for request in turner.requests(record, odd):
-                self.requests += 1
-                yield request
+            yield from map(self._counted, turner.requests(record, odd))
         except RecursionError:
             self._leave_out(record, ValueError("nested too deeply to be read"))
         except ValueError as error:
@@ -149,6 +146,16 @@ class LogReader:
             for name in odd:
                 known = name in self.not_understood or len(self.not_understood) < MOST_NAMED
                 self.not_understood[name if known else "other names"] += 1
+
+    def _counted(self, request: LoggedRequest) -> LoggedRequest:
+        """One more; what is missing of its prompt is a note, for it makes every count of it too small."""
+        self.requests += 1
+        if request.incomplete and request.incomplete not in self.notes:
+            self._cut = (
+                self._cut or f"a prompt is not all here, first in {request.where}: {request.incomplete}"
+            )
+            self.notes[self._cut] = self.notes.get(self._cut, 0) + 1
+        return request
 
     def _leave_out(self, record: Record, error: ValueError) -> None:
         if self._malformed == "stop" and (
