@@ -12,7 +12,7 @@ Does not read files and does not guess: what is malformed is a ValueError that s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -235,7 +235,7 @@ class Apis:
         output = response.get("output") if isinstance(response, dict) else None
         if isinstance(output, list):
             answer = item_parts(output, len(history), odd)
-            reply = "".join(spoken(part) for part in answer)
+            reply = replied(answer)
             request = replace(request, reply=reply, id=request.id or fields.name_of(response.get("id"), "id"))
             self._answers.remember(response.get("id"), (*history, *answer))
         conversation = body.get("conversation")
@@ -364,6 +364,11 @@ def _prompt(value: Any) -> Part:
 def spoken(part: Part) -> str:
     """What a message part says, without its markers."""
     return part.text.removeprefix(OPEN).partition("\n")[2].removesuffix(CLOSE)
+
+
+def replied(parts: Iterable[Part]) -> str:
+    """A reply of several items as the next prompt spells it: each of them is a message there."""
+    return f"{CLOSE}{OPEN}assistant\n".join(map(spoken, parts))
 
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action",

@@ -176,6 +176,31 @@ def test_another_model_or_adapter_is_no_salt(ask: Any, names: tuple[str, ...]) -
     assert [(each["name"], each["saved"]) for each in report["repairs"]] == [("salt", 2 * (size - 1))]
 
 
+@pytest.mark.parametrize("kind", ["codex", "responses"])
+def test_a_reply_of_several_items_is_all_there_in_the_next_turn(ask: Any, kind: str) -> None:
+    """Two calls are one reply and two messages: that they are spelled so is no miss."""
+    calls = [
+        {"type": "function_call", "call_id": f"c{each}", "name": "read", "arguments": f"{each}.py"}
+        for each in "ab"
+    ]
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Both."}]}
+    results = [{"type": "function_call_output", "call_id": f"c{each}", "output": "x = 1"} for each in "ab"]
+    if kind == "responses":
+        records: list[Any] = [
+            {"request": {"input": "Read both."}, "response": {"id": "r1", "output": [thought, *calls]}},
+            {"request": {"input": results, "previous_response_id": "r1"}},
+        ]
+    else:
+        asked = {"type": "message", "role": "user", "content": "Read both."}
+        done = {"type": "message", "role": "assistant", "content": "Done."}
+        items = [asked, thought, *calls, *results, done]
+        records = [{"type": "session_meta", "payload": {"id": "S"}}]
+        records += [{"type": "response_item", "payload": each} for each in items]
+    report = ask(records, "--all")
+    assert [each["cause"] for each in report["answers"]] == ["new", "new"]
+    assert report["partings"] == []
+
+
 def test_nothing_of_a_log_is_raw_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b[2J\x9b31m\u202e\x07"
     records: list[Any] = [
