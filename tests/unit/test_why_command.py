@@ -28,6 +28,8 @@ TOOLS = [
     for name in ("books", "people", "rooms", "hours")
 ]
 
+NEXT = "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"  # behind a reply
+
 
 def chat(*said: str, day: str = "Monday", **more: Any) -> dict[str, Any]:
     """A request: system prompt, and messages of user and assistant in turn."""
@@ -199,6 +201,25 @@ def test_a_reply_of_several_items_is_all_there_in_the_next_turn(ask: Any, kind: 
     report = ask(records, "--all")
     assert [each["cause"] for each in report["answers"]] == ["new", "new"]
     assert report["partings"] == []
+
+
+@pytest.mark.parametrize(
+    "said", [{"function_call": {"name": "read", "arguments": "{}"}}, {"refusal": "That I will not say."}]
+)
+def test_a_reply_without_a_content_is_in_the_cache(ask: Any, said: dict[str, Any]) -> None:
+    asked = [{"role": "user", "content": "Read it."}]
+    reply = {"role": "assistant", "content": None, **said}
+    first = {"request": {"messages": asked}, "response": {"choices": [{"message": reply}]}}
+    report = ask([first, {"messages": [*asked, reply, {"role": "user", "content": "x"}]}])
+    end = report["answers"][0]["tokens"] - len(PromptTokenizer().ids(NEXT))
+    assert report["answers"][0]["cached"] == end
+
+
+def test_an_answer_that_is_not_understood_is_named(ask: Any) -> None:
+    """A stream's pieces, say: the next turn seems to miss what was generated."""
+    pieces = {"choices": [{"delta": {"content": "ye"}}]}
+    report = ask([{"request": chat("Where?"), "response": each} for each in (pieces, [pieces])])
+    assert report["notes"] == ["not understood: response (no reply is read from it) (2)"]
 
 
 def test_nothing_of_a_log_is_raw_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
