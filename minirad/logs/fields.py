@@ -134,11 +134,11 @@ def session_of(*records: dict[str, Any]) -> str | None:
 
 
 def namespace_of(*records: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What must be equal for KV to be shared."""
+    """What must be equal for KV to be shared; an empty name is none."""
     extra = [each["extra_body"] for each in records if isinstance(each.get("extra_body"), dict)]
     found = []
     for name, fields in _NAMESPACE:
-        values = [r[field] for r in (*records, *extra) for field in fields if r.get(field) is not None]
+        values = [r[field] for r in (*records, *extra) for field in fields if r.get(field) not in (None, "")]
         if values:
             found.append((name, name_of(values[0], name) or ""))
     return tuple(found)

@@ -252,6 +252,11 @@ def test_what_is_moved_to_the_end_is_spelled_as_people_would(ask: Any) -> None:
     assert saved["lines"] == before["computed"] - after["computed"] > 0
 
 
+def test_an_empty_salt_is_none(ask: Any) -> None:
+    report = ask([chat("Where?", cache_salt=""), chat("Where?", cache_salt=None), chat("Where?")])
+    assert report["cached"] == 2 * (report["tokens"] // 3 - 1)
+
+
 def test_whole_pages_and_the_last_token(ask: Any) -> None:
     report = ask([{"prompt": list(range(40))}] * 2, "--page-size", "16")
     assert report["cached"] == 32
