@@ -57,6 +57,13 @@ def valid_text(text: Any, what: str) -> str:
     return text
 
 
+def escaped(text: str) -> str:
+    """A text from elsewhere on one line, with everything escaped that a terminal might obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @contextlib.contextmanager
 def no_length_warning() -> Iterator[None]:
     """Holds back, in this thread, what transformers says of a long text: the engine has its own bounds.

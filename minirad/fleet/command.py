@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
 from minirad.fleet.flight import rare_collections
 from minirad.fleet.follow import Delivered, Follower, Gap, Restart, State, Told, Trouble
 from minirad.fleet.wire import Batch, Cleared, Stored
+from minirad.text import escaped
 
 MISSING = "an endpoint such as tcp://host:5557, --bind ENDPOINT or --server URL is needed"
 STATES = {
@@ -52,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     """Follows, and prints."""
     source = _source(args)
     for notice in source.notices:
-        print(f"minirad: {_plain(notice)}", file=sys.stderr)
+        print(f"minirad: {escaped(notice)}", file=sys.stderr)
     ranks = [Rebuilt() for _ in source.endpoints]
     tell = _taking(ranks) if args.json else _printing(ranks)
     follower = Follower(
@@ -146,7 +147,7 @@ class Rebuilt:
     def summary(self) -> str:
         """The same as a sentence."""
         held = Counter(name for block in self.blocks.blocks.values() for name in block.media)
-        blocks = ", ".join(f"{held[name]} in {_plain(name)}" for name in sorted(held)) or "none"
+        blocks = ", ".join(f"{held[name]} in {escaped(name)}" for name in sorted(held)) or "none"
         lost = f", {self.lost} lost in {_count(self.gaps, 'gap')}" if self.gaps else ""
         anew = f", begun anew {_count(self.restarts, 'time')}" if self.restarts else ""
         return (
@@ -186,7 +187,7 @@ def _sentence(told: Told) -> str:
         text = f"the publisher began anew, its cache is empty: {told.why}"
     else:
         text = STATES[told.state] if isinstance(told, State) else told.text
-    return f"rank {told.rank}: {_plain(text)}"
+    return f"rank {told.rank}: {escaped(text)}"
 
 
 def _what(batch: Batch) -> str:
@@ -211,13 +212,3 @@ def _what(batch: Batch) -> str:
 def _count(number: int, what: str) -> str:
     plural = "es" if what.endswith("ch") else "s"
     return f"{number} {what}{'' if number == 1 else plural}"
-
-
-def _plain(text: str) -> str:
-    """A text from the stream with everything escaped that a terminal might obey."""
-    return "".join(_escaped(text))
-
-
-def _escaped(text: str) -> Iterable[str]:
-    for letter in text:
-        yield letter if letter.isprintable() else letter.encode("unicode_escape").decode()

@@ -12,7 +12,7 @@ Does not read files and does not guess: what is malformed is a ValueError that s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,7 @@ _KNOWN_FIELDS = {
     )
     for bare in (False, True)
 }  # fmt: skip
+UNANSWERED = "a conversation, or the end of one, has no reply and is no request"
 ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -111,10 +112,18 @@ def _is_anthropic(body: dict[str, Any]) -> bool:
 
 
 class Apis:
-    """Turns records into requests. replies: by custom_id, from a batch's output file."""
+    """Turns records into requests. replies: by custom_id, from a batch's output file. notes: gets what a
+    file cannot say, and how often."""
 
-    def __init__(self, file: str, forced: str | None = None, replies: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        file: str,
+        forced: str | None = None,
+        replies: dict[str, Any] | None = None,
+        notes: dict[str, int] | None = None,
+    ) -> None:
         self._file, self._forced, self._replies = file, forced, replies or {}
+        self._notes = {} if notes is None else notes
         self._answers = _Answers()
         self._blocks: dict[int, int] = {}
 
@@ -226,7 +235,7 @@ class Apis:
         output = response.get("output") if isinstance(response, dict) else None
         if isinstance(output, list):
             answer = item_parts(output, len(history), odd)
-            reply = "".join(spoken(part) for part in answer)
+            reply = replied(answer)
             request = replace(request, reply=reply, id=request.id or fields.name_of(response.get("id"), "id"))
             self._answers.remember(response.get("id"), (*history, *answer))
         conversation = body.get("conversation")
@@ -256,11 +265,12 @@ class Apis:
         parts = [definitions("tools", value["tools"])] if value.get("tools") else []
         if isinstance(value.get("system"), str) and value["system"]:
             parts.append(message("system", "system", value["system"]))
-        first = len(parts)
+        first, waiting = len(parts), True
         for number, turn in enumerate(turns, start=1):
             role, text = _turn(turn, number)
             known_only(turn, fields.TURN, "conversations[].", odd)
             said_now = message(f"message {number} ({role})", role, text)
+            waiting = role != "assistant" or len(parts) == first
             if role == "assistant" and len(parts) > first:
                 yield LoggedRequest(
                     self._file, record.line, record.where, "sharegpt", (*parts, opening()), text,
@@ -268,6 +278,8 @@ class Apis:
                     tuple(odd),
                 )  # fmt: skip
             parts.append(said_now)
+        if waiting:
+            self._notes[UNANSWERED] = self._notes.get(UNANSWERED, 0) + 1
 
     def _mooncake(self, value: dict[str, Any], record: Record, odd: Odd) -> LoggedRequest:
         known_only(value, fields.MOONCAKE, "", odd)
@@ -352,6 +364,11 @@ def _prompt(value: Any) -> Part:
 def spoken(part: Part) -> str:
     """What a message part says, without its markers."""
     return part.text.removeprefix(OPEN).partition("\n")[2].removesuffix(CLOSE)
+
+
+def replied(parts: Iterable[Part]) -> str:
+    """A reply of several items as the next prompt spells it: each of them is a message there."""
+    return f"{CLOSE}{OPEN}assistant\n".join(map(spoken, parts))
 
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action",

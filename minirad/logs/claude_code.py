@@ -184,7 +184,7 @@ class ClaudeCode:
             return
         content = told.get("content")
         if content is None:
-            raise ValueError(f"a {node.role}'s message has no content: {said(told)}")
+            raise ValueError(f"the message of role {node.role} has no content: {said(told)}")
         node.pieces = pieces(content, f"a {node.role}'s message", odd)
         node.results = node.role == "user" and any(piece.result for piece in node.pieces)
         node.label = "compaction summary" if value.get("isCompactSummary") is True else ""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from minirad.errors import said
 from minirad.logs import fields
-from minirad.logs.apis import by_model, item_part, spoken
+from minirad.logs.apis import by_model, item_part, replied, spoken
 from minirad.logs.claude_code import UNANSWERED
 from minirad.logs.records import Record
 from minirad.logs.request import LoggedRequest, Part, Usage
@@ -62,7 +62,7 @@ class Codex:
         self._model: tuple[tuple[str, str], ...] = ()
         self._incomplete = ""
         self._request: LoggedRequest | None = None
-        self._reply: list[str] = []
+        self._reply: list[Part] = []
         self._odd: Odd = []
         self._replying = False
         self._asked: float | None = None
@@ -200,12 +200,12 @@ class Codex:
                 incomplete=self._incomplete,
             )  # fmt: skip
         if by_model(item):
-            self._reply += [spoken(each.part) for each in entry]
+            self._reply += [each.part for each in entry]
         self._history += entry
 
     def _complete(self) -> Iterator[LoggedRequest]:
         if self._request is not None:
-            yield replace(self._request, reply="".join(self._reply), not_understood=tuple(self._odd))
+            yield replace(self._request, reply=replied(self._reply), not_understood=tuple(self._odd))
         self._request, self._reply, self._odd = None, [], []
 
 

@@ -134,11 +134,11 @@ def session_of(*records: dict[str, Any]) -> str | None:
 
 
 def namespace_of(*records: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What must be equal for KV to be shared."""
+    """What must be equal for KV to be shared; an empty name is none."""
     extra = [each["extra_body"] for each in records if isinstance(each.get("extra_body"), dict)]
     found = []
     for name, fields in _NAMESPACE:
-        values = [r[field] for r in (*records, *extra) for field in fields if r.get(field) is not None]
+        values = [r[field] for r in (*records, *extra) for field in fields if r.get(field) not in (None, "")]
         if values:
             found.append((name, name_of(values[0], name) or ""))
     return tuple(found)
@@ -184,10 +184,13 @@ def response_of(record: dict[str, Any]) -> Any:
 
 
 def reply_of(response: Any, odd: Odd) -> str | None:
-    """The text of an answer, calls of tools included; None if there is none to be read."""
+    """The text of an answer, calls of tools included; None if there is none to be read, which is named
+    where the answer is neither an error nor one of the Responses API."""
     if isinstance(response, str):
         return response
     if not isinstance(response, dict):
+        if response is not None:
+            odd.append("response (no reply is read from it)")
         return None
     choices = response.get("choices")
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
@@ -195,14 +198,21 @@ def reply_of(response: Any, odd: Odd) -> str | None:
         if isinstance(message, dict):
             return _spoken(message, odd)
         text = choices[0].get("text")
-        return text if isinstance(text, str) else None
+        if isinstance(text, str):
+            return text
     if isinstance(response.get("content"), list):
         return join(pieces(response["content"], "the reply", odd))
+    if not {"output", "error", "usage"} & set(response):
+        odd.append("response (no reply is read from it)")
     return None
 
 
 def _spoken(message: dict[str, Any], odd: Odd) -> str | None:
-    calls, said_text = message.get("tool_calls"), message.get("content")
+    calls, said_text = message.get("tool_calls") or message.get("function_call"), message.get("content")
+    if said_text is None and message.get("refusal"):
+        said_text = message["refusal"]
+    if message.get("reasoning_content") or message.get("reasoning"):
+        odd.append("reasoning of a reply (its tokens are left out)")
     text = join(pieces(said_text, "the reply", odd)) if said_text is not None else ""
     if calls:
         return text + ("\n" if text and not text.endswith("\n") else "") + dumps(calls)

@@ -28,7 +28,7 @@ from minirad.logs.claude_code import ClaudeCode
 from minirad.logs.codex import Codex
 from minirad.logs.records import Record, opened, peeked, records
 from minirad.logs.request import LeftOut, LoggedRequest
-from minirad.text import InvalidTextError
+from minirad.text import InvalidTextError, escaped
 
 FORMATS = (
     "mooncake", "openai", "anthropic", "responses", "sharegpt", "claude-code", "codex", "workload",
@@ -98,6 +98,7 @@ class LogReader:
         self.requests = 0
         self.not_understood: Counter[str] = Counter()
         self.notes: dict[str, int] = {}
+        self._cut = ""
 
     @property
     def size(self) -> int | None:
@@ -121,9 +122,7 @@ class LogReader:
                     self._bar.update(counted.position - self._bar.n)
                 yield from self._of(record, turner)
             if isinstance(turner, (ClaudeCode, Codex)):
-                for request in turner.finish():
-                    self.requests += 1
-                    yield request
+                yield from map(self._counted, turner.finish())
 
     def _turner(self, format: str) -> _Turner:
         if format == "claude-code":
@@ -131,16 +130,14 @@ class LogReader:
         if format == "codex":
             return Codex(self.name, self.notes)
         forced = _FORCED.get(format, format) if self._wanted or format not in _FORCED else None
-        return Apis(self.name, forced, self._replies)
+        return Apis(self.name, forced, self._replies, self.notes)
 
     def _of(self, record: Record, turner: _Turner) -> Iterator[LoggedRequest]:
         odd: list[str] = []
         try:
             if record.why:
                 raise InvalidTextError(record.why) if record.text else ValueError(record.why)
-            for request in turner.requests(record, odd):
-                self.requests += 1
-                yield request
+            yield from map(self._counted, turner.requests(record, odd))
         except RecursionError:
             self._leave_out(record, ValueError("nested too deeply to be read"))
         except ValueError as error:
@@ -150,14 +147,24 @@ class LogReader:
                 known = name in self.not_understood or len(self.not_understood) < MOST_NAMED
                 self.not_understood[name if known else "other names"] += 1
 
+    def _counted(self, request: LoggedRequest) -> LoggedRequest:
+        """One more; what is missing of its prompt is a note, for it makes every count of it too small."""
+        self.requests += 1
+        if request.incomplete and request.incomplete not in self.notes:
+            self._cut = (
+                self._cut or f"a prompt is not all here, first in {request.where}: {request.incomplete}"
+            )
+            self.notes[self._cut] = self.notes.get(self._cut, 0) + 1
+        return request
+
     def _leave_out(self, record: Record, error: ValueError) -> None:
         if self._malformed == "stop" and (
             self.format == "mooncake" or not isinstance(error, InvalidTextError)
         ):
-            raise ValueError(f"{self.name}, {record.where}: {error}") from error
+            raise ValueError(f"{self.name}, {record.where}: {escaped(str(error))}") from error
         self.left_out_count += 1
         if len(self.left_out) < MOST_NAMED:
-            self.left_out.append(LeftOut(record.line, record.where, str(error)))
+            self.left_out.append(LeftOut(record.line, record.where, escaped(str(error))))
 
     def with_progress(self, about: str | None = None) -> Iterator[LoggedRequest]:
         """The same, with a bar of the bytes read; only on a terminal, and only if it takes a second."""
@@ -186,7 +193,7 @@ class LogReader:
             named = [f"{name} ({count:,})" for name, count in self.not_understood.most_common(most)]
             rest = len(self.not_understood) - len(named)
             lines.append(f"not understood: {', '.join(named)}{f' and {rest:,} other names' if rest else ''}")
-        return lines
+        return [escaped(line) for line in lines]  # a log's names may say anything
 
 
 class _Ahead:

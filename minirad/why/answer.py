@@ -37,7 +37,7 @@ CAUSES: dict[str, str] = {
     "weights": "computed by old weights",
     "host": "in host memory only, not loaded back",
     "hole": "there, but what is before it is not",
-    "namespace": "there for another salt or adapter",
+    "namespace": "there for another model, salt or adapter",
     "running": "another request computes it now",
     "aborted": "its computation was aborted",
     "retracted": "its computation was retracted",

@@ -1,6 +1,6 @@
 """What to change so that more is found in the cache: each proposal is replayed, and what it saves is counted.
 
-    salt      everybody in one namespace
+    salt      everybody with the same model and adapter in one namespace
     tools     the tools always in one order, those that are new behind the others
     lines     of a system prompt (or a plain one), what varies goes behind what is common
     last      the same, but before the last message
@@ -84,8 +84,8 @@ def proposals(
 
     encode: the ids of a prompt's parts; None where the log has no texts.
     """
-    if "namespace" in causes:
-        what = "no salts and adapters that keep them apart"
+    if "namespace" in causes and any(_without_salt(entry) is not entry for entry in entries):
+        what = "no salts that keep them apart"
         yield Proposal("salt", what, lambda: map(_without_salt, entries), cache)
     if encode is not None and "differs" in causes:
         for name, what, change in (
@@ -174,7 +174,11 @@ def room_for(entries: Sequence[Entry], number: int, cache: Cache, progress: Prog
 
 
 def _without_salt(entry: Entry) -> Entry:
-    return entry if entry.namespace is None else replace(entry, namespace=None)
+    """Another model's or adapter's KV is of no use whatever the namespace: those stay."""
+    request = entry.source.request
+    kept = tuple(each for each in request.namespace if each[0] in ("model", "adapter"))
+    namespace = replace(request, namespace=kept).extra_key
+    return entry if namespace == entry.namespace else replace(entry, namespace=namespace)
 
 
 def _encoded(entries: Sequence[Entry], change: Change, encode: Encode) -> Iterator[Entry]:
@@ -280,7 +284,7 @@ def _divided(entries: Sequence[Entry]) -> dict[str, Halves]:
         varying = [piece for piece in pieces if family is not None and piece not in family.common]
         if common and varying:
             behind = _text(varying)
-            behind = behind if closing or text[-1].isspace() else behind.rstrip("\n")
+            behind = behind if pieces[-1][-1].isspace() else behind.rstrip("\n")
             found[text] = opening, _text(common), behind, closing
     return found
 

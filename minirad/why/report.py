@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from heapq import heappush, heapreplace
 from typing import Any
 
+from minirad.text import escaped
 from minirad.why.answer import CAUSES, Answer
 from minirad.why.turns import BREAKS
 
@@ -151,7 +152,7 @@ def text_of(report: dict[str, Any]) -> str:
                 (f"{each['saved']:,}", f"{each['saved'] / max(computed, 1):.1%}", requests, each["what"])
             )
         lines += ["", *_columns(rows)]
-    return "\n".join([*lines, *_breaks(report)])
+    return "\n".join(map(escaped, [*lines, *_breaks(report)]))  # nothing of a log is raw on a terminal
 
 
 def _breaks(report: Report) -> list[str]:

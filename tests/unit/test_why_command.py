@@ -28,6 +28,8 @@ TOOLS = [
     for name in ("books", "people", "rooms", "hours")
 ]
 
+NEXT = "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"  # behind a reply
+
 
 def chat(*said: str, day: str = "Monday", **more: Any) -> dict[str, Any]:
     """A request: system prompt, and messages of user and assistant in turn."""
@@ -162,6 +164,97 @@ def test_another_salt(ask: Any) -> None:
     assert (first["cause"], first["tokens"], last["cause"]) == ("namespace", size - 1, "last")
     assert "cache_salt" in first["say"] and "(by line 1)" in first["say"]
     assert [(each["name"], each["saved"]) for each in report["repairs"]] == [("salt", size - 1)]
+
+
+@pytest.mark.parametrize("names", [("model",), ("model", "lora_path")])
+def test_another_model_or_adapter_is_no_salt(ask: Any, names: tuple[str, ...]) -> None:
+    """Its KV is of no use whatever the namespace: only the salt may be proposed away."""
+    one, other = ({name: f"{name} {each}" for name in names} for each in "ab")
+    report = ask([chat("Where?", **one), chat("Where?", **other)])
+    assert report["answers"][0]["cause"] == "namespace" and report["repairs"] == []
+    salted = [chat("Where?", cache_salt=salt, **model) for salt in "st" for model in (one, other)]
+    report = ask(salted)
+    size = report["tokens"] // 4
+    assert [(each["name"], each["saved"]) for each in report["repairs"]] == [("salt", 2 * (size - 1))]
+
+
+@pytest.mark.parametrize("kind", ["codex", "responses"])
+def test_a_reply_of_several_items_is_all_there_in_the_next_turn(ask: Any, kind: str) -> None:
+    """Two calls are one reply and two messages: that they are spelled so is no miss."""
+    calls = [
+        {"type": "function_call", "call_id": f"c{each}", "name": "read", "arguments": f"{each}.py"}
+        for each in "ab"
+    ]
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Both."}]}
+    results = [{"type": "function_call_output", "call_id": f"c{each}", "output": "x = 1"} for each in "ab"]
+    if kind == "responses":
+        records: list[Any] = [
+            {"request": {"input": "Read both."}, "response": {"id": "r1", "output": [thought, *calls]}},
+            {"request": {"input": results, "previous_response_id": "r1"}},
+        ]
+    else:
+        asked = {"type": "message", "role": "user", "content": "Read both."}
+        done = {"type": "message", "role": "assistant", "content": "Done."}
+        items = [asked, thought, *calls, *results, done]
+        records = [{"type": "session_meta", "payload": {"id": "S"}}]
+        records += [{"type": "response_item", "payload": each} for each in items]
+    report = ask(records, "--all")
+    assert [each["cause"] for each in report["answers"]] == ["new", "new"]
+    assert report["partings"] == []
+
+
+@pytest.mark.parametrize(
+    "said", [{"function_call": {"name": "read", "arguments": "{}"}}, {"refusal": "That I will not say."}]
+)
+def test_a_reply_without_a_content_is_in_the_cache(ask: Any, said: dict[str, Any]) -> None:
+    asked = [{"role": "user", "content": "Read it."}]
+    reply = {"role": "assistant", "content": None, **said}
+    first = {"request": {"messages": asked}, "response": {"choices": [{"message": reply}]}}
+    report = ask([first, {"messages": [*asked, reply, {"role": "user", "content": "x"}]}])
+    end = report["answers"][0]["tokens"] - len(PromptTokenizer().ids(NEXT))
+    assert report["answers"][0]["cached"] == end
+
+
+def test_an_answer_that_is_not_understood_is_named(ask: Any) -> None:
+    """A stream's pieces, say: the next turn seems to miss what was generated."""
+    pieces = {"choices": [{"delta": {"content": "ye"}}]}
+    report = ask([{"request": chat("Where?"), "response": each} for each in (pieces, [pieces])])
+    assert report["notes"] == ["not understood: response (no reply is read from it) (2)"]
+
+
+def test_nothing_of_a_log_is_raw_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2J\x9b31m\u202e\x07"
+    records: list[Any] = [
+        {"messages": [{"role": role, "content": evil}], evil: 1, "session": evil, "cache_salt": evil}
+        for role in ("user", evil, f"{evil}s")
+    ]
+    records += [{evil: 1}, {"messages": evil}, {"messages": [{"role": evil, "content": "\ud800"}]}]
+    log = written(tmp_path / "log.jsonl", records)
+    for arguments in (["why", "--all"], ["simulate", "--malformed", "skip"], ["simulate"]):
+        main([*arguments, str(log)])
+        told = capsys.readouterr()
+        text = "".join(told).replace("\n", "")
+        assert text and text.isprintable(), arguments
+
+
+def test_what_is_moved_to_the_end_is_spelled_as_people_would(ask: Any) -> None:
+    """No line break more than the prompt had: the saving is that of the repaired log, to the token."""
+    common, days = "Answer briefly and never guess. Cite your sources.", ("Monday", "Friday")
+    logs = [
+        [
+            {"messages": [{"role": "system", "content": each.format(day)}, {"role": "user", "content": day}]}
+            for day in days
+        ]
+        for each in (f"Today is {{}}.\n{common}", f"{common}\nToday is {{}}.")
+    ]
+    before, after = map(ask, logs)
+    saved = {each["name"]: each["saved"] for each in before["repairs"]}
+    assert saved["lines"] == before["computed"] - after["computed"] > 0
+
+
+def test_an_empty_salt_is_none(ask: Any) -> None:
+    report = ask([chat("Where?", cache_salt=""), chat("Where?", cache_salt=None), chat("Where?")])
+    assert report["cached"] == 2 * (report["tokens"] // 3 - 1)
 
 
 def test_whole_pages_and_the_last_token(ask: Any) -> None:
