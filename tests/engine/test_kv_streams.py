@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,18 @@ def test_positional_events_of_an_old_sglang_that_are_over(tmp_path: Path) -> Non
     _shapes(tmp_path, "sglang-old", "int", late=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("late", [False, True], ids=["live", "late"])
+_SHAPES = [*product(("vllm-main", "vllm-0.23", "sglang-map", "sglang-old"), ("int", "bytes"),
+                    ((), ("--odd", "--replay-topic"), ("--drop", "0.05")), (False, True))]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "odd", [(), ("--odd", "--replay-topic"), ("--drop", "0.05")], ids=["plain", "odd", "drop"]
+    ("shape", "hashes", "odd", "late"),
+    [
+        # Some of all by slow tests, the whole product by hand.
+        pytest.param(*each, marks=pytest.mark.slow if at % 7 in (0, 3) else pytest.mark.exhaustive)
+        for at, each in enumerate(_SHAPES)
+    ],
 )
-@pytest.mark.parametrize("hashes", ["int", "bytes"])
-@pytest.mark.parametrize("shape", ["vllm-main", "vllm-0.23", "sglang-map", "sglang-old"])
 def test_every_shape(tmp_path: Path, shape: str, hashes: str, odd: tuple[str, ...], late: bool) -> None:
     _shapes(tmp_path, shape, hashes, *odd, late=late)
 
@@ -152,10 +158,17 @@ def _paths(blocks: dict[str, Any], known: dict[str, Any]) -> set[Cell]:
     return {(path(name), block["space"]) for name, block in blocks.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("late", [False, True], ids=["live", "late"])
-@pytest.mark.parametrize("options", ["", "--salt", "--extra-key", "--clear-at 60", "--salt --clear-at 60"])
-@pytest.mark.parametrize("page", [1, 4, 16])
+_SGLANG = [*product((1, 4, 16), ("", "--salt", "--extra-key", "--clear-at 60", "--salt --clear-at 60"),
+                    (False, True))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("page", "options", "late"),
+    [
+        pytest.param(*each, marks=pytest.mark.exhaustive if at % 3 else pytest.mark.slow)
+        for at, each in enumerate(_SGLANG)
+    ],
+)
 def test_sglangs_own_tree(
     tmp_path: Path, sglang: tuple[Path, Path], page: int, options: str, late: bool
 ) -> None:
