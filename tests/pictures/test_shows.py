@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 
 import pytest
 from support import ROOT
 
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION
+from minirad.fleet.publish import Publisher
 from minirad.observe import events as ev
+from minirad.observe.snapshot import units
 from viz import live
+from viz.view.fleet import sums
+from viz.web import stream
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +45,26 @@ def test_these_are_the_commands_of_the_readme():
         more for _, rest in told for more in re.findall("`(.*?)`", rest)
     }
     assert commands - {"--cache lessons/02_radix_tree/exercise.py"} == {
-        "", "--compare lru,lfu", "--compare lpm,fcfs", TIERS,
+        "", "--compare lru,lfu", "--compare lpm,fcfs", TIERS, "--publish tcp://127.0.0.1:5557",
+        "--connect tcp://HOST:5557 --replay tcp://HOST:6557 --ranks 2",
     }  # fmt: skip
+
+
+def test_what_one_page_publishes_another_one_shows():
+    run = shown("", 0)
+    with Publisher(run.engine, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") as publisher:
+        asked = ["--connect", publisher.endpoint, "--replay", publisher.replay or ""]
+        source = stream.FleetSource(stream.followed(live._parser().parse_args(asked)))
+        source.start()
+        for _ in range(STEPS):
+            run.advance()
+        held = sum(units(node) for node in run.engine.snapshot()["tree"]["nodes"])
+        until = time.monotonic() + 10
+        while sums(source.run_now.trace.state()).tokens != held and time.monotonic() < until:
+            time.sleep(0.1)
+        source.stop()
+        source.join(5)
+    assert held > 100 and sums(source.run_now.trace.state()).tokens == held and not source.error
 
 
 def test_the_tree_grows_splits_and_is_evicted():

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -185,6 +186,7 @@ def test_commands_of_the_readme_do_something(
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n/quit\n"))
     Path("mine.txt").write_text("You are a helpful assistant. Today is Monday.")
     Path("other.txt").write_text("You are a helpful assistant. Today is Friday.")
+    shutil.copy(ROOT / "tests" / "logs" / "claude_code.jsonl", "SESSION.jsonl")
     module, *words = shlex.split(line)
     if module == "minirad":
         run = main
