@@ -122,6 +122,16 @@ def may_be_written(
         raise ValueError(f"{option}: {path} exists already, name another file or delete it")
 
 
+def figure_writer(name: str, option: str) -> Callable[[Any, Path], Any]:
+    """What draws a command's reports. A package beside this one announces it; none is imported here."""
+    from importlib.metadata import entry_points
+
+    for each in entry_points(group="minirad.figures", name=name):
+        draw: Callable[[Any, Path], Any] = each.load()
+        return draw
+    raise ValueError(f"{option}: nothing that can draw it is installed: install the project with pip")
+
+
 def one_line(error: object) -> str:
     """What went wrong as one line of bounded length."""
     text = " ".join(str(error).split()) or type(error).__name__

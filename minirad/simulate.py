@@ -28,7 +28,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import entry_points
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -994,21 +993,13 @@ def main(args: argparse.Namespace) -> int:
     names = [n for name in args.sources for n in (_all_workloads() if name == "all" else [name])]
     reports = [_one(name, args, plan) for name in names]
     if args.figure is not None:
-        _figure_writer()([report.as_dict() for report in reports], args.figure)
+        command.figure_writer("simulate", "--figure")([report.as_dict() for report in reports], args.figure)
         print(f"figure written to {args.figure}", file=sys.stderr)
     if args.json:
         print(json.dumps([report.as_dict() for report in reports], indent=1, ensure_ascii=False))
     else:
         print("\n\n".join(table(report) for report in reports))
     return 0
-
-
-def _figure_writer() -> Callable[[Any, Path], Any]:
-    """What draws reports: a package beside this one announces it (entry points), none is imported here."""
-    for each in entry_points(group="minirad.figures", name="simulate"):
-        draw: Callable[[Any, Path], Any] = each.load()
-        return draw
-    raise ValueError("--figure: nothing that can draw it is installed: install the project with pip")
 
 
 def _all_workloads() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from minirad.why.turns import BREAKS
 from viz.draw.label import MONO, SANS, escape, font
-from viz.view.text import visible
+from viz.view.text import short
 
 INK, SOFT, BROKE, FIRST, FILL, BROKE_FILL = "#212529", "#495057", "#c92a2a", "#2b8a3e", "#f8f9fa", "#fff5f5"
 WIDTH = 42  # characters of a line on a card
@@ -76,5 +76,4 @@ def _row(label: str) -> str:
 
 
 def _short(text: str) -> str:
-    text = visible(" ".join(text.split()))
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+    return short(" ".join(text.split()), WIDTH)

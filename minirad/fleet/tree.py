@@ -41,6 +41,7 @@ from minirad.observe.fleet_events import (
     NodesJoined,
     NodeStored,
     count_blocks,
+    held_texts,
     is_lost,
 )
 from minirad.observe.snapshot import State
@@ -436,7 +437,7 @@ class FleetTree:
             node = gone.get(number)
             while node is not None and not node.kids:
                 del gone[node.id], self.nodes[node.id]
-                held = tuple(f"{rank}:{media}" for rank, media in node.held)
+                held = held_texts(node.held)
                 self._events.append(NodeLeft(node.id, held, node.blocks, self._tick))
                 for rank, media in node.held:
                     count_blocks(self.sums[rank], media, -node.blocks)
@@ -493,7 +494,7 @@ class FleetTree:
         self._events.append(
             NodeStored(
                 number, parent, tokens, units, len(run), cell.pairs, namespace, self.spaces[namespace],
-                cell.seen, tuple(f"{rank}:{media}" for rank, media in cell.held), tick,
+                cell.seen, held_texts(cell.held), tick,
             )
         )  # fmt: skip
         return node

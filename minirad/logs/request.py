@@ -6,6 +6,7 @@ Does not read files (reader.py does) and does not tokenise (tokens.py does).
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +26,18 @@ class Part:
     text: str = ""
     ids: tuple[int, ...] | None = None
     breakpoint: bool = False
+
+
+def common_parts(before: Sequence[Part], now: Sequence[Part]) -> int:
+    """How many parts two prompts begin with alike: in text and ids, whatever they are called."""
+    if before == now[: len(before)]:  # nearly always, and mostly the very same objects
+        return len(before)
+    common = 0
+    for one, other in zip(before, now, strict=False):
+        if one is not other and (one.text != other.text or one.ids != other.ids):
+            break
+        common += 1
+    return common
 
 
 class Usage(NamedTuple):

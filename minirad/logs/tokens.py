@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from minirad.logs.request import LoggedRequest, Part
+from minirad.logs.request import LoggedRequest, Part, common_parts
 from minirad.logs.writing import CLOSE, OPEN
 from minirad.model.classroom import corpus
 from minirad.text import no_length_warning, valid_text
@@ -236,7 +236,7 @@ class _Prompts:
         common = 0
         if request.session is not None:
             key = (request.file, request.session)
-            common = _common(self._looked.get(key, ()), request.parts)
+            common = common_parts(self._looked.get(key, ()), request.parts)
             self._looked[key] = request.parts
             if len(self._looked) > MOST_SESSIONS:
                 del self._looked[next(iter(self._looked))]
@@ -250,7 +250,7 @@ class _Prompts:
             return self._whole(request)
         key = (request.file, request.session) if request.session is not None else None
         last = self._last.get(key) if key is not None else None
-        common = _common(last.parts, request.parts) if last else 0
+        common = common_parts(last.parts, request.parts) if last else 0
         rows = [self._row(part, number) for number, part in enumerate(request.parts[common:], start=common)]
         begun = int(last.ends[common - 1]) if last and common else 0
         ends = np.cumsum([begun, *map(len, rows)], dtype=np.int64)[1:]
@@ -302,13 +302,3 @@ class _Prompts:
 def _of_blocks(request: LoggedRequest) -> Tokenized:
     blocks = np.array(request.blocks or (), dtype=np.int64)
     return Tokenized(request, _fixed(blocks), _fixed(np.empty(0, dtype=np.int64)))
-
-
-def _common(a: Sequence[Part], b: Sequence[Part]) -> int:
-    """How many parts two prompts begin with alike."""
-    number = 0
-    for x, y in zip(a, b, strict=False):
-        if x is not y and (x.text != y.text or x.ids != y.ids):
-            break
-        number += 1
-    return number

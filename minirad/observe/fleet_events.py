@@ -48,9 +48,9 @@ def held_of(texts: Iterable[str]) -> dict[str, str]:
     return dict(text.split(":", 1) for text in texts)
 
 
-def held_texts(held: Mapping[str, str]) -> tuple[str, ...]:
-    """{"0": "GPU", "3": "CPU+GPU"} as "0:GPU", "3:CPU+GPU"."""
-    return tuple(f"{rank}:{media}" for rank, media in held.items())
+def held_texts(held: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+    """(0, "GPU"), (3, "CPU+GPU") as "0:GPU", "3:CPU+GPU"."""
+    return tuple(f"{rank}:{media}" for rank, media in held)
 
 
 def is_lost(was: str, now: str) -> bool:

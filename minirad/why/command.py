@@ -12,9 +12,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from minirad.why.repairs import Outcome, joined, outcomes, pair, room_for
 from minirad.why.report import Picked, Report, Totals, text_of
 from minirad.why.streamed import Streamed
 from minirad.why.turns import Turns
-from minirad.why.words import REQUESTS, Clock, Words
+from minirad.why.words import REQUESTS, Words
 
 MOST_KEPT = 1 << 25  # tokens of a log that are kept to be replayed
 _NUMBERED = re.compile(r"message \d+")
@@ -78,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("--log and FILE cannot both be standard input")
     if args.html is not None:
         command.may_be_written("--html", args.html, (".html",), [name for name in files if name != "-"])
-        write = _figure_writer()
+        write = command.figure_writer("why", "--html")
     totals = Totals(args.request, args.top if args.all else 0)
     if any(map(_is_recording, files)):
         report = recorded(args, totals)
@@ -95,14 +94,6 @@ def main(args: argparse.Namespace) -> int:
         for note in report["notes"]:
             print(note, file=sys.stderr)
     return 0
-
-
-def _figure_writer() -> Callable[[Any, Path], Any]:
-    """What draws reports: a package beside this one announces it (entry points), none is imported here."""
-    for each in entry_points(group="minirad.figures", name="why"):
-        draw: Callable[[Any, Path], Any] = each.load()
-        return draw
-    raise ValueError("--html: nothing that can draw it is installed: install the project with pip")
 
 
 def _capacity(text: str, page_size: int) -> int | None:
@@ -160,7 +151,7 @@ def recorded(args: argparse.Namespace, totals: Totals) -> Report:
         "eviction_policy": start["tree"]["eviction_policy"],
     }  # fmt: skip
     report = totals.report(args.log or args.file, "token", cache)
-    words = Words(_decode(args.tokenizer, recording.header))
+    words = Words.of(recording.header, _decode(args.tokenizer, recording.header))
     _expect_some(totals, args)
     report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]
     report["notes"] = [recording.missing] if recording.missing else []
@@ -185,7 +176,7 @@ def streamed(recording: Recording, args: argparse.Namespace) -> Report:
     policy = recording.header["start"]["tree"]["eviction_policy"]
     cache = {"capacity": None, "page_size": told.block_size, "eviction_policy": policy}
     report = totals.report(args.log, "token", cache)
-    words = Words(_decode(args.tokenizer, recording.header), Clock("batch"), told.named)
+    words = Words.of(recording.header, _decode(args.tokenizer, recording.header))
     report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]
     report["notes"] = [recording.missing] if recording.missing else []
     return report

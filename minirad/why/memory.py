@@ -257,12 +257,7 @@ class Memory:
             child = run.children.get(data[pos : pos + self.unit])
             if child is None:
                 child = self._add(run, data[pos:])
-            end = pos + len(child.edge)
-            if data[pos:end] != child.edge:
-                at = common_units(child.edge, data[pos:end], self.unit) * self.unit
-                child, end = self._divide(child, at), pos + at
-            if pos < begin < end:
-                child, end = self._divide(child, begin - pos), begin
+            child, end = self._fitted(child, data, pos, begin)
             if namespace not in child.spaces:
                 child.spaces[namespace] = Record()
                 self.kept += RECORD_COST
@@ -281,15 +276,20 @@ class Memory:
             child = run.children.get(data[pos : pos + self.unit])
             if child is None or namespace not in child.spaces:
                 return
-            end = pos + len(child.edge)
-            if data[pos:end] != child.edge:
-                at = common_units(child.edge, data[pos:end], self.unit) * self.unit
-                child, end = self._divide(child, at), pos + at
-            if pos < begin < end:
-                child, end = self._divide(child, begin - pos), begin
+            child, end = self._fitted(child, data, pos, begin)
             if pos >= begin:
                 yield child.spaces[namespace]
             run, pos = child, end
+
+    def _fitted(self, child: Run, data: bytes, pos: int, begin: int) -> tuple[Run, int]:
+        """The run at `pos` of a path and its end; divided where the path parts from it, and at `begin`."""
+        end = pos + len(child.edge)
+        if data[pos:end] != child.edge:
+            at = common_units(child.edge, data[pos:end], self.unit) * self.unit
+            child, end = self._divide(child, at), pos + at
+        if pos < begin < end:
+            child, end = self._divide(child, begin - pos), begin
+        return child, end
 
     def _add(self, parent: Run, edge: bytes) -> Run:
         child = Run(parent, edge)

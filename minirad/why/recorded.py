@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from minirad.observe import events as ev
-from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State, units
 from minirad.why.answer import Answer, Asked, fitted, unit_bytes, why
+from minirad.why.follows import Follows
 from minirad.why.memory import CPU, GPU, Departure, Memory
 
 
@@ -208,7 +208,12 @@ class Listener:
         self._room.clear()
 
 
-class Recorded:
+def admission(request: str, attempt: int) -> str:
+    """What an admission is called in `answers`: R7, and from the second one on R7#2."""
+    return request if attempt == 1 else f"{request}#{attempt}"
+
+
+class Recorded(Follows):
     """A recording's memory and answers; `take` its frames in order. ValueError for one of a foreign stream.
 
     most: see Memory.
@@ -235,7 +240,6 @@ class Recorded:
         self._tree = Listener(self.memory)
         self._tree.now = float(start["step"])
         self._tree.start(start["tree"])
-        self._taken = 0
         self._taking = False  # the last event told of slots that were taken
         self._handlers = {
             ev.RequestAdded: self._add, ev.RequestAdmitted: self._admit, ev.RequestForked: self._fork,
@@ -243,18 +247,6 @@ class Recorded:
             ev.RequestAborted: self._abort, ev.RequestFinished: self._finish, ev.StepEnded: self._end_step,
             ev.SlotsAllocated: self._take_slots,
         }  # fmt: skip
-
-    @classmethod
-    def of(cls, recording: Recording, frames: int | None = None, most: int | None = None) -> Recorded:
-        """Of a recording's first frames (None: all that there are)."""
-        told = cls(recording.header, most)
-        told.catch_up(recording.frames if frames is None else recording.frames[:frames])
-        return told
-
-    def catch_up(self, frames: list[Frame]) -> None:
-        """Takes those of a growing list of frames that are new."""
-        for frame in frames[self._taken :]:
-            self.take(frame)
 
     def take(self, frame: Frame) -> None:
         """The next frame."""
@@ -305,7 +297,7 @@ class Recorded:
         if request is None or len(request.tokens) < event.length:
             self.unknown.append(event.request)
             return
-        name = event.request if event.attempt == 1 else f"{event.request}#{event.attempt}"
+        name = admission(event.request, event.attempt)
         asked = self._asked(request, event)
         answer = why(self.memory, asked, self._tree.now)
         self.answers[name] = fitted(answer, event.matched, event.cached)

@@ -7,25 +7,24 @@ One memory for all ranks: what the memory calls a namespace is a rank with its o
 another rank holds is found as well. A stream tells of blocks only: not who asked for them, and not for whom
 they had to go. What is behind a block that was never told, or without tokens, is not known by its content.
 
-Follows the tree by its events alone, by the names that recordings know them by.
+Follows the tree by its events alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from minirad.observe import fleet_events as fe
 from minirad.observe.event import Event
-from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State
 from minirad.why.answer import Answer, Asked, why
+from minirad.why.follows import Follows
 from minirad.why.memory import Departure, Memory
-
-MAYBE = "?"  # told twice and removed once: not counted on
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class _Node:
     below: set[int] = field(default_factory=set)
 
 
-class Streamed:
+class Streamed(Follows):
     """A stream's memory; `take` its frames in order.
 
     Attributes:
@@ -59,24 +58,17 @@ class Streamed:
         self._nodes: dict[int, _Node] = {0: _Node(0, b"", False, "", True, {})}
         self._now = float(header["start"]["step"])
         self._cleared: set[int] = set()  # ranks that lose everything in this frame
-        self._taken = 0
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            fe.NodeStored: self._store, fe.NodeExtended: self._extend, fe.NodeShortened: self._shorten,
+            fe.NodeDivided: self._split, fe.NodesJoined: self._join, fe.NodeHeld: self._hold,
+            fe.NodeLost: self._hold, fe.NodeLeft: self._leave, fe.NodeMoved: self._move,
+            fe.RankRestarted: self._clear, fe.RankCleared: self._clear,
+        }  # fmt: skip
         for node in sorted(tree["nodes"], key=_depth(tree["nodes"])):
             self._add(
                 node["id"], node["parent"], node["tokens"], node["pairs"], self.spaces[node["namespace"]],
                 node["seen"] and bool(node["tokens"]), node["held"],
             )  # fmt: skip
-
-    @classmethod
-    def of(cls, recording: Recording, frames: int | None = None, most: int | None = None) -> Streamed:
-        """Of a recording's first frames (None: all that there are)."""
-        told = cls(recording.header, most)
-        told.catch_up(recording.frames if frames is None else recording.frames[:frames])
-        return told
-
-    def catch_up(self, frames: Sequence[Frame]) -> None:
-        """Takes those of a growing list of frames that are new."""
-        for frame in frames[self._taken :]:
-            self.take(frame)
 
     def take(self, frame: Frame) -> None:
         """The next frame."""
@@ -88,7 +80,7 @@ class Streamed:
 
     def hear(self, event: Event) -> None:
         """The next event, of the moment of the frame that is being taken."""
-        handler: Any = getattr(self, f"_{type(event).__name__}", None)
+        handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
 
@@ -151,29 +143,29 @@ class Streamed:
                 left = Departure(self._now, "flushed" if rank in self._cleared else "evicted", medium)
                 memory.left((rank, node.space), path, (len(path) - size) // memory.unit, left)
 
-    # ------------------------------------------------------------ events, by their names
+    # ------------------------------------------------------------ events
 
-    def _NodeStored(self, event: Any) -> None:
+    def _store(self, event: fe.NodeStored) -> None:
         self.spaces[event.namespace : event.namespace + 1] = [event.space]
-        held = dict(text.split(":", 1) for text in event.held)
         told = event.seen and bool(event.tokens)
+        held = fe.held_of(event.held)
         self._add(event.node, event.parent, event.tokens, event.pairs, event.space, told, held)
 
-    def _NodeExtended(self, event: Any) -> None:
+    def _extend(self, event: fe.NodeExtended) -> None:
         more = np.asarray(event.tokens, dtype="<i4").tobytes()
         node = self._nodes[event.node]
         node.edge += more
         node.told = node.told and bool(more)
         self._tell(event.node, len(more))
 
-    def _NodeShortened(self, event: Any) -> None:
+    def _shorten(self, event: fe.NodeShortened) -> None:
         node = self._nodes[event.node]
         if node.told:
             size = event.units * self._memories[node.pairs].unit
             self._gone(event.node, size, _pairs(node.held))
             node.edge = node.edge[: len(node.edge) - size]
 
-    def _NodeDivided(self, event: Any) -> None:
+    def _split(self, event: fe.NodeDivided) -> None:
         lower = self._nodes[event.lower]
         cut = event.units * self._memories[lower.pairs].unit
         upper = _Node(
@@ -186,14 +178,14 @@ class Streamed:
         self._nodes[event.upper] = upper
         lower.parent, lower.edge = event.upper, lower.edge[cut:]
 
-    def _NodesJoined(self, event: Any) -> None:
+    def _join(self, event: fe.NodesJoined) -> None:
         upper, lower = self._nodes.pop(event.upper), self._nodes[event.lower]
         lower.parent, lower.edge = upper.parent, upper.edge + lower.edge
         above = self._nodes[upper.parent].below
         above.discard(event.upper)
         above.add(event.lower)
 
-    def _NodeHeld(self, event: Any) -> None:
+    def _hold(self, event: fe.NodeHeld) -> None:
         node, was, now = self._nodes[event.node], _media(event.was), _media(event.now)
         node.held[event.rank] = now
         self.ranks.add(event.rank)
@@ -202,15 +194,13 @@ class Streamed:
             self._came(node, path or b"", len(node.edge), event.rank, medium)
         self._gone(event.node, len(node.edge), ((event.rank, medium) for medium in sorted(was - now)))
 
-    _NodeLost = _NodeHeld
-
-    def _NodeLeft(self, event: Any) -> None:
+    def _leave(self, event: fe.NodeLeft) -> None:
         node = self._nodes[event.node]
         self._gone(event.node, len(node.edge), _pairs(node.held))
         del self._nodes[event.node]
         self._nodes[node.parent].below.discard(event.node)
 
-    def _NodeMoved(self, event: Any) -> None:
+    def _move(self, event: fe.NodeMoved) -> None:
         """Now it is known what its tokens, and those below it, stand behind."""
         node = self._nodes[event.node]
         self._nodes[node.parent].below.discard(event.node)
@@ -221,14 +211,12 @@ class Streamed:
             self._tell(todo[-1])
             todo.extend(self._nodes[todo.pop()].below)
 
-    def _RankRestarted(self, event: Any) -> None:
+    def _clear(self, event: fe.RankRestarted | fe.RankCleared) -> None:
         self._cleared.add(event.rank)
-
-    _RankCleared = _RankRestarted
 
 
 def _media(text: str) -> frozenset[str]:
-    return frozenset(text.split("+")) - {MAYBE, ""}
+    return frozenset(text.split("+")) - {fe.MAYBE, ""}  # told twice and removed once: not counted on
 
 
 def _pairs(held: dict[int, frozenset[str]]) -> Iterator[tuple[int, str]]:

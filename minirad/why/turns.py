@@ -24,7 +24,7 @@ from typing import Any
 from minirad.logs import Tokenized
 from minirad.logs.apis import spoken
 from minirad.logs.claude_code import CLEARED
-from minirad.logs.request import OPENING, Part
+from minirad.logs.request import OPENING, Part, common_parts
 from minirad.logs.writing import OPEN
 from minirad.why.answer import Answer
 
@@ -120,7 +120,7 @@ class _Session:
         self.count += 1
         self.computed += answer.missed
         if self.count <= MOST_TURNS:
-            common = 0 if before is None else _common(before.parts, prompt.parts)
+            common = 0 if before is None else common_parts(before.parts, prompt.parts)
             broke = None if before is None else _break(before, prompt, common, answer)
             if broke is not None and not known and not broke.again:
                 broke = None  # two requests that have nothing to do with each other
@@ -241,17 +241,6 @@ class Turns:
 
 
 # ---------------------------------------------------------------------- what broke
-
-
-def _common(before: Sequence[Part], now: Sequence[Part]) -> int:
-    if before == now[: len(before)]:  # nearly always, and mostly the very same objects
-        return len(before)
-    common = 0
-    for one, other in zip(before, now, strict=False):
-        if one is not other and (one.text != other.text or one.ids != other.ids):
-            break
-        common += 1
-    return common
 
 
 def _break(before: _Prompt, now: _Prompt, common: int, answer: Answer) -> Break | None:

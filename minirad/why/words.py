@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from minirad.observe.events import listed
+from minirad.observe.snapshot import State, is_fleet
 from minirad.why.answer import CAUSES, Answer, Decode, Loss
 from minirad.why.memory import CPU, GPU, Departure
+from minirad.why.streamed import Streamed
 
 MEDIA = {GPU: "the device", CPU: "the host"}
 
@@ -33,7 +35,7 @@ class Clock:
         return f"{then - first:g} {self.unit}{many * (then - first != 1)}"
 
 
-STEPS, REQUESTS = Clock(), Clock("request", "at")
+STEPS, REQUESTS, BATCHES = Clock(), Clock("request", "at"), Clock("batch")
 
 
 def _namespace(name: Hashable) -> str:
@@ -52,6 +54,11 @@ class Words:
     clock: Clock = STEPS
     named: Callable[[Hashable], str] = _namespace
     unit: str = "token"
+
+    @classmethod
+    def of(cls, header: State, decode: Decode | None) -> Words:
+        """Those for answers about a recording: of an engine, or of a stream of KV events."""
+        return cls(decode, BATCHES, Streamed.named) if is_fleet(header["start"]) else cls(decode)
 
     def sentence(self, answer: Answer) -> str:
         """How far a prompt hits, and what the rest is computed for."""

@@ -16,9 +16,9 @@ from typing import Any
 from minirad.observe.events import RequestAdmitted
 from minirad.observe.recording import Recording
 from minirad.why.answer import Answer, Decode
-from minirad.why.recorded import Recorded
+from minirad.why.recorded import Recorded, admission
 from minirad.why.streamed import Streamed
-from minirad.why.words import Clock, Words
+from minirad.why.words import Words
 from viz.trace import decoder_for, is_fleet
 from viz.view.text import visible
 
@@ -54,7 +54,7 @@ class Reasons:
     def __init__(self, recording: Recording, decode: Decode) -> None:
         self._recording = recording
         self._streamed = is_fleet(recording.header["start"])
-        self._words = Words(decode, Clock("batch"), Streamed.named) if self._streamed else Words(decode)
+        self._words = Words.of(recording.header, decode)
         self.failed = ""
         self._told: Told | None = None
         self._past: tuple[int, Told] | None = None  # the same up to a frame that was asked about
@@ -90,7 +90,7 @@ class Reasons:
             told = self._present()
         except ValueError:
             return ""
-        name = event.request if event.attempt == 1 else f"{event.request}#{event.attempt}"
+        name = admission(event.request, event.attempt)
         answer = told.answers.get(name) if isinstance(told, Recorded) else None
         if answer is None:
             return ""

@@ -1,6 +1,6 @@
 // Two engines side by side: one workload, one policy apart. Both are shown at the same step; the controls
 // drive both. Draws what viz/web/compare.py says; data, pool map and helpers are parts.js', the trees tree.js'.
-import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, h, icon, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, follower, h, icon, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
@@ -349,17 +349,7 @@ function onKey(event) {
 
 const fromHash = () => { const found = /^#step=(\d+)$/.exec(location.hash); return found ? Number(found[1]) : null; };
 
-let framePending = false;
-/** Shows the newest step; the next one is asked for when this one is there, or none would ever be shown. */
-function followOn() {
-  framePending = true;
-  requestAnimationFrame(async () => {
-    const { run } = state, newest = last();
-    try { if (state.follow) await show(newest); } finally { framePending = false; }
-    if (state.follow && state.wanted === null && (state.run !== run || last() > newest)) followOn();
-  });
-}
-
+const followOn = follower(state, last, show);
 source.onchange((what) => {
   if (what === "run") {
     stopPlaying();
@@ -373,7 +363,7 @@ source.onchange((what) => {
       state.wanted = null;
       state.follow = i === last() && !(source instanceof FileSource);
       show(i);
-    } else if (state.follow && state.wanted === null && !framePending) {
+    } else if (state.follow && state.wanted === null && !followOn.pending) {
       followOn();
     } else if (state.view) drawTransport();
     drawStatus();

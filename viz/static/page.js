@@ -1,7 +1,7 @@
 // The live page: draws what viz/web/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
-import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, h, icon, key, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, follower, h, icon, key, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
 import { makeFleet } from "./fleet.js";
 import { FOUND, makeWhy, parting, tokenBar, tokenKeys } from "./why.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
@@ -903,17 +903,7 @@ function fromHash() {
   return found && source.granularities().includes(found[1]) ? [found[1], Math.max(Number(found[2]), 0)] : null;
 }
 
-let framePending = false;
-/** Shows the newest position; the next one is asked for when this one is there, or none would ever be shown. */
-function followOn() {
-  framePending = true;
-  requestAnimationFrame(async () => {
-    const { run } = state, count = source.count(state.to.g);
-    try { if (state.follow) await show(state.to.g, count - 1); } finally { framePending = false; }
-    if (state.follow && !state.wanted && (state.run !== run || source.count(state.to.g) > count)) followOn();
-  });
-}
-
+const followOn = follower(state, () => source.count(state.to.g) - 1, (i) => show(state.to.g, i));
 source.onchange((what) => {
   if (what === "run") {
     stopPlaying();
@@ -930,7 +920,7 @@ source.onchange((what) => {
       state.wanted = null;
       state.follow = i === source.count(g) - 1;
       show(g, i);
-    } else if (state.follow && !state.wanted && !framePending) {
+    } else if (state.follow && !state.wanted && !followOn.pending) {
       followOn();
     } else if (state.view) drawTransport();
     if (el.prompt?.value) whatIf();

@@ -194,6 +194,21 @@ export class FileSource extends Source {
   command() { return Promise.reject(new Error("this is a file: there is no engine to drive")); }
 }
 
+/** Keeps a page at the present: `newest` is its last position, `show` draws one. The next one is asked for when the
+ *  one before is there, or none would ever be shown of those that come faster than they can be drawn. */
+export function follower(state, newest, show) {
+  const follow = () => {
+    follow.pending = true;
+    requestAnimationFrame(async () => {
+      const { run } = state, i = newest();
+      try { if (state.follow) await show(i); } finally { follow.pending = false; }
+      if (state.follow && state.wanted == null && (state.run !== run || newest() > i)) follow();
+    });
+  };
+  follow.pending = false;
+  return follow;
+}
+
 export function until(condition, ms = 3000) {
   const start = performance.now();
   return new Promise((done) => {

@@ -20,6 +20,12 @@ def visible(text: str) -> str:
     return text if text.isprintable() else "".join(_sign(character) for character in text)
 
 
+def short(text: str, most: int) -> str:
+    """A text from outside, harmless on screen, of at most so many characters."""
+    text = visible(text[: 2 * most])
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 @lru_cache(maxsize=4096)
 def _sign(character: str) -> str:
     code = ord(character)
@@ -37,8 +43,7 @@ def asked_text(prompt: str) -> str:
     said = re.findall(r"<\|im_start\|>user\n(.*?)(?:<\|im_end\|>|$)", prompt, flags=re.DOTALL)
     if not said:
         said = re.findall(r"Question \d+: (.*)", prompt)
-    text = visible((said[-1] if said else prompt).strip().replace("\n", " "))
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return short((said[-1] if said else prompt).strip().replace("\n", " "), 60)
 
 
 def listed(names: Sequence[str]) -> str:

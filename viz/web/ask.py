@@ -26,7 +26,7 @@ from minirad.why.answer import Answer
 from minirad.why.recorded import Recorded
 from minirad.why.words import Words
 from viz.trace import GRANULARITIES, View, local_folder, units
-from viz.view.text import visible
+from viz.view.text import short, visible
 from viz.web.page import Children, Page, spelled_path
 from viz.web.told import Behind, no_text, sentence, words_for
 
@@ -73,7 +73,7 @@ def ask(page: Page, arguments: Json) -> Json:
     nodes = _Nodes(view, typed.ids)
     return {
         "as": typed.way, "requests": list(typed.names[-MOST_REQUESTS:]), "request": typed.name,
-        "tokens": len(typed.ids), "notes": [_short(note, 300) for note in typed.notes[:_NOTES]],
+        "tokens": len(typed.ids), "notes": [short(note, 300) for note in typed.notes[:_NOTES]],
         "moment": view.title, "g": view.granularity, "i": view.index,
         "answers": [_shown(words, answer, rank, nodes) for rank, answer in found],
     }  # fmt: skip
@@ -84,7 +84,7 @@ def _shown(words: Words, answer: Answer, rank: int | None, nodes: _Nodes) -> Jso
     data = words.as_data(answer)
     names = ("cause", "what", "say", "start", "tokens", "other", "before_text", "ours_text", "theirs_text")
     return {
-        "rank": rank, "say": _short(sentence(words, answer), _SENTENCE),
+        "rank": rank, "say": short(sentence(words, answer), _SENTENCE),
         **{name: data[name] for name in ("tokens", "cached", "matched", "cause")},
         "losses": [
             {name: _text(loss[name], name) for name in names if name in loss} for loss in data["losses"]
@@ -96,12 +96,7 @@ def _shown(words: Words, answer: Answer, rank: int | None, nodes: _Nodes) -> Jso
 def _text(value: Any, name: str) -> Any:
     if not isinstance(value, str):
         return value
-    return f"…{visible(value[-_SHOWN:])}" if name == "before_text" and value else _short(value, _SHOWN)
-
-
-def _short(text: str, most: int) -> str:
-    text = visible(text[: 2 * most])
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return f"…{visible(value[-_SHOWN:])}" if name == "before_text" and value else short(value, _SHOWN)
 
 
 # ---------------------------------------------------------------------- what was typed

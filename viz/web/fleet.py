@@ -20,7 +20,7 @@ from viz.draw import fleet as cards
 from viz.draw import tree
 from viz.trace import Trace, View
 from viz.view import fleet
-from viz.view.text import visible
+from viz.view.text import short as short
 from viz.web.page import Page
 from viz.words import summary, word_of
 
@@ -29,6 +29,8 @@ NEWS = 25  # frames for which a gap, a restart or garbage is still told
 _ENDS = 160  # tokens of either end of a node that are spelled in its box
 _TEXT = 600  # characters of them
 _SENTENCE = 400  # characters of an event's sentence
+_AWAY = ("connecting", "lost")
+MEDIA_WORDS = ("GPU", "CPU", "disk", "external", "may be there")
 _NEWS = (fe.GapSeen, fe.RankRestarted, fe.TroubleSeen, fe.RankStateSeen)
 
 
@@ -191,13 +193,3 @@ def told_still(events: Iterable[Event]) -> list[Event]:
         else:
             told.append(event)
     return told
-
-
-_AWAY = ("connecting", "lost")
-MEDIA_WORDS = ("GPU", "CPU", "disk", "external", "may be there")
-
-
-def short(text: str, most: int) -> str:
-    """A text from outside, harmless on screen, of bounded length."""
-    text = visible(text[: 2 * most])
-    return text if len(text) <= most else f"{text[: most - 1]}…"

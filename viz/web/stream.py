@@ -28,7 +28,8 @@ from minirad.fleet.flight import Flight, FlightRecording, rare_collections
 from minirad.fleet.follow import Follower, Told
 from minirad.fleet.follow import State as RankState
 from viz.trace import Decode, Trace, ids_as_text
-from viz.web.fleet import FleetPage, short
+from viz.view.text import short
+from viz.web.fleet import FleetPage
 from viz.words import decoder_from
 
 Json = dict[str, Any]

@@ -19,9 +19,9 @@ from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State, is_fleet
 from minirad.why.answer import LESSER, Answer
-from minirad.why.recorded import Recorded
+from minirad.why.recorded import Recorded, admission
 from minirad.why.streamed import Streamed
-from minirad.why.words import STEPS, Clock, Words
+from minirad.why.words import Words
 from viz.trace import Decode, View, ids_as_text, local_folder
 from viz.view.text import pretty
 
@@ -35,9 +35,7 @@ Memory = Recorded | Streamed
 def words_for(header: State, decode: Decode) -> Words:
     """How answers about a recording are told."""
     spell = None if decode is ids_as_text else lambda ids: pretty(decode(ids)).replace("\n", "¶")
-    if is_fleet(header["start"]):
-        return Words(spell, Clock("batch"), Streamed.named)
-    return Words(spell, STEPS)
+    return Words.of(header, spell)
 
 
 def reasons(words: Words, answer: Answer) -> dict[str, int]:
@@ -106,7 +104,7 @@ class Told:
 
     def why(self, request: str, attempt: int = 1) -> str:
         """What an admitted request's tokens were computed for, without what is always so; "" if unknown."""
-        answer = self._answers.get(request if attempt == 1 else f"{request}#{attempt}")
+        answer = self._answers.get(admission(request, attempt))
         if answer is None:
             return ""
         found = list(reasons(self._words, answer).items())
