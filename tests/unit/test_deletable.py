@@ -85,6 +85,7 @@ def told(copied: Path) -> dict[str, str]:
     return said
 
 
+@pytest.mark.slow
 def test_generate_says_the_same(copied: Path, told: dict[str, str]) -> None:
     here: dict[str, Any] = {}
     exec(GENERATE, here)
@@ -111,15 +112,18 @@ def test_what_needs_the_folder_is_refused(
         Engine(EngineConfig(kv_tokens=16, **asked), model=tiny_model)
 
 
+@pytest.mark.slow
 def test_the_nine_steps(told: dict[str, str]) -> None:
     assert "All nine" in told["steps"], told["steps"]
 
 
+@pytest.mark.slow
 def test_the_page(copied: Path, told: dict[str, str]) -> None:
     assert "page.html: 12 steps" in told["page"], told["page"]
     assert (copied / "page.html").stat().st_size > 50_000
 
 
+@pytest.mark.slow
 def test_a_lesson_is_graded(told: dict[str, str]) -> None:
     assert "10/10" in told["lesson"], told["lesson"]
 

@@ -125,11 +125,13 @@ def test_nothing_works_before(tmp_path: Path) -> None:
     assert all(see(ROOT, tmp_path).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in recipes() if name != "A lesson"])
 def test_it_works_as_it_is_written(name: str, seen: dict[str, str]) -> None:
     assert seen[name] == ""
 
 
+@pytest.mark.slow
 def test_a_lesson_is_graded(copied: Path) -> None:
     said = []
     for line in recipes()["A lesson"][-1].code.splitlines():
