@@ -177,12 +177,12 @@ sizes = st.fixed_dictionaries(
 class WholeMachine(EngineMachine):
     """The engine's machine with tiers that do as told, interrupted forward passes, and a judge each step."""
 
-    models = MODELS
+    models, judges = MODELS, JUDGES
 
     @initialize(sizes=sizes, options=options)
     def start(self, sizes: dict[str, Any], options: dict[str, Any]) -> None:
         HAPPENED["(game)"] += 1
-        self.engine = engine = Engine(EngineConfig(poison_freed=True, **sizes, **options), model=MODELS[0])
+        self.engine = engine = self.make_engine(EngineConfig(poison_freed=True, **sizes, **options))
         self.tier = None
         if isinstance(engine.cache, HiRadixCache):
             assert engine.host_tier is not None
@@ -288,7 +288,7 @@ class WholeMachine(EngineMachine):
         """The tokens that this step sampled: transformers would say them too, as surely."""
         prompt, params = self.asked[group]
         for at in range(self.judged[name], len(said)):
-            after = JUDGES[self.weights].logits([*prompt, *said[:at]])[-1].log_softmax(-1)
+            after = self.judges[self.weights].logits([*prompt, *said[:at]])[-1].log_softmax(-1)
             chance = float(after[said[at]])
             told = (name, prompt, said, at, logprobs[at], chance)
             assert abs(logprobs[at] - chance) <= TOLERANCE, told
@@ -301,7 +301,7 @@ class WholeMachine(EngineMachine):
         if params.logprob_start is None or len(prompt) < 2:
             return
         # An output that nobody fetched may be older than the weights of today.
-        expected = JUDGES[self.added_with[output.request_id]].logits(prompt).log_softmax(-1)
+        expected = self.judges[self.added_with[output.request_id]].logits(prompt).log_softmax(-1)
         for position, chance in enumerate(found, start=first):
             if position == 0:
                 assert chance is None
