@@ -242,12 +242,6 @@ def a_free_row(engine: Any) -> tuple[str, ...]:
 
 
 @plant
-def a_page_booked_to_another(engine: Any) -> tuple[str, ...]:
-    engine.cache_manager._owner[3] = 2 if engine.cache_manager._owner[3] != 2 else 1
-    return "rank 1", "page"
-
-
-@plant
 def evictable_size(engine: Any) -> tuple[str, ...]:
     engine.cache.evictable_size += 1
     return "rank 1", "evictable"
@@ -269,12 +263,6 @@ def version_of_the_weights(engine: Any) -> tuple[str, ...]:
 def the_eviction_policy(engine: Any) -> tuple[str, ...]:
     engine.cache.eviction_policy = "mru"
     return "rank 1", "eviction policy", "mru", "lru"
-
-
-@plant
-def the_schedule_policy(engine: Any) -> tuple[str, ...]:
-    engine.scheduler.policy = "fcfs"
-    return "rank 1", "schedule policy", "fcfs"
 
 
 @plant

@@ -1,4 +1,4 @@
-"""Several ranks under torchrun: what becomes of all processes when one is killed, hangs, fails or never starts.
+"""Several ranks under torchrun: what becomes of all when one is killed, hangs, fails or never starts.
 
 One clear sentence, no traceback of ours, all processes gone in time, and an exit code that is not 0.
 """
@@ -94,7 +94,8 @@ class Run:
         self.folder, self.ranks, self.under = folder, ranks, under
         folder.mkdir(exist_ok=True)
         env = {
-            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MINIRAD_RANKS_TIMEOUT": str(timeout),
+            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+            "MINIRAD_RANKS_TIMEOUT": str(timeout),
         }  # fmt: skip
         if under:
             command = [

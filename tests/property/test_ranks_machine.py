@@ -36,8 +36,9 @@ from minirad.outputs import GenerationOutput, StepReport, StreamToken
 EXAMPLES = int(os.environ.get("MINIRAD_RANK_EXAMPLES", "25"))
 HAPPENED: Counter[str] = Counter()  # over all games: what these rules reach
 REACHED = (
-    "NodeDemoted", "LoadEnded", "VersionBumped", "PolicyChanged", "RequestRetracted", "RequestForked", "(Ctrl-C)", "(mask failed)", "(masked)", "(stop text)", "(stream ended)",
-    "(stream left)", "(stream left in a step)", "(generated)", "(no radix cache)",
+    "NodeDemoted", "LoadEnded", "VersionBumped", "PolicyChanged", "RequestRetracted", "RequestForked",
+    "(Ctrl-C)", "(mask failed)", "(masked)", "(stop text)", "(stream ended)", "(stream left)",
+    "(stream left in a step)", "(generated)", "(no radix cache)",
 )  # fmt: skip
 
 # By the number of ranks: KV heads split; all ranks with the one there is; two ranks with each of the two.
