@@ -350,3 +350,10 @@ def two() -> Iterator[Moves]:
 
 def test_two_ranks_play_the_whole_game(two: Moves) -> None:
     play(2, two, EXAMPLES)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_more_ranks_play_it_too(ranks: int) -> None:
+    """KV heads that several ranks keep, and a vocabulary that cannot be divided."""
+    with Moves(ranks) as pair:
+        play(ranks, pair, max(EXAMPLES // 8, 2))
