@@ -5,8 +5,8 @@
     ...
     pair.close()
 
-A pair serves any number of engines, one after another or at once. After a rank was killed, stopped or ended by
-an alarm, a new pair is needed: `close` gets rid of all that is left of the old one.
+A pair serves any number of engines, one after another or at once. After a rank was killed, stopped or ended
+by an alarm, a new pair is needed: `close` gets rid of all that is left of the old one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from support import ROOT
+from support import ROOT, LateCopier
 
 from minirad.ranks import group as ranks_group
+
+
+def late_copies(engine: Any, seed: int) -> None:
+    """Copies between the tiers end late, and some fail: on rank 0, and so on all."""
+    copier = engine.cache.copier  # of the engine's ranks; `inner` is this rank's own
+    copier.inner = LateCopier(copier.inner, seed)
+
 
 FOLLOW = "from minirad.ranks import follow; follow()"
 
