@@ -81,7 +81,7 @@ class Moves(RankPair):
         """The same, begun anew if a rank was lost."""
         group = joined()
         lost = any(process.poll() is not None for process in self.processes.values())
-        if lost or (group is not None and group.broken is not None):
+        if lost or (group is not None and group.broken):
             self.close()
             self.__init__(self.tp, **self._again)  # type: ignore[misc]
         return self

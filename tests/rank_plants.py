@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from minirad.ranks import digest
 
 from minirad.cache.node import RadixKey
+from minirad.ranks import digest
 
 Plant = Callable[[Any], "tuple[str, ...]"]
 PLANTS: dict[str, Plant] = {}
