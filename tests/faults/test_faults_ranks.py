@@ -442,8 +442,7 @@ def test_a_rank_without_its_model_ends_the_run(start: Start, tmp_path: Path, und
     shutil.copytree(CLASSROOM, tmp_path / "home0" / "model")
     (tmp_path / "home1").mkdir()
     run = start(model=str(tmp_path / "homeRANK"), under=under, timeout=60)
-    codes = run.ends(START)
-    assert codes == ([1] if under else [1, codes[1]]) and codes[-1] != 0
+    assert run.ends(START)[0] == 1
     require_told(
         run, 0, "ValueError: rank 1 could not make its part of the engine", "'model'", traceback=True
     )
