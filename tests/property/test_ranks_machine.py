@@ -33,7 +33,7 @@ from minirad.model.llama import LlamaModel
 from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput, StepReport, StreamToken
 
-EXAMPLES = int(os.environ.get("MINIRAD_RANK_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("MINIRAD_RANK_EXAMPLES", "24"))
 HAPPENED: Counter[str] = Counter()  # over all games: what these rules reach
 REACHED = (
     "NodeDemoted", "LoadEnded", "VersionBumped", "PolicyChanged", "RequestRetracted", "RequestForked",
@@ -45,7 +45,13 @@ REACHED = (
 # Where the vocabulary of 10 is not divided evenly, it is filled up.
 SHAPES: dict[int, dict[str, Any]] = {
     2: {**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2},
-    3: {**SHAPE, "num_attention_heads": 6, "num_key_value_heads": 1, "intermediate_size": 18},
+    3: {
+        **SHAPE,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 1,
+        "hidden_size": 24,
+        "intermediate_size": 18,
+    },
     4: {**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2},
 }
 ENDINGS = st.sampled_from([{}] * 6 + [{"stop": ("fg",)}, {"stop": ("h", "ij")}, {"stop_token_ids": (6, 8)}])
@@ -328,12 +334,12 @@ def machine(ranks: int, pair: Moves) -> type[RankMachine]:
     return type("RankMachine", (RankMachine,), parts)
 
 
-def play(ranks: int, pair: Moves, examples: int, derandomize: bool = True) -> None:
+def play(ranks: int, pair: Moves, examples: int, steps: int = STEPS // 2, derandomize: bool = True) -> None:
     run_state_machine_as_test(
         machine(ranks, pair),
         settings=settings(
             max_examples=examples,
-            stateful_step_count=STEPS,
+            stateful_step_count=steps,
             derandomize=derandomize,
             deadline=None,
             database=None,
@@ -352,8 +358,20 @@ def test_two_ranks_play_the_whole_game(two: Moves) -> None:
     play(2, two, EXAMPLES)
 
 
-@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_ranks_play_it_too(ranks: int) -> None:
     """KV heads that several ranks keep, and a vocabulary that cannot be divided."""
     with Moves(ranks) as pair:
-        play(ranks, pair, max(EXAMPLES // 8, 2))
+        play(ranks, pair, EXAMPLES // 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_hundreds_of_games_reach_all_that_can_happen() -> None:
+    """300 games, or MINIRAD_RANK_EXAMPLES if those are more; longer ones."""
+    HAPPENED.clear()
+    with Moves(2) as pair:
+        for _ in range(max(300, EXAMPLES) // 100):
+            play(2, pair, 100, STEPS, derandomize=False)
+    assert set(REACHED) <= set(+HAPPENED), set(REACHED) - set(+HAPPENED)
