@@ -5,8 +5,9 @@
     ...
     pair.close()
 
-A pair serves any number of engines, one after another or at once. After a rank was killed, stopped or ended
-by an alarm, a new pair is needed: `close` gets rid of all that is left of the old one.
+A process is of one group at a time: a new pair ends the one before. It serves any number of engines, one
+after another or at once. After a rank was killed, stopped or ended by an alarm, a new pair is needed: `close`
+gets rid of all that is left of the old one.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ FOLLOW = "from minirad.ranks import follow; follow()"
 class RankPair:
     """`tp` ranks on this machine. timeout: MINIRAD_RANKS_TIMEOUT. code: what the other processes run."""
 
+    current: RankPair | None = None
+
     def __init__(self, tp: int = 2, *, timeout: float | None = None, code: str = FOLLOW) -> None:
-        self.tp = tp
+        ranks_group.leave()
+        self.tp, RankPair.current = tp, self
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -70,7 +74,9 @@ class RankPair:
 
     def close(self) -> dict[int, tuple[int, str]]:
         """Rank 0's run is over. The exit code of each other rank, and what it said on stderr."""
-        ranks_group.leave()
+        if RankPair.current is self:
+            ranks_group.leave()
+            RankPair.current = None
         ends: dict[int, tuple[int, str]] = {}
         for rank, process in self.processes.items():
             try:

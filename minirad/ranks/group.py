@@ -316,9 +316,15 @@ class Group:
             with contextlib.suppress(RankLost):
                 self.gather(b"\1")
         self._ending.set()
-        if not self.broken:
-            with contextlib.suppress(RuntimeError, ValueError):
-                dist.destroy_process_group()
+        self._thread.join(1)
+        destroying = threading.Thread(target=_destroy, daemon=True)
+        destroying.start()  # which may wait for ever for a rank that is lost
+        destroying.join(5 if self.broken else None)
+
+
+def _destroy() -> None:
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+        dist.destroy_process_group()
 
 
 def _processes() -> tuple[Any, int, int]:
