@@ -166,3 +166,18 @@ def held(engine: Any) -> dict[str, Any]:
         "ratio": engine.scheduler.future.ratio,
         "stats": repr(engine.stats),
     }
+
+
+def copies_fail_here(engine: Any) -> None:
+    """Copies between the tiers cannot begin on this rank any more."""
+    engine.cache.copier.inner = _NoCopies()
+
+
+class _NoCopies:
+    def backup(self, device_slots: Any, host_slots: Any) -> Any:
+        raise MemoryError("as the test wishes")
+
+    load = backup
+
+    def fence(self) -> None:
+        """There is nothing to wait for."""

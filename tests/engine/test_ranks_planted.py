@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import rank_moves
 import rank_plants
 import torch
 from conftest import tiny_config
@@ -160,3 +161,33 @@ def test_a_difference_is_an_event_and_a_broken_invariant(pair: Moves, model: Lla
     assert told.what in told.describe()
     assert not any(type(event).__name__ == "RanksAgreed" for event in heard)
     pair.on(1, engine, rank_plants.words, "lock_ref")
+
+
+def test_a_copy_that_fails_on_one_rank_alone_is_found(pair: Moves, model: LlamaModel) -> None:
+    """Rank 0 says which copies begin; a rank that cannot make one has another tree from then on."""
+    engine = busy(pair, model)
+    pair.on(1, engine, rank_moves.copies_fail_here)
+    with pytest.raises(RanksDiffer, match=r"rank 1 has .* n\d"):
+        for _ in range(50):
+            engine.step()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), OSError("as the test wishes")])
+def test_a_mask_that_raises_anything_ends_its_request_on_all_ranks(
+    pair: Moves, model: LlamaModel, error: BaseException
+) -> None:
+    engine = busy(pair, model)
+
+    def mask(output: list[int]) -> None:
+        if output:
+            raise error
+
+    rid = engine.add_request([9, 8, 7], SamplingParams(max_new_tokens=4), token_mask=mask)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step().finished
+        engine.check()
+        assert pair.on(1, engine, held) == held(engine)
+    ends = {output.request_id: output for output in outputs}
+    assert "its token mask failed" in ends[rid].error and repr(error) in ends[rid].error
+    assert {output.finish_reason for name, output in ends.items() if name != rid} == {"length"}
