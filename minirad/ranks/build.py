@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -95,11 +96,13 @@ def build(
         problem = ""
     except Exception as error:
         problem = str(error) or type(error).__name__
-    _require_all(group, problem)
+    _require_all(group, problem, "" if problem else _mark(shape, weights))
     sharded = shard(group, shape, weights, device)
     own = dataclasses.replace(config, device=str(device), kv_tokens=_kv_tokens(group, config, sharded))
     try:
         parts = machine.put_together(own, None, sharded, tokenizer, path)
+        if not parts.texts.is_bare:
+            parts.texts.eos_ids  # noqa: B018  (loads the tokenizer: in the first step others would wait)
     except Exception as error:
         problem = str(error) or type(error).__name__
     _require_all(group, problem)
@@ -115,11 +118,22 @@ def _kv_tokens(group: Group, config: EngineConfig, model: ShardedLlama) -> int |
     return max(fit // page, 1) * page
 
 
-def _require_all(group: Group, problem: str) -> None:
-    """ValueError, on every rank, if one of them has a problem."""
-    problems = group.gather_any(problem, patient=True)
+def _mark(shape: LlamaConfig, weights: dict[str, torch.Tensor]) -> str:
+    """The same for ranks that read the same model: its shape, and the beginnings of what every rank has."""
+    mark = blake2b(repr(shape).encode(), digest_size=8)
+    for name, tensor in sorted(weights.items()):
+        if "norm" in name or "embed" in name:
+            mark.update(tensor.flatten()[:256].float().cpu().numpy().tobytes())
+    return mark.hexdigest()
+
+
+def _require_all(group: Group, problem: str, mark: str = "") -> None:
+    """ValueError, on every rank, if one of them has a problem, or another mark than rank 0."""
+    everyone = group.gather_any((problem, mark), patient=True)
     if problem:
         raise ValueError(problem)
-    for rank, other in enumerate(problems):
+    for rank, (other, its) in enumerate(everyone):
         if other:
             raise ValueError(f"rank {rank} could not make its part of the engine: {other}")
+        if its != everyone[0][1]:
+            raise ValueError(f"rank {rank} read another model than rank 0: other weights or another shape")

@@ -13,18 +13,20 @@ from typing import Any
 
 from minirad.cache.node import Slots
 from minirad.errors import HostCopyError
-from minirad.ranks.group import Group
+
+COPY = 3  # steps.py: what the ranks meet for
 
 
 class AgreedCopier:
     """A Copier (tiers/hiradix_cache.py) around a rank's own, `inner`.
 
+    meet: gives every rank's few bytes to every rank (steps.py).
     live: a step is running on all ranks. decisions: on rank 0 those that the others were not told yet, on
     the others those that were told and are not due yet. ended: how many copies have ended, as rank 0 said.
     """
 
-    def __init__(self, inner: Any, group: Group) -> None:
-        self.inner, self.group = inner, group
+    def __init__(self, inner: Any, rank: int, meet: Callable[[int, bytes], list[bytes]]) -> None:
+        self.inner, self.rank, self.meet = inner, rank, meet
         self.live = False
         self.decisions: deque[bool] = deque()
         self.ended = 0
@@ -58,13 +60,12 @@ class AgreedCopier:
 
     def decide(self, mine: bool) -> bool:
         """What rank 0 says; there, what is so."""
-        if self.group.rank == 0:
-            if self.live:
-                self.group.share(mine)
-            else:
-                self.decisions.append(mine)
+        if self.rank == 0 and not self.live:
+            self.decisions.append(mine)
             return mine
-        return self.decisions.popleft() if self.decisions else bool(self.group.share())
+        if self.rank != 0 and self.decisions:
+            return self.decisions.popleft()
+        return bool(self.meet(COPY, bytes([mine]))[0][0])
 
     def count(self) -> int:
         """Rank 0: how many have ended by now."""

@@ -23,8 +23,9 @@ NODE = (
 REQUEST = (
     "status", "row", "node", "leaf", "protected tokens", "tokens with KV", "tokens ahead", "cached tokens",
     "attempts", "times passed", "has waited", "arrival", "index", "samples to branch", "priority", "seed",
-    "namespace", "tokens", "slots",
+    "namespace", "tokens", "slots", "output",
 )  # fmt: skip
+NOTHING: dict[str, Any] = {"books": {}, "nodes": {}, "requests": {}}
 
 
 def of_text(text: str) -> bytes:
@@ -76,6 +77,7 @@ def _books(engine: Any) -> dict[str, Any]:
         "evictable tokens": tree.evictable_size,
         "protected tokens": tree.protected_size,
         "clock of the tree": tree._tick,
+        "next node": repr(tree._ids),
         "version of the weights": tree.version,
         "eviction policy": tree.eviction_policy,
         "evicted tokens": engine.cache_manager.evicted_tokens,
@@ -122,6 +124,7 @@ def _request(engine: Any, request: Any) -> tuple[Any, ...]:
         request.arrival, request.index, request.unbranched, request.priority, request.seed,
         engine.cache.namespaces.get((request.extra_key, request.is_bigram), -1),
         request.tokens.astype(np.int32).tobytes(), slots.tobytes(),
+        np.array(request.output, dtype=np.int32).tobytes(),
     )  # fmt: skip
 
 
@@ -133,7 +136,9 @@ def difference(texts: Any, mine: dict[str, Any], other: dict[str, Any], rank: in
 
     Nodes first: what is wrong there shows in the books as well. texts: what each token says.
     """
-    for number in sorted({*mine["nodes"], *other["nodes"]}):
+    numbers = {*mine["nodes"], *other["nodes"]}
+    # Those that one rank lacks come first: they show at the nodes around them, too.
+    for number in sorted(numbers, key=lambda n: (n in mine["nodes"] and n in other["nodes"], n)):
         here, there = mine["nodes"].get(number), other["nodes"].get(number)
         if here != there:
             name = "the root" if number == 0 else f"n{number}{_quoted(texts, here or there)}"

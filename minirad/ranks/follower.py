@@ -28,7 +28,8 @@ def follow() -> NoReturn:
     if group.rank == 0:
         raise ValueError("follow() is for the other ranks: rank 0 makes engines and is asked for replies")
     code = _follow(group)
-    if threading.current_thread() is not threading.main_thread():  # SystemExit would end the thread only
+    # Where all is lost, gloo's threads may still wait; and in another thread SystemExit ends that alone.
+    if code or threading.current_thread() is not threading.main_thread():
         sys.stdout.flush()
         os._exit(code)
     raise SystemExit(code)
@@ -135,7 +136,8 @@ class Follower(RankSteps):
         self._sender = None
 
     def _differs(self, parts: list[tuple[Any, str]]) -> None:
-        raise RanksDiffer("rank 0 says what")
+        self._differ = "rank 0 says what"
+        raise RanksDiffer(self._differ)
 
     def _send_frames(self) -> None:
         if self._sender is not None:

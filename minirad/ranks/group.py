@@ -20,8 +20,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -240,16 +241,21 @@ class Group:
 
     def alarm(self, why: str) -> None:
         """Every rank ends. why: a sentence, if it is known what happened."""
-        with contextlib.suppress(RuntimeError):
+
+        def say() -> None:
             self._store.set(f"here/{self.rank}", "1")
             if why:
                 self._store.set("why", why.encode(errors="replace"))
             self._store.set("alarm", "1")
 
+        with contextlib.suppress(RuntimeError):
+            _in_time(say)
+
     def _said(self) -> str:
         """What another rank said of the end; "" for nothing."""
         try:
-            return self._store.get("why").decode() if self._store.check(["why"]) else ""
+            there: bool = _in_time(lambda: self._store.check(["why"]))
+            return _in_time(lambda: self._store.get("why")).decode() if there else ""
         except RuntimeError:
             return ""
 
@@ -261,7 +267,8 @@ class Group:
         end = time.monotonic() + max(ANSWER, 5 * LOOK)
         try:
             while others and time.monotonic() < end:
-                others = [rank for rank in others if not self._store.check([f"here/{rank}"])]
+                here = [_in_time(partial(self._store.check, [f"here/{rank}"])) for rank in others]
+                others = [rank for rank, found in zip(others, here, strict=True) if not found]
                 time.sleep(LOOK / 2)
         except RuntimeError:
             return [0]  # with which the store has gone
@@ -288,8 +295,13 @@ class Group:
     # ------------------------------------------------------------ idle, and the end
 
     def _keep_waiting(self) -> None:
-        """Rank 0's thread: says now and then that there is nothing to say."""
-        while not self._ending.wait(self.timeout / 5):
+        """Rank 0's thread: says now and then that there is nothing to say, and answers an alarm."""
+        answered = False
+        while not self._ending.wait(min(LOOK, self.timeout / 5)):
+            with contextlib.suppress(RuntimeError):
+                if not answered and self._store.check(["alarm"]):
+                    self._store.set("here/0", "1")  # it may wait for a living rank, and know of nothing yet
+                    answered = True
             if not self.broken and time.monotonic() - self._last > self.timeout / 4:
                 with contextlib.suppress(RankLost):  # which the next call will raise
                     self.tell(Message(BEAT))
@@ -325,6 +337,22 @@ def _processes() -> tuple[Any, int, int]:
         "gloo", store=PrefixStore("minirad/groups", store), rank=rank, world_size=size, timeout=START
     )
     return PrefixStore("minirad", store), rank, size
+
+
+def _in_time(ask: Callable[[], Any]) -> Any:
+    """What the store answers; RuntimeError where it does not, because the rank that keeps it hangs."""
+    answers: list[Any] = []
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):
+            answers.append(ask())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(ANSWER)
+    if not answers:
+        raise RuntimeError("the store does not answer")
+    return answers[0]
 
 
 @contextlib.contextmanager

@@ -14,16 +14,19 @@ from minirad.runner import checked_mask
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
 
+MASK = 4  # steps.py: what the ranks meet for
 Answer = tuple[bytes | None, str]  # packed bits (None: all may come), or what went wrong
 
 
-def with_masks(launch: Callable[[Batch], Pending], group: Group, vocab: int) -> Callable[[Batch], Pending]:
-    """A runner's `launch` whose batches ask each mask on rank 0 only."""
+def with_masks(
+    launch: Callable[[Batch], Pending], group: Group, vocab: int, meet: Callable[[int], Any]
+) -> Callable[[Batch], Pending]:
+    """A runner's `launch` whose batches ask each mask on rank 0 only. meet: see steps.py."""
 
     def launched(batch: Batch) -> Pending:
         asking = [each for each in batch.requests if each.token_mask is not None and _wanted(each)]
         pending = launch(batch)
-        return _Masked(pending, asking, group, vocab) if asking else pending
+        return _Masked(pending, asking, group, vocab, meet) if asking else pending
 
     return launched
 
@@ -35,12 +38,16 @@ def _wanted(request: Request) -> bool:
 class _Masked:
     """A launched batch with requests that have masks."""
 
-    def __init__(self, inner: Pending, asking: list[Request], group: Group, vocab: int) -> None:
-        self._inner, self._asking, self._group, self._vocab = inner, asking, group, vocab
+    def __init__(
+        self, inner: Pending, asking: list[Request], group: Group, vocab: int, meet: Callable[[int], Any]
+    ) -> None:
+        self._inner, self._asking, self._group = inner, asking, group
+        self._vocab, self._meet = vocab, meet
 
     def read(self) -> list[Result]:
         masks = [request.token_mask for request in self._asking]
         mine = [self._answers(request) for request in self._asking] if self._group.rank == 0 else None
+        self._meet(MASK)
         told = self._group.share(mine)
         try:
             for request, mask, answers in zip(self._asking, masks, told, strict=True):
@@ -61,7 +68,7 @@ class _Masked:
             if allowed is None:
                 return None, ""
             return np.packbits(checked_mask(allowed, self._vocab).cpu().numpy()).tobytes(), ""
-        except Exception as error:  # the caller's code: anything may come out of it
+        except BaseException as error:  # the caller's code, and others wait for an answer
             return None, repr(error)
 
 

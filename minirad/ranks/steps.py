@@ -3,6 +3,8 @@
     take what rank 0 said -> schedule -> compare the batch -> launch -> read -> commit -> compare all
 
 The batch is compared before it is launched: ranks that compute different batches would wait for each other.
+Whatever the ranks exchange in a step says first what it is for: ranks that are at different places would wait
+for each other, too.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
 
 SCHEDULING, COMPUTING, COMMITTING, AGREED = "scheduling", "computing", "committing", "agreed"
+BATCH, WHOLE, FAILURE, COPY, MASK = range(5)  # what the ranks meet for
 
 
 class RankSteps(Engine):
@@ -31,13 +34,14 @@ class RankSteps(Engine):
     _phase = AGREED
     _now = 0  # the step that is running, or ran last
     _copier: AgreedCopier | None = None
+    _differ = ""  # in what the ranks differ: they have nothing to say to each other any more
 
     def _on_this_rank(self) -> None:
         """What an engine of one rank does otherwise than one that is alone."""
-        self.runner.launch = with_masks(self.runner.launch, self.group, self.runner.vocab_size)
+        self.runner.launch = with_masks(self.runner.launch, self.group, self.runner.vocab_size, self._meet)
         if hasattr(self.cache, "copier"):
             cache: Any = self.cache
-            self._copier = cache.copier = AgreedCopier(cache.copier, self.group)
+            self._copier = cache.copier = AgreedCopier(cache.copier, self.group.rank, self._meet)
 
     def _enqueue(self, request: Request) -> None:
         # Numbers are handed out when they are first asked for, and only listeners ask.
@@ -90,22 +94,43 @@ class RankSteps(Engine):
 
     def _compare_batch(self, batch: Batch) -> None:
         self._phase = COMPUTING
+        self._require_alike()
         if self.config.rank_digest:
-            self._compare(digest.of_batch(batch))
+            self._compare(BATCH, digest.of_batch(batch))
 
     def _compare_all(self) -> None:
         self._phase = AGREED
         if self.config.rank_digest:
             mine = digest.of_engine(self)
-            self._compare(mine)
+            self._compare(WHOLE, mine)
             self._agreed(mine)
 
-    def _compare(self, mine: bytes, failure: str = "") -> None:
-        """RanksDiffer unless every rank has the same; see `_differs`."""
-        everyone = self.group.gather(mine)
+    def _compare(self, what: int, mine: bytes, failure: str = "") -> None:
+        """RanksDiffer unless every rank has the same."""
+        everyone = self._meet(what, mine, failure)
         if any(each != everyone[0] for each in everyone):
-            parts = self.group.gather_any((digest.parts_of(self), failure))
-            self._differs(parts)
+            self._find_out(failure)
+
+    def _meet(self, what: int, mine: bytes = b"", failure: str = "") -> list[bytes]:
+        """Every rank's few bytes, on every rank; RanksDiffer if they did not all come for the same."""
+        self._require_alike()
+        everyone = self.group.gather(bytes([what]) + mine.ljust(digest.SIZE, b"\0"))
+        if any(each[0] != what for each in everyone):
+            self._find_out(failure)
+        return [each[1:] for each in everyone]
+
+    def _find_out(self, failure: str) -> None:
+        """What each rank has comes together; raises RanksDiffer."""
+        try:
+            parts = digest.parts_of(self)
+        except Exception as error:  # in the middle of a step, after who knows what
+            parts, failure = digest.NOTHING, failure or f"{type(error).__name__}: {error}"
+        self._differs(self.group.gather_any((parts, failure)))
+
+    def _require_alike(self) -> None:
+        """RanksDiffer, if that was found before: who caught it may not have known what it was."""
+        if self._differ:
+            raise RanksDiffer(self._differ)
 
     def _failed(self, error: Exception) -> None:
         """A step went wrong here: while others wait to compare, what differs is found out; else all end."""
@@ -115,7 +140,7 @@ class RankSteps(Engine):
             raise self.group.fail(error) from error
         self._phase = AGREED
         failure = f"{type(error).__name__}: {error}"
-        self._compare(digest.of_text(failure), failure)
+        self._compare(FAILURE, digest.of_text(failure), failure)
 
     def _send_frames(self) -> None:
         """What was recorded goes to rank 0, while somebody watches."""
