@@ -147,8 +147,8 @@ class RankedEngine(RankSteps):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """All ranks are at the same: no heartbeat comes between."""
-        with self.group.lock:
+        """All ranks are at the same."""
+        with self.group.together():
             try:
                 yield
             finally:

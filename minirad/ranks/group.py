@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -105,6 +106,8 @@ class Group:
         self.place = "the start"
         self.lock = threading.RLock()  # who says something, or waits for something
         self.dropped: list[int] = []
+        self.engines: WeakSet[Any] = WeakSet()
+        self._busy, self._moved = False, time.monotonic()  # in a step; when something came from others last
         self._engines, self._last, self._ending = 0, time.monotonic(), threading.Event()
         self._first = torch.zeros(FIRST, dtype=torch.uint8)
         work = self._keep_waiting if self.rank == 0 else self._look_out
@@ -116,6 +119,16 @@ class Group:
     def next_engine(self) -> int:
         self._engines += 1
         return self._engines
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Rank 0: all ranks are at the same, so no heartbeat comes between, and it may not take for ever."""
+        with self.lock:
+            self._busy, self._moved = True, time.monotonic()
+            try:
+                yield
+            finally:
+                self._busy = False
 
     # ------------------------------------------------------------ what is said
 
@@ -205,6 +218,7 @@ class Group:
             work()
         except RuntimeError as error:  # all that gloo and NCCL raise
             raise self.lost(error) from None
+        self._moved = time.monotonic()
 
     def require_whole(self) -> None:
         """RankLost, if that was found before."""
@@ -303,8 +317,21 @@ class Group:
                     self._store.set("here/0", "1")  # it may wait for a living rank, and know of nothing yet
                     answered = True
             if not self.broken and time.monotonic() - self._last > self.timeout / 4:
+                if self._busy:
+                    self._require_moving()
+                    continue
                 with contextlib.suppress(RankLost):  # which the next call will raise
                     self.tell(Message(BEAT))
+
+    def _require_moving(self) -> None:
+        """Ends the process where a step stands still: a captured one waits for other GPUs without a limit."""
+        waited = time.monotonic() - self._moved
+        if waited < 2 * self.timeout:
+            return
+        self.broken = f"{self.place} has not come on for {waited:.0f} seconds: a rank hangs"
+        self.alarm(self.broken)
+        print(f"minirad: {self.broken}", file=sys.__stderr__, flush=True)
+        os._exit(1)
 
     def end(self) -> None:
         """The run is over. Rank 0 tells the others, and waits until they have heard it."""
@@ -317,6 +344,8 @@ class Group:
                 self.gather(b"\1")
         self._ending.set()
         self._thread.join(1)
+        for engine in list(self.engines):
+            engine.let_go()
         destroying = threading.Thread(target=_destroy, daemon=True)
         destroying.start()  # which may wait for ever for a rank that is lost
         destroying.join(5 if self.broken else None)

@@ -38,10 +38,17 @@ class RankSteps(Engine):
 
     def _on_this_rank(self) -> None:
         """What an engine of one rank does otherwise than one that is alone."""
+        self.group.engines.add(self)
         self.runner.launch = with_masks(self.runner.launch, self.group, self.runner.vocab_size, self._meet)
         if hasattr(self.cache, "copier"):
             cache: Any = self.cache
             self._copier = cache.copier = AgreedCopier(cache.copier, self.group.rank, self._meet)
+
+    def let_go(self) -> None:
+        """The run is over: a captured step holds on to the group that is about to end."""
+        for owner, name in ((self.runner, "graphs"), (self.overlap, "in_flight")):
+            if hasattr(owner, name):
+                setattr(owner, name, None)
 
     def _enqueue(self, request: Request) -> None:
         # Numbers are handed out when they are first asked for, and only listeners ask.

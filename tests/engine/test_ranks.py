@@ -421,6 +421,33 @@ def test_three_others_name_the_one_that_is_lost() -> None:
         assert all(ends[rank][1].startswith("minirad: rank 2 ended") for rank in (1, 3)), ends
 
 
+STANDS_STILL = """
+import time, torch
+from rank_support import RankPair
+from support import tiny_config
+from minirad import Engine, EngineConfig
+from minirad.model.llama import LlamaModel, random_weights
+pair = RankPair(timeout=1.5)
+shape = tiny_config()
+model = LlamaModel(shape, random_weights(shape, 0, dtype=torch.float32, device="cpu"))
+engine = Engine(EngineConfig(tp=2, kv_tokens=64), model=model)
+engine.runner.forward = lambda *some: time.sleep(100)
+engine.generate([5] * 4)
+"""
+
+
+@pytest.mark.slow
+def test_a_step_that_stands_still_on_rank_0_ends_the_run() -> None:
+    """As a captured step of a GPU does whose partner hangs: it waits where no timeout is."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    run = subprocess.run(
+        [sys.executable, "-c", STANDS_STILL], capture_output=True, text=True, timeout=90,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert run.stderr.strip() == "minirad: step 1 has not come on for 3 seconds: a rank hangs"
+
+
 # ---------------------------------------------------------------------- under torchrun
 
 
