@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from minirad.model.llama import LlamaConfig, LlamaModel
 from minirad.model.sampler import position_uniform, prompt_logprobs, sample
 from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput, StepReport
+from minirad.tiers.host_tier import HostTier
 
 ROOT = Path(__file__).resolve().parents[1]  # of the repository
 
@@ -225,6 +227,74 @@ class _LateCopy:
     def wait(self) -> bool:
         self._polls = 0
         return self._inner.wait() and self._arrives
+
+
+class ToldTier:
+    """The engine's HostTier with a side stream that is as slow as it may be.
+
+    Copies end in their order, each when told (or waited for); until then none of its data has moved. A
+    load's data, and that of all copies begun before it, moves at the latest when `fence` is called.
+    Those begun next can be made to fail: at their start, or (backups) at their end.
+    happened: counts what was refused.
+    """
+
+    def __init__(self, inner: HostTier, happened: Counter[str]) -> None:
+        self._inner, self._happened = inner, happened
+        self._moves: list[Any] = []  # of every copy begun; None once it is made, or will never be
+        self._moved = 0
+        self._fence_at = 0
+        self.told = 0  # so many of the copies begun may have ended
+        self.refuse_backups = self.refuse_loads = self.lose_backups = 0
+
+    def backup(self, device_slots: Any, host_slots: Any) -> _ToldCopy:
+        if self.refuse_backups:
+            self.refuse_backups -= 1
+            self._happened["(backup refused)"] += 1
+            raise HostCopyError("no backup, as the test wishes")
+        arrives = self.lose_backups == 0
+        self.lose_backups -= not arrives
+        source, target = device_slots.copy(), host_slots.copy()
+        self._moves.append((self._inner.backup, source, target) if arrives else None)
+        return _ToldCopy(self, len(self._moves), arrives)
+
+    def load(self, host_slots: Any, device_slots: Any) -> _ToldCopy:
+        if self.refuse_loads:
+            self.refuse_loads -= 1
+            self._happened["(load refused)"] += 1
+            raise HostCopyError("no load, as the test wishes")
+        self._moves.append((self._inner.load, host_slots.copy(), device_slots.copy()))
+        self._fence_at = len(self._moves)
+        return _ToldCopy(self, len(self._moves), True)
+
+    def fence(self) -> None:
+        self.move(self._fence_at)
+
+    def move(self, number: int) -> None:
+        """Moves the data of the first `number` copies that were begun."""
+        for at in range(self._moved, number):
+            if self._moves[at] is not None:
+                make, source, target = self._moves[at]
+                make(source, target)
+                self._moves[at] = None
+        self._moved = max(self._moved, number)
+
+    def tell(self, count: int) -> None:
+        """So many further copies may end, of those that are begun."""
+        self.told = min(self.told + count, len(self._moves))
+
+
+class _ToldCopy:
+    """The `number`-th copy of a ToldTier."""
+
+    def __init__(self, tier: ToldTier, number: int, arrives: bool) -> None:
+        self._tier, self._number, self._arrives = tier, number, arrives
+
+    def done(self) -> bool:
+        return self._number <= self._tier.told
+
+    def wait(self) -> bool:
+        self._tier.move(self._number)
+        return self._arrives
 
 
 class ScriptedModel(LlamaModel):

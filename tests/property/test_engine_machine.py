@@ -155,7 +155,11 @@ tiers = st.fixed_dictionaries(
 class EngineMachine(RuleBasedStateMachine):
     """Requests come, run, are aborted; prefixes are pinned, the tree flushed; policy and weights change."""
 
-    models = MODELS
+    models, cold, judges = MODELS, COLD, TRANSFORMERS  # by which weights the engine has
+
+    def make_engine(self, config: EngineConfig) -> Engine:
+        """The engine of this game."""
+        return Engine(config, model=self.models[0])
 
     @initialize(
         page=st.sampled_from([1, 1, 2, 4]),
@@ -184,7 +188,7 @@ class EngineMachine(RuleBasedStateMachine):
             kv_tokens=tokens, page_size=page, chunk_tokens=chunk, max_running=running,
             schedule_policy=schedule, eviction_policy=eviction, poison_freed=True, **options, **tiers,
         )  # fmt: skip
-        self.engine = Engine(config, model=MODELS[0])
+        self.engine = self.make_engine(config)
         if isinstance(self.engine.cache, HiRadixCache):
             self.engine.cache.copier = LateCopier(self.engine.cache.copier, copies)
         self.weights = 0
@@ -341,14 +345,18 @@ class EngineMachine(RuleBasedStateMachine):
         assert len(said_with) == len(output.token_ids)
         if params.temperature == 0:
             for at, (token, weights) in enumerate(zip(output.token_ids, said_with, strict=True)):
-                assert TRANSFORMERS[weights].agrees([*prompt, *output.token_ids[:at]], token), (
+                assert self.judges[weights].agrees([*prompt, *output.token_ids[:at]], token), (
                     prompt,
                     output,
                 )
         if output.request_id not in self.changed:
-            COLD[said_with[0] if said_with else self.added_with[output.request_id]].require_equal(
-                prompt, params, output
-            )
+            self.require_as_alone(prompt, params, output)
+
+    def require_as_alone(self, prompt: list[int], params: SamplingParams, output: GenerationOutput) -> None:
+        """One rank that shares nothing says the same, drawn tokens included."""
+        name = f"{output.request_id}.{output.index}" if output.index else output.request_id
+        weights = [*self.said_with.get(name, []), self.added_with[output.request_id]][0]
+        self.cold[weights].require_equal(prompt, params, output)
 
 
 def check_recording(recording: Recording) -> None:

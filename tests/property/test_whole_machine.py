@@ -19,14 +19,13 @@ from conftest import TINY, tiny_config
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
-from support import TransformersReference
+from support import ToldTier, TransformersReference
 from test_engine_machine import EngineMachine, Watch, check_recording, options
 
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.radix_cache import RadixKey
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
-from minirad.errors import HostCopyError
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.observe import events as ev
 from minirad.observe.event import ReplayState
@@ -35,7 +34,6 @@ from minirad.outputs import GenerationOutput, StepReport
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.request import Request
 from minirad.tiers.hiradix_cache import HOST_WRITE, HiRadixCache
-from minirad.tiers.host_tier import HostTier
 
 EXAMPLES = int(os.environ.get("MINIRAD_WHOLE_EXAMPLES", "30"))
 STEPS = 40  # rules in a game
@@ -50,8 +48,8 @@ SHAPE: dict[str, Any] = {
 TOLERANCE = 1e-4
 
 
-def bold_weights(seed: int) -> dict[str, torch.Tensor]:
-    weights = random_weights(tiny_config(**SHAPE), seed, dtype=torch.float32, device="cpu")
+def bold_weights(seed: int, shape: dict[str, Any] = SHAPE) -> dict[str, torch.Tensor]:
+    weights = random_weights(tiny_config(**shape), seed, dtype=torch.float32, device="cpu")
     return {name: each if each.dim() == 1 else each * 10 for name, each in weights.items()}
 
 
@@ -66,73 +64,6 @@ REACHED = (
     "(load of several nodes ended)", "(split while copied)", "(split while loaded)", "(split with a copy)",
     "(split with a copy, on the host only)", "(forward interrupted)",
 )  # fmt: skip
-
-
-class ToldTier:
-    """The engine's HostTier with a side stream that is as slow as it may be.
-
-    Copies end in their order, each when told (or waited for); until then none of its data has moved. A
-    load's data, and that of all copies begun before it, moves at the latest when `fence` is called.
-    Those begun next can be made to fail: at their start, or (backups) at their end.
-    """
-
-    def __init__(self, inner: HostTier) -> None:
-        self._inner = inner
-        self._moves: list[Any] = []  # of every copy begun; None once it is made, or will never be
-        self._moved = 0
-        self._fence_at = 0
-        self.told = 0  # so many of the copies begun may have ended
-        self.refuse_backups = self.refuse_loads = self.lose_backups = 0
-
-    def backup(self, device_slots: Any, host_slots: Any) -> _ToldCopy:
-        if self.refuse_backups:
-            self.refuse_backups -= 1
-            HAPPENED["(backup refused)"] += 1
-            raise HostCopyError("no backup, as the test wishes")
-        arrives = self.lose_backups == 0
-        self.lose_backups -= not arrives
-        source, target = device_slots.copy(), host_slots.copy()
-        self._moves.append((self._inner.backup, source, target) if arrives else None)
-        return _ToldCopy(self, len(self._moves), arrives)
-
-    def load(self, host_slots: Any, device_slots: Any) -> _ToldCopy:
-        if self.refuse_loads:
-            self.refuse_loads -= 1
-            HAPPENED["(load refused)"] += 1
-            raise HostCopyError("no load, as the test wishes")
-        self._moves.append((self._inner.load, host_slots.copy(), device_slots.copy()))
-        self._fence_at = len(self._moves)
-        return _ToldCopy(self, len(self._moves), True)
-
-    def fence(self) -> None:
-        self.move(self._fence_at)
-
-    def move(self, number: int) -> None:
-        """Moves the data of the first `number` copies that were begun."""
-        for at in range(self._moved, number):
-            if self._moves[at] is not None:
-                make, source, target = self._moves[at]
-                make(source, target)
-                self._moves[at] = None
-        self._moved = max(self._moved, number)
-
-    def tell(self, count: int) -> None:
-        """So many further copies may end, of those that are begun."""
-        self.told = min(self.told + count, len(self._moves))
-
-
-class _ToldCopy:
-    """The `number`-th copy of a ToldTier."""
-
-    def __init__(self, tier: ToldTier, number: int, arrives: bool) -> None:
-        self._tier, self._number, self._arrives = tier, number, arrives
-
-    def done(self) -> bool:
-        return self._number <= self._tier.told
-
-    def wait(self) -> bool:
-        self._tier.move(self._number)
-        return self._arrives
 
 
 # Few texts, mostly long ones, in few namespaces: what was evicted is soon asked for again. Greedy for the
@@ -177,17 +108,15 @@ sizes = st.fixed_dictionaries(
 class WholeMachine(EngineMachine):
     """The engine's machine with tiers that do as told, interrupted forward passes, and a judge each step."""
 
-    models = MODELS
+    models, judges = MODELS, JUDGES
 
     @initialize(sizes=sizes, options=options)
     def start(self, sizes: dict[str, Any], options: dict[str, Any]) -> None:
         HAPPENED["(game)"] += 1
-        self.engine = engine = Engine(EngineConfig(poison_freed=True, **sizes, **options), model=MODELS[0])
+        self.engine = engine = self.make_engine(EngineConfig(poison_freed=True, **sizes, **options))
         self.tier = None
         if isinstance(engine.cache, HiRadixCache):
-            assert engine.host_tier is not None
-            self.tier = ToldTier(engine.host_tier)
-            engine.cache.copier = engine.host_tier = self.tier
+            self.tier = self.make_tier()
         self.weights = 0
         engine.bus.subscribe(None, self.note)
         self.watch = Watch(engine)
@@ -198,6 +127,12 @@ class WholeMachine(EngineMachine):
         self.aborted, self.changed, self.excused = set(), set(), set()
         self.pins = []
         self.judged: Counter[str] = Counter()  # by sample: how many of its tokens were looked at
+
+    def make_tier(self) -> ToldTier:
+        """Puts it between the engine's tree and its second tier."""
+        assert self.engine.host_tier is not None
+        self.engine.cache.copier = self.engine.host_tier = ToldTier(self.engine.host_tier, HAPPENED)
+        return self.engine.host_tier
 
     def note(self, event: ev.Event) -> None:
         """Counts what happens, and some things by what they happened to."""
@@ -288,7 +223,7 @@ class WholeMachine(EngineMachine):
         """The tokens that this step sampled: transformers would say them too, as surely."""
         prompt, params = self.asked[group]
         for at in range(self.judged[name], len(said)):
-            after = JUDGES[self.weights].logits([*prompt, *said[:at]])[-1].log_softmax(-1)
+            after = self.judges[self.weights].logits([*prompt, *said[:at]])[-1].log_softmax(-1)
             chance = float(after[said[at]])
             told = (name, prompt, said, at, logprobs[at], chance)
             assert abs(logprobs[at] - chance) <= TOLERANCE, told
@@ -301,7 +236,7 @@ class WholeMachine(EngineMachine):
         if params.logprob_start is None or len(prompt) < 2:
             return
         # An output that nobody fetched may be older than the weights of today.
-        expected = JUDGES[self.added_with[output.request_id]].logits(prompt).log_softmax(-1)
+        expected = self.judges[self.added_with[output.request_id]].logits(prompt).log_softmax(-1)
         for position, chance in enumerate(found, start=first):
             if position == 0:
                 assert chance is None
