@@ -14,8 +14,8 @@ The prompts are random tokens that arrive all at once. Each workload runs twice:
 decode steps are timed, and through `generate`, which prepares a step while one is computed and whose
 throughput counts. Does not compare words (`bench parity`).
 
-With --tp each rank reads its part of the weights and its heads' keys and values: the limit is what one of them
-reads, at the speed of a copy on its own GPU.
+With --tp each rank reads its part of the weights, and its heads' keys and values: the limit is what one of
+them reads, at the speed of a copy on its own GPU.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def main(args: argparse.Namespace) -> int:
     """Runs everything; 1 if an attention kernel is wrong."""
     if args.device != "cpu" and not torch.cuda.is_available():
         raise ValueError("bench gpu needs an NVIDIA GPU, and torch sees none here")
+    if args.tp > 1 and args.with_transformers:
+        raise ValueError(f"--with-transformers with --tp {args.tp}: it runs on one GPU")
     if args.out is not None:
         command.may_be_written("--out", args.out, (".json",))
     device = torch.device(args.device)
@@ -519,8 +521,8 @@ def transformers_rate(model: LlamaModel, scale: float) -> float:
 
 
 def weight_bytes(model: LlamaModel) -> int:
-    """What one step reads of the weights (one rank of its part); of an embedding that is not the head as well,
-    next to nothing."""
+    """What one step reads of the weights, or of one rank's part of them; of an embedding that is not the head
+    as well, next to nothing."""
     read = [model.norm, model.head]
     for layer in model.layers:
         read += [value for name in layer.__slots__ if isinstance(value := getattr(layer, name), Tensor)]
