@@ -1,6 +1,7 @@
 """All that a run on a GPU should show, as one table: is attention right, how fast is it, what limits it.
 
     python -m minirad bench gpu [--json] [--quick]
+    torchrun --nproc-per-node 2 -m minirad bench gpu --tp 2      the model on several GPUs
 
 - parity: relative error of the attention backend against float32, for pages and heads of several sizes;
 - output tokens per second for five workloads (random weights in the shape of Llama 3.2 1B; page sizes 1
@@ -12,6 +13,9 @@
 The prompts are random tokens that arrive all at once. Each workload runs twice: step by step, where the
 decode steps are timed, and through `generate`, which prepares a step while one is computed and whose
 throughput counts. Does not compare words (`bench parity`).
+
+With --tp each rank reads its part of the weights, and its heads' keys and values: the limit is what one of
+them reads, at the speed of a copy on its own GPU.
 """
 
 from __future__ import annotations
@@ -97,6 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--device", default="cuda", help="cpu: only to try the program")
+    parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
+                        help="the model on N GPUs, under torchrun --nproc-per-node N")  # fmt: skip
     parser.add_argument(
         "--with-transformers", action="store_true",
         help="run transformers' generate_batch on the workload with a shared prefix, too (about two minutes)",
@@ -109,21 +115,21 @@ def main(args: argparse.Namespace) -> int:
     """Runs everything; 1 if an attention kernel is wrong."""
     if args.device != "cpu" and not torch.cuda.is_available():
         raise ValueError("bench gpu needs an NVIDIA GPU, and torch sees none here")
+    if args.tp > 1 and args.with_transformers:
+        raise ValueError(f"--with-transformers with --tp {args.tp}: it runs on one GPU")
     if args.out is not None:
         command.may_be_written("--out", args.out, (".json",))
     device = torch.device(args.device)
     scale = QUICK if args.quick else 1.0
     pages = args.page_sizes[:1] if args.quick else args.page_sizes
     started = time.perf_counter()
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    if args.model is None:
-        model = dummy_model(args.dummy_weights, dtype, device)
-    else:
-        model = load_model(resolve_model(args.model), dtype, device)
-    bandwidth = copy_bandwidth(device)
+    subject = Subject.of(args, device)
+    model = subject.model
+    bandwidth = copy_bandwidth(model.device)
     result: Row = {
-        "machine": machine(device),
+        "machine": machine(model.device),
         "model": args.model or f"{args.dummy_weights}, random weights",
+        "tp": args.tp,
         "quick": args.quick,
         "copy_gb_per_s": round(bandwidth / 1e9, 1),
     }
@@ -135,18 +141,48 @@ def main(args: argparse.Namespace) -> int:
             with command.named(args.out):
                 args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
 
-    keep(parity=parity(model, device, scale))
+    keep(parity=parity(model, model.device, scale))
     keep(parity_seconds=round(time.perf_counter() - started, 1))  # with weights drawn and kernels compiled
-    rows = run_all(model, WORKLOADS, pages, bandwidth, scale)
+    rows = run_all(subject, WORKLOADS, pages, bandwidth, scale)
     keep(attention=rows[0]["attention"], note=rows[0]["note"], workloads=rows)
-    keep(roofline=roofline(model, bandwidth, scale))
-    keep(ttft_ms_by_hit=ttft_by_hit(model, scale))
+    keep(roofline=roofline(subject, bandwidth, scale))
+    keep(ttft_ms_by_hit=ttft_by_hit(subject, scale))
     keep(write_us_per_layer=write_cost(model))
     if args.with_transformers:
         keep(transformers_tokens_per_s=transformers_rate(model, scale))
     keep(seconds=round(time.perf_counter() - started, 1))
     print(json.dumps(result, indent=1) if args.json else table(result))
     return 0 if all(each["right"] for each in result["parity"]) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is measured. model: all of it, or rank 0's part. config: of all engines, which differ in sizes.
+
+    ready: the model to give to each engine; None where each rank makes (and keeps) its own part.
+    """
+
+    model: LlamaModel
+    config: EngineConfig
+    ready: LlamaModel | None
+    first: Engine | None = None  # holds the parts of all ranks while other engines come and go
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, device: torch.device) -> Subject:
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        if args.tp > 1:
+            weights = {"dummy_weights": args.dummy_weights} if args.model is None else {"model": args.model}
+            config = EngineConfig(device=device.type, tp=args.tp, **weights)
+            first = Engine(replace(config, kv_tokens=64, max_running=1, max_context=64, cuda_graphs=False))
+            return cls(first.model, config, None, first)
+        if args.model is None:
+            model = dummy_model(args.dummy_weights, dtype, device)
+        else:
+            model = load_model(resolve_model(args.model), dtype, device)
+        return cls(model, EngineConfig(), model)
+
+    def engine(self, **sizes: Any) -> Engine:
+        return Engine(replace(self.config, **sizes), model=self.ready)
 
 
 def machine(device: torch.device) -> Row:
@@ -327,7 +363,7 @@ def backend_for(case: AttentionCase, two_part: bool = False) -> AttentionBackend
 
 
 def run_all(
-    model: LlamaModel, workloads: Sequence[Workload], pages: Sequence[int], bandwidth: float, scale: float
+    subject: Subject, workloads: Sequence[Workload], pages: Sequence[int], bandwidth: float, scale: float
 ) -> list[Row]:
     """All workloads with the cache on, at each page size; and off, at the first one."""
     ways = [(page, True) for page in pages] + [(pages[0], False)]
@@ -335,9 +371,9 @@ def run_all(
     rows = []
     bar = tqdm(runs, desc="workloads", unit="run", leave=False)
     for work, page, cache in bar:
-        row = run_workload(model, work, page, cache, bandwidth)
+        row = run_workload(subject, work, page, cache, bandwidth)
         if row["seconds"] < SHORT:
-            again = run_workload(model, work, page, cache, bandwidth)
+            again = run_workload(subject, work, page, cache, bandwidth)
             row = min(row, again, key=lambda each: each["seconds"])
         rows.append(row)
         bar.set_postfix_str(f"{rows[-1]['output_tokens_per_s']:.0f} tokens/s")
@@ -356,27 +392,28 @@ def make_requests(work: Workload, vocab: int, seed: int = 0) -> list[tuple[list[
     return requests
 
 
-def make_engine(model: LlamaModel, lengths: Sequence[int], page: int, cache: bool) -> Engine:
+def make_engine(subject: Subject, lengths: Sequence[int], page: int, cache: bool) -> Engine:
     """An engine with room for requests of these lengths, warmed up and empty."""
     gc.collect()  # the pool of one run makes room for the next one's
     spare = 2  # pages per request: the last one in part, and one that admission wants to be left over
     need = sum(-(-length // page) + spare for length in lengths) * page
+    model = subject.model
     if model.device.type == "cuda":
         need = min(need, kv_tokens_that_fit(model, model.device) // page * page)
-    config = EngineConfig(
+    engine = subject.engine(
         kv_tokens=need, page_size=page, max_running=len(lengths), max_context=max(*lengths, 16),
         chunk_tokens=CHUNK_TOKENS, radix_cache=cache,
     )  # fmt: skip
-    engine = Engine(config, model=model)
     engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=4, ignore_eos=True))
     engine.flush_cache()
     return engine
 
 
-def run_workload(model: LlamaModel, work: Workload, page: int, cache: bool, bandwidth: float) -> Row:
+def run_workload(subject: Subject, work: Workload, page: int, cache: bool, bandwidth: float) -> Row:
     """One workload from an empty cache to the last token."""
+    model = subject.model
     requests = make_requests(work, model.config.vocab_size)
-    engine = make_engine(model, [len(prompt) + new for prompt, new in requests], page, cache)
+    engine = make_engine(subject, [len(prompt) + new for prompt, new in requests], page, cache)
     _wait(engine.device)
     started = time.perf_counter()
     for prompt, new in requests:
@@ -424,17 +461,17 @@ def generate_all(engine: Engine, requests: Sequence[tuple[list[int], int]]) -> f
     return time.perf_counter() - started
 
 
-def roofline(model: LlamaModel, bandwidth: float, scale: float) -> list[Row]:
+def roofline(subject: Subject, bandwidth: float, scale: float) -> list[Row]:
     """Decoding alone, by batch size: what reading must take, what a step takes (viz/roofline.py draws it).
 
     weight_ms, kv_ms: the weights, and the mean keys and values, at the speed of a copy. host_ms: the
     host's work for a step, which may lie beside the device's.
     """
-    rows = []
+    rows, model = [], subject.model
     new = max(8, round(128 * scale))
     for batch in BATCHES if scale == 1 else BATCHES[:4]:
         requests = make_requests(Workload("", batch, (32, 32), (new, new)), model.config.vocab_size)
-        engine = make_engine(model, [32 + new] * batch, 16, cache=True)
+        engine = make_engine(subject, [32 + new] * batch, 16, cache=True)
         for _ in range(2):  # the first time graphs are captured
             engine.flush_cache()
             engine.overlap.steps, engine.overlap.waited = 0, 0.0
@@ -484,16 +521,19 @@ def transformers_rate(model: LlamaModel, scale: float) -> float:
 
 
 def weight_bytes(model: LlamaModel) -> int:
-    """What one step reads of the weights; of an embedding that is not the head as well, next to nothing."""
-    c = model.config
-    looked_up = 0 if c.tied else c.vocab_size * c.hidden
-    return (c.num_parameters - looked_up) * model.dtype.itemsize
+    """What one step reads of the weights, or of one rank's part of them; of an embedding that is not the head
+    as well, next to nothing."""
+    read = [model.norm, model.head]
+    for layer in model.layers:
+        read += [value for name in layer.__slots__ if isinstance(value := getattr(layer, name), Tensor)]
+    return sum(tensor.numel() for tensor in read) * model.dtype.itemsize
 
 
-def ttft_by_hit(model: LlamaModel, scale: float, repeats: int = 5) -> Row:
+def ttft_by_hit(subject: Subject, scale: float, repeats: int = 5) -> Row:
     """Milliseconds to the first token of one long prompt, by how many of its tokens hit."""
+    model = subject.model
     length = min(max(16, round(TTFT_PROMPT * scale)), model.config.max_position_embeddings - 1)
-    engine = make_engine(model, [length + 1] * 3, 1, cache=True)
+    engine = make_engine(subject, [length + 1] * 3, 1, cache=True)
     rng = np.random.default_rng(1)
     one = SamplingParams(max_new_tokens=1, ignore_eos=True)
     result: Row = {}
@@ -558,7 +598,8 @@ def table(result: Row) -> str:
     m = result["machine"]
     worst = max(result["parity"], key=lambda each: each["relative_error"])
     lines = [
-        f"{m['gpu'] or 'CPU'}, torch {m['torch']}, FlashInfer {m['flashinfer']}: {result['model']}",
+        f"{m['gpu'] or 'CPU'}, torch {m['torch']}, FlashInfer {m['flashinfer']}: {result['model']}"
+        + (f", on {result['tp']} ranks" if result["tp"] > 1 else ""),
         *([result["note"]] if result["note"] else []),
         f"copy: {result['copy_gb_per_s']:.0f} GB/s. Attention: {result['attention']}, largest error "
         f"{worst['relative_error']:.1e} ({worst['heads']}, page {worst['page_size']}, {worst['batch']}), "

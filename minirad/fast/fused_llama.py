@@ -28,13 +28,18 @@ ONEDNN_FROM = 1 << 20  # multiplications; smaller products are not worth handing
 
 def faster(model: LlamaModel) -> LlamaModel:
     """The fastest that there is for a plain model, with the same tensors; any other model is left alone."""
-    if type(model) is not LlamaModel:  # one that was chosen before, or a caller's own
+    if type(model) is not LlamaModel and not is_part(model):  # chosen before, or a caller's own
         return model
     if fused_runs(model.device, model.dtype, model.config.head_dim):
         return FusedLlama(model)
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     onednn = available and model.device.type == "cpu" and model.dtype == torch.float32
     return OneDnnLlama(model) if onednn else model
+
+
+def is_part(model: LlamaModel) -> bool:
+    """Whether it is one rank's part of a model (ranks/model.py): its sums and scores come from all ranks."""
+    return hasattr(model, "whole")
 
 
 def fused_runs(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -67,7 +72,8 @@ class OneDnnLlama(_SameModel):
 class FusedLlama(_SameModel):
     """On a GPU with Triton, in half precision.
 
-    one_token: computes batches of one token; None to compute them like many, for comparing.
+    one_token: computes batches of one token; None to compute them like many: for comparing, and for a part
+        of a model, whose sums over the ranks lie where that kernel adds to the residual at once.
     """
 
     __slots__ = ("kernels", "one_token")  # not the given model's
@@ -76,7 +82,8 @@ class FusedLlama(_SameModel):
         super().__init__(model)
         self.kernels: Any = import_module("minirad.fast.kernels")
         c = self.config
-        self.one_token: OneToken | None = OneToken(self.inv_freq, c.max_position_embeddings, c.rms_eps)
+        alone = OneToken(self.inv_freq, c.max_position_embeddings, c.rms_eps) if not is_part(model) else None
+        self.one_token: OneToken | None = alone
 
     @torch.inference_mode()
     def compute(
@@ -96,7 +103,9 @@ class FusedLlama(_SameModel):
     def _scores(self, x: Tensor) -> Tensor:
         if self.one_token is not None and len(x) == 1:
             return self.one_token.logits(x, self.norm, self.head)
-        return self.linear(self.kernels.rms_norm(x, self.norm, self.config.rms_eps), self.head)
+        return self.all_scores(
+            self.linear(self.kernels.rms_norm(x, self.norm, self.config.rms_eps), self.head)
+        )
 
     def through_layers(
         self, x: Tensor, metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend
@@ -131,11 +140,11 @@ class FusedLlama(_SameModel):
         k, v = pool.k[a.layer_id], pool.v[a.layer_id]
         q = self.kernels.rotate_and_write(qkv, cos, sin, metadata.out_slots, k, v)
         attended = backend.run(a.layer_id, q, pool, a.scale).reshape(len(h), -1)
-        return self.linear(attended, layer.o, layer.o_bias)
+        return self.row_linear(attended, layer.o, layer.o_bias)
 
     def mlp(self, layer: Layer, h: Tensor) -> Tensor:
         gate_up = self.linear(h, layer.gate_up, layer.gate_up_bias)
-        return self.linear(self.kernels.silu_mul(gate_up), layer.down, layer.down_bias)
+        return self.row_linear(self.kernels.silu_mul(gate_up), layer.down, layer.down_bias)
 
 
 def reads_pool_only(backend: AttentionBackend) -> bool:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from minirad.fast.cascade import LEAST_REQUESTS, SharedPages, worth_it
 from minirad.fast.flashinfer import FlashInferAttention, StepAttention
-from minirad.fast.fused_llama import FusedLlama
+from minirad.fast.fused_llama import FusedLlama, is_part
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
 from minirad.schedule.req_to_token import ReqToTokenPool
@@ -270,7 +270,9 @@ class DecodeGraphs:
                 step()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=self._memory):
+        # Sums over several ranks are captured, too; NCCL's own threads look at the device meanwhile.
+        mode = "thread_local" if is_part(self._model) else "global"
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=self._memory, capture_error_mode=mode):
             logits, greedy = step()
         if self._memory is None:
             self._memory = graph.pool()

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -20,6 +21,9 @@ from minirad.ranks.group import Group
 from minirad.ranks.model import ShardedLlama, cutter, local_config, named_weights
 
 Sent = tuple[LlamaConfig, torch.dtype]  # what is said of a ready model before its weights
+Kind = tuple[str | None, torch.dtype, torch.device, int]
+# Random weights serve any number of engines (bench/gpu.py makes many), as long as one of them lives.
+_random: WeakValueDictionary[Kind, ShardedLlama] = WeakValueDictionary()
 
 
 def rank_device(config: EngineConfig, group: Group, ready: bool) -> torch.device:
@@ -82,6 +86,7 @@ def build(
     sent: says that a ready model comes, which is `model` on rank 0.
     """
     problem, path, sharded, own = "", None, None, config
+    kind: Kind | None = None
     device = torch.device("cpu")
     weights = {} if sent is None else send_weights(group, model, sent)
     try:
@@ -89,15 +94,25 @@ def build(
         device = rank_device(config, group, ready)
         if sent is None:
             path = None if config.dummy_weights is not None else resolve_model(config.model)
-            shape, weights = read_weights(group, config, path, device)
+            if config.dummy_weights is not None:
+                kind = (config.dummy_weights, machine.choose_dtype(config.dtype, device), device, id(group))
+                sharded = _random.get(kind)
+            if sharded is None:
+                shape, weights = read_weights(group, config, path, device)
+            else:
+                shape = sharded.whole
         else:
             shape = sent[0]
         local_config(shape, group.size)
         problem = ""
     except Exception as error:
         problem = str(error) or type(error).__name__
-    _require_all(group, problem, "" if problem else _mark(shape, weights))
-    sharded = shard(group, shape, weights, device)
+    # Random weights have no beginnings to compare: one rank may have kept its own, and another not.
+    _require_all(group, problem, "" if problem else _mark(shape, {} if kind is not None else weights))
+    if sharded is None:
+        sharded = shard(group, shape, weights, device)
+    if kind is not None:
+        _random[kind] = sharded
     own = dataclasses.replace(config, device=str(device), kv_tokens=_kv_tokens(group, config, sharded))
     try:
         parts = machine.put_together(own, None, sharded, tokenizer, path)
