@@ -21,6 +21,7 @@ from viz.view.text import asked_text
 from viz.web.compare import Pair, Shown
 from viz.web.consult import consult
 from viz.web.page import Page
+from viz.web.ranks import watched
 from viz.web.runs import Run
 from viz.web.settings import Settings
 
@@ -50,9 +51,10 @@ class Session:
 
 
 def make_run(number: int, settings: Settings, workload: workloads.Workload | None = None) -> Shown:
-    """One engine at work, or two where two policies are compared."""
+    """One engine at work, on so many ranks, or two where two policies are compared."""
     if settings.compare is None:
-        return Run(number, settings, workload)
+        run = Run(number, settings, workload)
+        return run if settings.tp == 1 else watched(run)
     names, (first, second) = settings.sides()
     return Pair(number, settings, (Run(number, first, workload), Run(number, second, workload)), names)
 
@@ -176,6 +178,19 @@ def _evict(session: Session, arguments: Json) -> Json:
     if not freed:
         raise ValueError("nothing can be evicted: no unlocked leaf is in the tree")
     return {"freed": freed}
+
+
+def _plant(session: Session, arguments: Json) -> Json:
+    """A lock_ref of rank 0's tree changes behind everything's back: what the digest is there to find."""
+    run = _engine_run(session)
+    if run.engine.config.tp == 1:
+        raise ValueError("one rank alone cannot differ: a difference is planted with --tp 2")
+    nodes = [node for node in run.engine.cache.walk() if node.parent is not None]
+    if not nodes:
+        raise ValueError("no node is in the tree yet: take a step first")
+    node = max(nodes, key=lambda each: (each.lock_ref > 0, each.last_access, each.id))
+    node.lock_ref += 1
+    return {"node": node.id, "lock_ref": node.lock_ref}
 
 
 def _flush(session: Session, arguments: Json) -> Json:
@@ -303,7 +318,7 @@ def _one_page(session: Session) -> Page:
 Command = Callable[[Session, Json], Json]
 COMMANDS: dict[str, Command] = {
     "play": _play, "speed": _speed, "step": _step, "peek": _peek, "submit": _submit, "evict": _evict,
-    "flush": _flush, "policy": _policy, "restart": _restart, "fork": _fork,
+    "plant": _plant, "flush": _flush, "policy": _policy, "restart": _restart, "fork": _fork,
     "prompt": _prompt, "doctor": _doctor,
 }  # fmt: skip
 

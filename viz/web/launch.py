@@ -1,0 +1,110 @@
+"""The processes of `python -m viz.live --tp 2`: started plainly it starts the ranks with torchrun's own launcher;
+under torchrun it is one of them. Rank 0 has the page, the others follow it and say nothing.
+
+torchrun ends all ranks when one has died, and rank 0 says on its page what happened before it goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+
+from viz.web.driver import Driver
+
+GRACE = 1.0  # seconds in which rank 0 may find out itself which rank was lost
+LAST = 20.0  # seconds for a step to end, so that the others can be told that all is over
+
+
+def my_rank() -> int | None:
+    """This process' number in the run of a torchrun; None: there is none."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return int(os.environ["RANK"]) if all(map(os.environ.get, names)) else None
+
+
+def start(tp: int, arguments: Sequence[str]) -> int:
+    """Runs the same command on so many ranks, to their end; returns the exit code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would do the same, with a warning
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # the ranks themselves say what it was
+    try:
+        run(parse_args(["--standalone", "--nproc-per-node", str(tp), "-m", "viz.live", *arguments]))
+    except SignalException as error:
+        return 0 if error.sigval == signal.SIGINT else 128 + error.sigval
+    except ChildFailedError as error:
+        codes = [failure.exitcode for failure in error.failures.values()]
+        return 2 if 2 in codes else 1
+    return 0
+
+
+def follow() -> int:
+    """Another rank's whole life; returns its exit code."""
+    from minirad import ranks
+
+    try:
+        ranks.follow()
+    except SystemExit as end:
+        return int(end.code or 0) if not isinstance(end.code, str) else 1
+    return 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """ValueError, in one sentence, for what does not go with --tp, or not on these ranks."""
+    why = {
+        "compare": "two engines are compared on one rank each",
+        "replay": "nothing runs, and a recording knows its ranks",
+        "cache": "each rank has the engine's own tree",
+    }
+    for name, reason in why.items():
+        if getattr(options, name):
+            raise ValueError(f"--tp {options.tp} with --{name}: {reason}")
+    if my_rank() is not None and int(os.environ["WORLD_SIZE"]) != options.tp:
+        raise ValueError(f"--tp {options.tp} under a torchrun of {os.environ['WORLD_SIZE']} processes")
+
+
+@contextlib.contextmanager
+def ranks_of(driver: Driver) -> Iterator[None]:
+    """Around the page of rank 0, if there are more: they begin and end with it."""
+    if driver.settings.tp > 1:
+        tell_the_end(driver)
+    try:
+        yield
+    finally:
+        if driver.settings.tp > 1:
+            leave(driver)
+
+
+def tell_the_end(driver: Driver) -> None:
+    """From now on the launcher's word to end (SIGTERM: another rank has gone) becomes the driver's error,
+    if that has not noticed by itself."""
+
+    def give_up() -> None:
+        driver.fail("another rank has ended, and with it all of them")
+
+    def late(number: int, frame: object) -> None:
+        timer = threading.Timer(GRACE, give_up)
+        timer.daemon = True
+        timer.start()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, late)
+
+
+def leave(driver: Driver | None = None) -> None:
+    """Rank 0's run is over: the others are told, once no step is under way."""
+    from minirad import ranks
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's and the launcher's: one is enough
+    if driver is not None:
+        driver.stop()
+        driver.join(timeout=LAST)
+    if driver is None or not driver.is_alive():
+        ranks.leave()
