@@ -143,6 +143,8 @@ class EngineConfig:
     cuda_graphs: decode steps are captured and replayed; None: where FlashInfer runs with fused kernels.
     cascade: captured steps read what all requests share once for all; None: where that was measured faster.
     overlap: `generate` prepares a captured step while the one before is computed.
+    tp: processes (ranks) that share the model, each with a tree of its own; more than 1 under torchrun only.
+    rank_digest: their trees, pools and queues are compared in every step.
     poison_freed: a debugging aid: freed slots are filled with NaN, so that any read of them shows.
     dummy_weights: random weights in the shape of a known model, instead of `model`, for measuring.
     mixed, preemption, in_batch_*, fair_passes, new_token_*: see ScheduleOptions.
@@ -179,6 +181,8 @@ class EngineConfig:
     new_token_ratio: float = 0.0
     new_token_ratio_min: float = 0.0
     new_token_decay: float = 0.01
+    tp: int = 1
+    rank_digest: bool = True
 
     def __post_init__(self) -> None:
         # Imported here: these packages are large, and the tables of names belong to them.
@@ -200,6 +204,7 @@ class EngineConfig:
         at_least("host_kv_tokens", self.host_kv_tokens, 0)
         at_least("load_back_threshold", self.load_back_threshold, 1)
         at_least("seed", self.seed, 0)
+        at_least("tp", self.tp, 1)
         ScheduleOptions.of(self)
         if self.max_context is not None:
             at_least("max_context", self.max_context, 2)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from minirad import errors
 from minirad.cache.allocator import PageAllocator
-from minirad.cache.node import Slots
+from minirad.cache.node import RadixKey, Slots
 from minirad.cache.prefix_cache import PrefixCache, TreeHooks
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.intake import Intake
@@ -43,6 +43,11 @@ class Engine:
     returned a handle (`add_request`, `pin`) did nothing; `generate` and `stream` leave no request behind.
     An engine serves one thread at a time.
     """
+
+    def __new__(cls, config: Any = None, *rest: Any, **more: Any) -> Any:
+        """An engine of several ranks is another class, and on all ranks but the first it follows."""
+        tp = getattr(config, "tp", 1)
+        return super().__new__(cls if tp == 1 else room("ranks.engine").ranked(cls, tp))
 
     def __init__(
         self, config: EngineConfig | None = None, cache: PrefixCache | None = None, *,
@@ -281,15 +286,19 @@ class Engine:
         number = self._next_pin
         try:
             with self.transaction:
-                match = self.cache_manager.lock(key, count_hit=False)
-                self._pins[number] = match.last_node
-                self._next_pin += 1
+                match = self._pin(number, key)
             return Pin(number, int(match.length), self)
         except BaseException:
             if number in self._pins:
                 with self.transaction:
                     self._unpin(number)
             raise
+
+    def _pin(self, number: int, key: RadixKey) -> Any:
+        match = self.cache_manager.lock(key, count_hit=False)
+        self._pins[number] = match.last_node
+        self._next_pin += 1
+        return match
 
     def unpin(self, pin: Pin) -> None:
         """Lets a pinned prefix go; ValueError if that was done before."""
@@ -309,7 +318,10 @@ class Engine:
             live = [request.id for request in self.scheduler.requests()]
             raise ValueError(f"cannot flush: live requests {live}, pins {sorted(self._pins)}")
         with self.transaction:
-            self.cache_manager.flush()
+            self._flush()
+
+    def _flush(self) -> None:
+        self.cache_manager.flush()
 
     # ------------------------------------------------------------ changes while it runs
 
@@ -323,7 +335,10 @@ class Engine:
                 f"{type(self.cache).__name__} decides itself who is evicted: its policy cannot be changed"
             )
         with self.transaction:
-            self.cache.eviction_policy = name
+            self._evict_by(name)
+
+    def _evict_by(self, policy: str) -> None:
+        cast(Any, self.cache).eviction_policy = policy
 
     def update_weights(self, model: Any) -> None:
         """Goes on with other weights of the same shape: nothing that the old ones computed is used again.
@@ -334,17 +349,20 @@ class Engine:
         Raises ValueError, and changes nothing, for a model of another shape, type or place.
         """
         room("machine").check_weights(model, self.model)
-        bump = getattr(self.cache, "bump_version", None)
-        if bump is None and self._pins:
+        if not hasattr(self.cache, "bump_version") and self._pins:
             raise ValueError(f"pins {sorted(self._pins)} hold KV of the old weights: unpin them first")
         with self.transaction:
             self._drain()
-            if bump is not None:
-                bump()  # first, so that nothing of the old ones is copied to the host any more
-            self.scheduler.put_back(self.scheduler.live)
-            if bump is None:
-                self.cache_manager.flush()
-            self.runner.use(model)
+            self._use_weights(model)
+
+    def _use_weights(self, model: Any) -> None:
+        bump = getattr(self.cache, "bump_version", None)
+        if bump is not None:
+            bump()  # first, so that nothing of the old ones is copied to the host any more
+        self.scheduler.put_back(self.scheduler.live)
+        if bump is None:
+            self.cache_manager.flush()
+        self.runner.use(model)
 
     # ------------------------------------------------------------ looking at it
 

@@ -23,6 +23,14 @@ class InvariantError(AssertionError):
     """An invariant of the engine does not hold; the message names the place and both numbers."""
 
 
+class RanksDiffer(InvariantError):
+    """The trees, pools or queues of two ranks are not the same; the message names step, place and rank."""
+
+
+class RankLost(RuntimeError):
+    """Another rank of this run has ended, hangs or failed: no rank can go on."""
+
+
 class HostCopyError(RuntimeError):
     """A copy between device and host memory could not be begun; nothing was copied."""
 

@@ -44,9 +44,20 @@ def assemble(config: Any, cache: PrefixCache | None, model: Any, tokenizer: Any)
     """
     check_arguments(config, cache, model)
     config = config or EngineConfig()
-    ready = model is not None or config.dummy_weights is not None
-    path = None if ready else resolve_model(config.model)
-    model = model or built_model(config, path)
+    ready = model is not None
+    path = None if ready else model_directory(config)
+    return put_together(config, cache, model or built_model(config, path), tokenizer, path)
+
+
+def model_directory(config: EngineConfig) -> Path | None:
+    """Where the model lies that the config names; None for random weights."""
+    return None if config.dummy_weights is not None else resolve_model(config.model)
+
+
+def put_together(
+    config: EngineConfig, cache: PrefixCache | None, model: LlamaModel, tokenizer: Any, path: Path | None
+) -> Parts:
+    """An engine's parts around a model. path: of the directory that its tokenizer is loaded from."""
     device = model.device
     fast = fast_parts()
     attention, note = choose_attention(config, model, device, fast)
@@ -81,7 +92,8 @@ def check_weights(model: Any, served: LlamaModel) -> None:
     """ValueError unless an engine of one model can go on with another: same shape, type and place."""
     if not isinstance(model, LlamaModel):
         raise ValueError(f"the new weights must be a LlamaModel, got {said(model)}")
-    new, old = ((each.config, each.dtype, each.device) for each in (model, served))
+    # Of a part on one of several ranks the whole model counts.
+    new, old = ((getattr(m, "whole", m.config), m.dtype, m.device) for m in (model, served))
     if new != old:
         raise ValueError(f"the new weights are of another model: {new}, this engine serves {old}")
 

@@ -37,6 +37,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-radix-cache", dest="radix_cache", action="store_false", default=None)
     group.add_argument("--no-cuda-graphs", dest="cuda_graphs", action="store_false", default=None)
     group.add_argument("--seed", type=int, help="for sampling (default: 0)")
+    group.add_argument("--tp", type=int, help="ranks that share the model, under torchrun (default: 1)")
+    group.add_argument("--no-rank-digest", dest="rank_digest", action="store_false", default=None)
 
 
 def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
@@ -45,7 +47,7 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
         "model", "device", "dtype", "attention", "kv_tokens", "page_size", "max_running",
         "chunk_tokens", "schedule_policy", "eviction_policy", "radix_cache", "seed",
         "dummy_weights", "fair_passes", "mixed", "preemption", "in_batch_prefix", "host_kv_tokens",
-        "host_write", "load_back_threshold", "bigram_keys", "cuda_graphs",
+        "host_write", "load_back_threshold", "bigram_keys", "cuda_graphs", "tp", "rank_digest",
     )  # fmt: skip
     said = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     return EngineConfig(**{**defaults, **said})

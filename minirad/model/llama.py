@@ -105,16 +105,24 @@ class LlamaModel:
         qkv = self.linear(h, layer.qkv, layer.qkv_bias).view(len(h), -1, a.head_dim)
         qk, v = torch.split(qkv, [a.num_heads + a.num_kv_heads, a.num_kv_heads], dim=1)
         q, k = torch.split(rotate(qk, cos, sin), [a.num_heads, a.num_kv_heads], dim=1)
-        return self.linear(a(q, k, v, metadata, pool, backend), layer.o, layer.o_bias)
+        return self.row_linear(a(q, k, v, metadata, pool, backend), layer.o, layer.o_bias)
 
     def mlp(self, layer: Layer, h: Tensor) -> Tensor:
         """The gated block of normed h `[T, hidden]`."""
         gate, up = self.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return self.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+        return self.row_linear(F.silu(gate) * up, layer.down, layer.down_bias)
 
     def logits(self, x: Tensor) -> Tensor:
         """What comes after each of these tokens: float32 `[N, vocab_size]` for x `[N, hidden]`."""
-        return self.linear(rms_norm(x, self.norm, self.config.rms_eps), self.head).float()
+        return self.all_scores(self.linear(rms_norm(x, self.norm, self.config.rms_eps), self.head)).float()
+
+    def row_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`linear` whose inputs may lie on several ranks, which add up what each has (ranks/model.py)."""
+        return self.linear(x, weight, bias)
+
+    def all_scores(self, scores: Tensor) -> Tensor:
+        """Scores `[N, vocab_size]` of which each of several ranks has some columns."""
+        return scores
 
     @staticmethod
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

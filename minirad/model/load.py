@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,9 +103,12 @@ def load_model(path: Path | str, dtype: torch.dtype, device: torch.device | str)
 
 
 def load_weights(
-    path: Path | str, config: LlamaConfig, dtype: torch.dtype, device: torch.device | str
+    path: Path | str, config: LlamaConfig, dtype: torch.dtype, device: torch.device | str,
+    cut: Callable[[str, Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """All weights of a model by their transformers names, from one or several safetensors files.
+
+    cut: takes the part that is wanted out of each tensor.
 
     Raises:
         ValueError: if a tensor is missing, has another shape than the configuration says, or is one
@@ -122,6 +126,7 @@ def load_weights(
                 for name in tensors.keys():  # noqa: SIM118  (no mapping: it has no iterator)
                     if not _is_redundant(name, config):
                         tensor = _checked_tensor(tensors, name, expected, file)
+                        tensor = tensor if cut is None else cut(name, tensor)
                         weights[name] = tensor.to(device=device, dtype=dtype)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} cannot be read: {error}") from error

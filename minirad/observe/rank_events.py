@@ -1,0 +1,112 @@
+"""What an engine of several ranks tells: what rank 0 told the others, and whether all agree.
+
+They are told on rank 0 only. No recording of one rank has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minirad.observe.event import Event, Headline, ReplayState, Word, expect
+from minirad.observe.events import listed
+from minirad.observe.snapshot import State
+
+MOST_RANKS = 4096
+
+
+def _check(step: int, ranks: int) -> None:
+    expect(step >= 0 and 2 <= ranks <= MOST_RANKS, f"{ranks} ranks in step {step}")
+
+
+@dataclass(frozen=True, slots=True)
+class RanksTold(Event):
+    """Rank 0 told the others what it was asked for since the last time; never slots, never tokens.
+
+    requests, aborts: ids. other: what else, in words. bytes: of the one broadcast.
+    """
+
+    step: int
+    requests: tuple[str, ...]
+    aborts: tuple[str, ...]
+    other: tuple[str, ...]
+    bytes: int
+    ranks: int
+
+    word, headline = Word("told", small=True), Headline()
+
+    def describe(self) -> str:
+        parts = []
+        if self.requests:
+            parts.append(f"{listed(self.requests)} came")
+        if self.aborts:
+            parts.append(f"{listed(self.aborts)} aborted")
+        parts += self.other
+        what = ", ".join(parts) or "nothing new"
+        return f"rank 0 tells {self.ranks - 1} other{'s' * (self.ranks > 2)}: {what} ({self.bytes} bytes)"
+
+    def state(self, before: State) -> State:
+        """What a snapshot says of the ranks after it."""
+        told = {"requests": list(self.requests), "aborts": list(self.aborts), "other": list(self.other)}
+        return {**before, "ranks": self.ranks, "told_in": self.step, "bytes": self.bytes, **told}
+
+    def apply(self, state: ReplayState) -> None:
+        state.rest["ranks"] = self.state(state.rest.get("ranks", {}))
+
+    def check(self, state: ReplayState) -> None:
+        _check(self.step, self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksAgreed(Event):
+    """At the end of a step all ranks have the same tree, pools, queue and requests. digest: of these, hex."""
+
+    step: int
+    digest: str
+    ranks: int
+
+    word, headline = Word("agree", small=True), Headline()
+
+    def describe(self) -> str:
+        return f"all {self.ranks} ranks agree: {self.digest[:8]}"
+
+    def apply(self, state: ReplayState) -> None:
+        known = state.rest.get("ranks", {})
+        state.rest["ranks"] = {**known, "ranks": self.ranks, "step": self.step, "digest": self.digest}
+
+    def check(self, state: ReplayState) -> None:
+        _check(self.step, self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksDiffered(Event):
+    """A rank is not as rank 0: what, in one sentence. The engine goes no further."""
+
+    step: int
+    rank: int
+    what: str
+
+    word, headline, colour = Word("differ", "evict"), Headline(100, "evict"), "evict"
+
+    def describe(self) -> str:
+        return f"the ranks differ: {self.what}"
+
+    def apply(self, state: ReplayState) -> None:
+        state.rest["ranks"] = {**state.rest.get("ranks", {}), "differ": self.what}
+
+
+def told(step: int, inputs: Sequence[tuple[str, tuple[Any, ...]]], requests: Sequence[str], size: int, ranks: int) -> RanksTold:
+    """The event of a message with these inputs. requests: the ids that the new ones got."""
+    aborts = tuple(arguments[0] for name, arguments in inputs if name == "abort")
+    other = tuple(
+        WORDS[name].format(*arguments) for name, arguments in inputs if name in WORDS
+    )
+    return RanksTold(step, tuple(requests), aborts, other, size, ranks)
+
+
+WORDS = {
+    "pin": "pin {0}", "unpin": "unpin {0}", "flush": "flush", "evict_by": "eviction policy {0}",
+    "make_room": "make room for {0}", "poll": "look at the copies", "weights": "new weights",
+    "wait_for_copies": "wait for the copies", "watch": "send recordings", "unwatch": "no recordings",
+}  # fmt: skip
