@@ -182,10 +182,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.tp > 1 and launch.my_rank():
-        return launch.follow()
+        return launch.follow(options.model)
     stream.check(options, parser)
     if stream.asked(options):
         return _follow(options)
+    if options.tp > 1:
+        launch.check(options)
     settings = settings_of(options)
     settings.config(workloads.load(settings.workload).kv_tokens)
     settings.students_tree()
@@ -193,17 +195,15 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         settings.sides()
         if options.replay:
             raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
-    if options.tp > 1:
-        launch.check(options)
     Gate(options.host, tuple(options.allow_host))
-    resolve_model(settings.model)
+    model = resolve_model(settings.model)
     _check_written(options, settings)
     _check_published(options)
     replay = _replay(options.replay, options.tokenizer) if options.replay is not None else None
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
     if options.tp > 1 and launch.my_rank() is None:
-        return launch.start(options.tp, options.arguments)
+        return launch.start(options.tp, model, options.arguments)
     if options.export:
         return _export(options, settings, replay)
     return _serve(options, settings, replay)

@@ -53,8 +53,8 @@ class Session:
 def make_run(number: int, settings: Settings, workload: workloads.Workload | None = None) -> Shown:
     """One engine at work, on so many ranks, or two where two policies are compared."""
     if settings.compare is None:
-        run = Run(number, settings, workload)
-        return run if settings.tp == 1 else watched(run)
+        make = Run if settings.tp == 1 else watched
+        return make(number, settings, workload)
     names, (first, second) = settings.sides()
     return Pair(number, settings, (Run(number, first, workload), Run(number, second, workload)), names)
 

@@ -11,9 +11,13 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from minirad.model.config import LlamaConfig
+from minirad.model.load import load_tokenizer, resolve_model
 from viz.web.driver import Driver
 
 GRACE = 1.0  # seconds in which rank 0 may find out itself which rank was lost
@@ -26,16 +30,23 @@ def my_rank() -> int | None:
     return int(os.environ["RANK"]) if all(map(os.environ.get, names)) else None
 
 
-def start(tp: int, arguments: Sequence[str]) -> int:
-    """Runs the same command on so many ranks, to their end; returns the exit code."""
+def start(tp: int, model: Path, arguments: Sequence[str]) -> int:
+    """Runs the same command on so many ranks, to their end; returns the exit code.
+
+    ValueError, before anything is started, for a model that cannot be cut into so many parts.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    from minirad.ranks.model import local_config
+
+    local_config(LlamaConfig.from_dir(model), tp)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would do the same, with a warning
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # the ranks themselves say what it was
+    logging.disable(logging.CRITICAL)  # the ranks themselves say what it was
     try:
-        run(parse_args(["--standalone", "--nproc-per-node", str(tp), "-m", "viz.live", *arguments]))
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(_free_port())]
+        run(parse_args([*where, "--nproc-per-node", str(tp), "-m", "viz.live", *arguments]))
     except SignalException as error:
         return 0 if error.sigval == signal.SIGINT else 128 + error.sigval
     except ChildFailedError as error:
@@ -44,10 +55,19 @@ def start(tp: int, arguments: Sequence[str]) -> int:
     return 0
 
 
-def follow() -> int:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def follow(model: str | None) -> int:
     """Another rank's whole life; returns its exit code."""
     from minirad import ranks
 
+    load_tokenizer(
+        resolve_model(model)
+    )  # brings what takes its time: on all ranks at once, none waits for it
     try:
         ranks.follow()
     except SystemExit as end:

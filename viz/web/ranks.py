@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from minirad.errors import RanksDiffer
+from minirad.model.load import load_tokenizer, resolve_model
 from minirad.observe import events as ev
 from minirad.observe import rank_events as re_
 from minirad.observe.recording import Recording, read_recording
 from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State
+from minirad.workloads import Workload
 from viz.trace import Trace
 from viz.web.page import Page
 from viz.web.runs import Replay, Run
+from viz.web.settings import Settings
 from viz.web.sides import Json, SidesPage, Totals
 
 MOST_RANKS = 16  # whose recordings are looked for beside a file
@@ -200,7 +203,7 @@ class RanksPage(SidesPage):
             "tone": "evict" if unlike else "new" if said.names else "compare",
             "told": self._told(said) if said.told else None,
             "digest": said.digest,
-            "unlike": [[rank, what, [int(n) for n in _NODE.findall(what)]] for rank, what in unlike],
+            "unlike": [[rank, what, _named(what)] for rank, what in unlike],
             "sums": _as_json(self._sums[index]),
         }
 
@@ -232,6 +235,12 @@ class RanksPage(SidesPage):
         found = [difference(states[0], state) for state in states[1:]]
         numbered = zip(self.numbers[1:], found, strict=True)
         return [(number, f"rank {number} {what}") for number, what in numbered if what]
+
+
+def _named(what: str) -> list[int]:
+    """The node that a sentence is about; what stands behind its name may be anybody's text."""
+    found = _NODE.search(what)
+    return [int(found[1])] if found else []
 
 
 def _step(recording: Recording) -> int:
@@ -322,8 +331,10 @@ def recorded_ranks(path: str | Path, recording: Recording) -> tuple[dict[int, Re
     return found, notices
 
 
-def watched(run: Run) -> Ranks:
+def watched(number: int, settings: Settings, workload: Workload | None) -> Ranks:
     """A run of rank 0 with a growing recording of every other rank."""
     from minirad.ranks.watch import watch
 
+    load_tokenizer(resolve_model(settings.model))  # brings what takes its time, while the others do so, too
+    run = Run(number, settings, workload)
     return Ranks(run, dict(enumerate(watch(run.engine), start=1)))
