@@ -15,14 +15,17 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import platform
 import sys
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minirad.errors import RankLost, RanksDiffer
 from minirad.options import add_engine_options, add_sampling_options, engine_config, sampling_params
 from minirad.text import TextWarning
 
@@ -49,10 +52,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         with warnings.catch_warnings():
             warnings.showwarning = _told(warnings.showwarning)
-            code: int = args.run(args)
+            try:
+                code: int = args.run(args)
+            except (RanksDiffer, RankLost) as error:
+                print(f"minirad: {command.one_line(error)}", file=sys.stderr)
+                code = 1
         return code
 
-    return command.run("minirad", work)
+    words = sys.argv[1:] if argv is None else argv
+    if os.environ.get("RANK", "0") == "0" or not any(word.split("=")[0] == "--tp" for word in words):
+        return command.run("minirad", work)
+    return _silently(work)
+
+
+def _silently(work: Callable[[], int]) -> int:
+    """What another rank than 0 does (torchrun, --tp): what it would say, rank 0 says."""
+    with contextlib.ExitStack() as silence:
+        nowhere = silence.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        silence.enter_context(contextlib.redirect_stdout(nowhere))
+        silence.enter_context(contextlib.redirect_stderr(nowhere))
+        code = command.run("minirad", work)
+        time.sleep(5)  # torchrun ends all when one has failed: rank 0 makes the same mistake, and says it
+    return code
 
 
 def _told(usual: Any) -> Any:
@@ -127,9 +148,9 @@ def _with_own_options(args: argparse.Namespace) -> int:
     return code
 
 
-def _check_record(path: Path | None, reads: Iterable[Path] = ()) -> None:
-    if path is not None:
-        command.may_be_written("--record", path, (".jsonl",), reads, keep=True)
+def _check_record(path: Path | None, tp: int | None, reads: Iterable[Path] = ()) -> None:
+    for file in [] if path is None else [path, *_rank_files(path, tp or 1)]:
+        command.may_be_written("--record", file, (".jsonl",), reads, keep=True)
 
 
 @contextlib.contextmanager
@@ -139,9 +160,31 @@ def _recording(engine: Engine, path: Path | None) -> Iterator[None]:
         return
     from minirad.observe.recorder import Recorder
 
-    with Recorder(engine, path):
+    with Recorder(engine, path), _other_ranks(engine, path):
         yield
     print(f"recorded to {path}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _other_ranks(engine: Engine, path: Path) -> Iterator[None]:
+    """Records the other ranks of an engine of several, each into a file of its own."""
+    if engine.config.tp == 1:
+        yield
+        return
+    from minirad import ranks
+
+    recordings = list(ranks.watch(engine))
+    try:
+        yield
+        ranks.unwatch(engine)
+    finally:
+        for file, recording in zip(_rank_files(path, engine.config.tp), recordings, strict=True):
+            recording.save(file)
+
+
+def _rank_files(path: Path, tp: int) -> list[Path]:
+    """Where the recordings of ranks 1, 2, ... go: run.rank1.jsonl beside run.jsonl."""
+    return [path.with_name(f"{path.stem}.rank{rank}{path.suffix}") for rank in range(1, tp)]
 
 
 # ---------------------------------------------------------------------- generate
@@ -150,7 +193,7 @@ def _recording(engine: Engine, path: Path | None) -> Iterator[None]:
 def _generate(args: argparse.Namespace) -> int:
     prompts = list(args.prompts)
     left_out = 0
-    _check_record(args.record, () if args.file is None else (args.file,))
+    _check_record(args.record, args.tp, () if args.file is None else (args.file,))
     if args.file is not None:
         lines, left_out = _lines(args.file)
         prompts += lines
@@ -254,7 +297,7 @@ def _print_output(prompt: str, out: GenerationOutput) -> None:
 def _chat(args: argparse.Namespace) -> int:
     from minirad.frontend import ChatSession
 
-    _check_record(args.record)
+    _check_record(args.record, args.tp)
     engine = _engine(args)
     params = dataclasses.replace(sampling_params(args), n=1)
     if isinstance(sys.stdin, io.TextIOWrapper):  # one line that is no text must not cost those behind it
@@ -308,13 +351,14 @@ def _info(args: argparse.Namespace) -> int:
 
     engine = _engine(args)
     _note(engine)
+    shape = getattr(engine.model, "whole", engine.model.config)  # of which each of several ranks has a part
     facts: dict[str, Any] = {
         "minirad": minirad.__version__,
         "model": {
             "path": str(engine.model_path),
-            "parameters": engine.model.config.num_parameters,
+            "parameters": shape.num_parameters,
             **{
-                name: getattr(engine.model.config, name)
+                name: getattr(shape, name)
                 for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab_size")
             },
         },

@@ -141,6 +141,12 @@ ROOMS: dict[str, Room] = {
         (*_COMPUTE, "parts", "machine"),
         torch=True,
     ),
+    "ranks": Room(
+        "one engine in several processes, each with a part of the model and a tree of its own",
+        ("minirad.ranks", "minirad.ranks.*"),
+        (*_COMPUTE, "parts", "observe", "machine", "engine"),
+        torch=True,
+    ),
     "frontend": Room(
         "programs that fork, choose and chat",
         ("minirad.frontend", "minirad.frontend.*", "minirad.grammar", "minirad.programs"),
@@ -171,7 +177,7 @@ ROOMS: dict[str, Room] = {
     "commands": Room(
         "the command line",
         ("minirad.__main__", "minirad.options"),
-        (*_BASE, "observe", "engine", "frontend"),
+        (*_BASE, "observe", "engine", "ranks", "frontend"),
     ),
     "draw": Room(
         "a recording becomes a view, and the view pictures",
@@ -198,6 +204,7 @@ LOOKED_UP: dict[str, str] = {
     "minirad.machine": "brings torch, which engine.py does without",
     "minirad.transaction": "for those who read how a request goes, Ctrl-C is another story",
     "minirad.serve": "stands on top of `step`, and the engine only passes on to it",
+    "minirad.ranks.engine": "several processes are another story",
     "minirad.snapshot": "looks at everything, and nothing needs it to run",
     "minirad.observe.snapshot": "looks at everything, and nothing needs it to run",
     "minirad.observe.check": "looks at everything, and nothing needs it to run",

@@ -5,8 +5,8 @@
     ...
     pair.close()
 
-A pair serves any number of engines, one after another or at once. After a rank was killed, stopped or ended by
-an alarm, a new pair is needed: `close` gets rid of all that is left of the old one.
+A pair serves any number of engines, one after another or at once. After a rank was killed, stopped or ended
+by an alarm, a new pair is needed: `close` gets rid of all that is left of the old one.
 """
 
 from __future__ import annotations

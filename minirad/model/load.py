@@ -103,7 +103,10 @@ def load_model(path: Path | str, dtype: torch.dtype, device: torch.device | str)
 
 
 def load_weights(
-    path: Path | str, config: LlamaConfig, dtype: torch.dtype, device: torch.device | str,
+    path: Path | str,
+    config: LlamaConfig,
+    dtype: torch.dtype,
+    device: torch.device | str,
     cut: Callable[[str, Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """All weights of a model by their transformers names, from one or several safetensors files.

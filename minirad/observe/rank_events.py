@@ -96,12 +96,12 @@ class RanksDiffered(Event):
         state.rest["ranks"] = {**state.rest.get("ranks", {}), "differ": self.what}
 
 
-def told(step: int, inputs: Sequence[tuple[str, tuple[Any, ...]]], requests: Sequence[str], size: int, ranks: int) -> RanksTold:
+def told(
+    step: int, inputs: Sequence[tuple[str, tuple[Any, ...]]], requests: Sequence[str], size: int, ranks: int
+) -> RanksTold:
     """The event of a message with these inputs. requests: the ids that the new ones got."""
     aborts = tuple(arguments[0] for name, arguments in inputs if name == "abort")
-    other = tuple(
-        WORDS[name].format(*arguments) for name, arguments in inputs if name in WORDS
-    )
+    other = tuple(WORDS[name].format(*arguments) for name, arguments in inputs if name in WORDS)
     return RanksTold(step, tuple(requests), aborts, other, size, ranks)
 
 

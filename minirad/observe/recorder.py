@@ -199,7 +199,7 @@ class Recorder(Recording):
             known = engine.model_path is not None
             source = (str(engine.model_path) if config["model"] is not None else None) if known else ""
             header["model"] = {
-                "parameters": engine.model.config.num_parameters,
+                "parameters": getattr(engine.model, "whole", engine.model.config).num_parameters,
                 # None: the classroom Llama's, which comes with the package; "": there is none to name
                 "tokenizer": source,
             }

@@ -27,8 +27,8 @@ import os
 from importlib import import_module
 from typing import Any
 
-from minirad.errors import RanksDiffer as RanksDiffer
 from minirad.errors import RankLost as RankLost
+from minirad.errors import RanksDiffer as RanksDiffer
 
 TIMEOUT_NAME = "MINIRAD_RANKS_TIMEOUT"
 DEFAULT_TIMEOUT = 60.0

@@ -111,7 +111,7 @@ def _kv_tokens(group: Group, config: EngineConfig, model: ShardedLlama) -> int |
     if config.kv_tokens is not None or model.device.type != "cuda":
         return config.kv_tokens
     page = config.page_size
-    fit = min(group.gather_any(machine.kv_tokens_that_fit(model, model.device)))
+    fit: int = min(group.gather_any(machine.kv_tokens_that_fit(model, model.device)))
     return max(fit // page, 1) * page
 
 
@@ -123,5 +123,3 @@ def _require_all(group: Group, problem: str) -> None:
     for rank, other in enumerate(problems):
         if other:
             raise ValueError(f"rank {rank} could not make its part of the engine: {other}")
-
-

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import weakref
-from collections.abc import Iterator
-from functools import cache as remember
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from minirad import machine
@@ -21,30 +20,32 @@ from minirad.errors import RanksDiffer, said
 from minirad.model.llama import LlamaModel
 from minirad.observe import events as ev
 from minirad.observe import rank_events
+from minirad.observe.recording import Recording
 from minirad.parts import Parts
 from minirad.ranks import digest
 from minirad.ranks.build import Sent, build, send_weights, shard
 from minirad.ranks.follower import follow
-from minirad.ranks.group import Group, join
-from minirad.ranks.messages import AHEAD, COPIES, NEW, NOTHING, STEP, AskedFor, Keys, Message
+from minirad.ranks.group import join
+from minirad.ranks.messages import AHEAD, NEW, NOTHING, STEP, AskedFor, Keys, Message
 from minirad.ranks.model import local_config
 from minirad.ranks.steps import RankSteps
+from minirad.ranks.watching import receive
 from minirad.schedule.request import Request
 from minirad.transaction import Transaction
 
 
 def ranked(kind: type[Engine], tp: int) -> type[Engine]:
-    """On rank 0 the class of an engine that tells others; on other ranks this follows, and does not return."""
+    """On rank 0 the class of an engine that tells the others; on these it follows, and does not return."""
     if issubclass(kind, RankSteps):
         return kind
     if join(tp).rank != 0:
         follow()
-    return _telling(kind)
+    if kind not in _TELLING:
+        _TELLING[kind] = RankedEngine if kind is Engine else type(kind.__name__, (RankedEngine, kind), {})
+    return _TELLING[kind]
 
 
-@remember
-def _telling(kind: type[Engine]) -> type[Engine]:
-    return RankedEngine if kind is Engine else type(kind.__name__, (RankedEngine, kind), {})
+_TELLING: dict[Any, type[Engine]] = {}  # by the class that a caller made an engine of
 
 
 class _Whole(Transaction):
@@ -72,7 +73,8 @@ class RankedEngine(RankSteps):
         self._differ: RanksDiffer | None = None
         self.told: dict[str, Any] = {"ranks": self.group.size, "step": 0, "bytes": 0, "digest": ""}
         self.number = 0
-        self.recordings: list[Any] = []  # of the other ranks, while they are watched (watch.py)
+        self.recordings: list[Recording] = []  # of the other ranks, while they are watched (watching.py)
+        self.stop_watching: Callable[[], None] = lambda: None
         with Transaction(ev.EventBus()), self.group.lock:
             made = self._make(config, model, tokenizer)
         super().__init__(parts=made)
@@ -119,7 +121,7 @@ class RankedEngine(RankSteps):
 
         return noted
 
-    def _tell(self, action: str, more: Any = None) -> None:
+    def tell(self, action: str, more: Any = None) -> None:
         """One broadcast: what was asked for since the last one, and what is done now."""
         if self._differ is not None:
             raise self._differ
@@ -132,9 +134,9 @@ class RankedEngine(RankSteps):
         if copier is not None:
             copier.decisions.clear()
             copier.live = True
-        self._emit_told(inputs, ended, size)
+        self._emit_told(inputs if more is None else [*inputs, (more[0], ())], size)
 
-    def _emit_told(self, inputs: list[tuple[str, tuple[Any, ...]]], ended: int, size: int) -> None:
+    def _emit_told(self, inputs: list[tuple[str, Any]], size: int) -> None:
         requests, self._new = self._new, []
         event = rank_events.told(self.steps + 1, inputs, requests, size, self.group.size)
         self.told = event.state(self.told)
@@ -142,7 +144,7 @@ class RankedEngine(RankSteps):
             self.bus.emit(event)
 
     @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
+    def together(self) -> Iterator[None]:
         """All ranks are at the same: no heartbeat comes between."""
         with self.group.lock:
             try:
@@ -154,16 +156,16 @@ class RankedEngine(RankSteps):
     # ------------------------------------------------------------ steps
 
     def _step(self) -> Any:
-        with self._together():
-            self._tell(STEP)
+        with self.together():
+            self.tell(STEP)
             return super()._step()
 
     def advance(self) -> None:
         with self.transaction:
             overlap = self.overlap if self.config.overlap and not self._left else None
             if overlap is not None and overlap.possible():
-                with self._together():
-                    self._tell(AHEAD)
+                with self.together():
+                    self.tell(AHEAD)
                     self._ahead()
             else:
                 self._drain()
@@ -173,6 +175,10 @@ class RankedEngine(RankSteps):
         self.told = {**self.told, "step": self.steps, "digest": mine.hex()}
         if self.bus.wants(rank_events.RanksAgreed):
             self.bus.emit(rank_events.RanksAgreed(self.steps, mine.hex(), self.group.size))
+
+    def _send_frames(self) -> None:
+        if self.recordings:
+            receive(self.group, self.recordings)
 
     def _differs(self, parts: list[tuple[Any, str]]) -> None:
         step, (mine, failure) = self.steps + (self._phase != "agreed"), parts[0]
@@ -229,8 +235,8 @@ class RankedEngine(RankSteps):
         super().update_weights(model)
 
     def _use_weights(self, model: Any) -> None:
-        with self._together():
-            self._tell(NOTHING, more=("weights", (model.config, model.dtype)))
+        with self.together():
+            self.tell(NOTHING, more=("weights", (model.config, model.dtype)))
             weights = send_weights(self.group, model, (model.config, model.dtype))
         super()._use_weights(shard(self.group, model.config, weights, self.device))
 
@@ -258,4 +264,4 @@ def _pickled(tokenizer: Any) -> bytes:
         raise ValueError(f"the tokenizer cannot be sent to the other ranks: {error}") from error
 
 
-__all__ = ["COPIES", "Group", "RankedEngine", "ranked"]
+__all__ = ["RankedEngine", "ranked"]

@@ -8,14 +8,15 @@ import pickle
 import signal
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from minirad.cache.node import RadixKey
-from minirad.errors import RanksDiffer, RankLost
+from minirad.errors import RankLost, RanksDiffer
 from minirad.ranks.build import build, send_weights, shard
 from minirad.ranks.group import Group, join
-from minirad.ranks.messages import AHEAD, END, NEW, STEP, WATCH, AskedFor, Message
+from minirad.ranks.messages import AHEAD, END, NEW, STEP, AskedFor, Message
 from minirad.ranks.steps import RankSteps
+from minirad.ranks.watching import Sender
 
 
 def follow() -> NoReturn:
@@ -70,7 +71,7 @@ class Follower(RankSteps):
         tokenizer = None if packed is None else pickle.loads(packed)
         super().__init__(parts=build(group, config, sent, None, tokenizer))
         self._on_this_rank()
-        self.recorder: Any = None
+        self._sender: Sender | None = None
 
     def do(self, message: Message) -> None:
         """Takes the inputs of a message, and does what it says."""
@@ -116,7 +117,7 @@ class Follower(RankSteps):
         self.cache_manager.make_room(slots)
 
     def take_poll(self, *wait: bool) -> None:
-        self.cache.poll(*wait)
+        cast(Any, self.cache).poll(*wait)
 
     def take_wait_for_copies(self) -> None:
         self.cache_manager.wait_for_copies()
@@ -125,5 +126,17 @@ class Follower(RankSteps):
         weights = send_weights(self.group, None, sent)
         self._use_weights(shard(self.group, sent[0], weights, self.device))
 
+    def take_watch(self, _: None) -> None:
+        self._sender = Sender(self, self.group)
 
-__all__ = ["WATCH", "Follower", "follow"]
+    def take_unwatch(self, _: None) -> None:
+        assert self._sender is not None
+        self._sender.close()
+        self._sender = None
+
+    def _send_frames(self) -> None:
+        if self._sender is not None:
+            self._sender.send()
+
+
+__all__ = ["Follower", "follow"]

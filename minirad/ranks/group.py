@@ -1,9 +1,9 @@
 """The processes of one run: set up once, by torch.distributed and what torchrun puts into the environment.
 
 Two groups of all ranks: one of gloo for what rank 0 tells and what is compared, and one for the model's sums
-(NCCL on GPUs, else gloo). Whoever waits for another rank waits `TIMEOUT` seconds at most; a rank that ended is
-noticed at once, since its connections close. While rank 0 has nothing to do, a thread of it says so now and
-then, so that the others go on waiting.
+(NCCL on GPUs, else gloo). Whoever waits for another rank waits `TIMEOUT` seconds at most; a rank that ended
+is noticed at once, since its connections close. While rank 0 has nothing to do, a thread of it says so now
+and then, so that the others go on waiting.
 
 Who notices that a rank is lost raises the alarm (a key in the store that torchrun keeps, or rank 0); a thread
 of every other rank looks there, answers, and ends its process, whatever it waits for. Who did not answer is
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from minirad.errors import RankLost
@@ -233,7 +233,9 @@ class Group:
     def fail(self, error: BaseException) -> RankLost:
         """This rank cannot go on, and so none can: all are told why."""
         if self.broken is None:
-            self.broken = RankLost(f"rank {self.rank} failed in {self.place}: {type(error).__name__}: {error}")
+            self.broken = RankLost(
+                f"rank {self.rank} failed in {self.place}: {type(error).__name__}: {error}"
+            )
             self.alarm(str(self.broken))
         return self.broken
 
@@ -267,7 +269,7 @@ class Group:
         return others
 
     def _look_out(self) -> None:
-        """The thread of every rank but 0: ends the process some time after an alarm, whatever it waits for."""
+        """The thread of every rank but 0: ends the process soon after an alarm, whatever it waits for."""
         try:
             while not self._store.check(["alarm"]):
                 if self._ending.wait(LOOK):
@@ -309,13 +311,13 @@ class Group:
 def _processes() -> tuple[Any, int, int]:
     """The store that all ranks see, this one's number, and how many there are."""
     if dist.is_initialized():  # by the caller's own program
-        store: Any = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
-        return dist.PrefixStore("minirad", store), dist.get_rank(), dist.get_world_size()
+        store: Any = dist.distributed_c10d._get_default_store()
+        return PrefixStore("minirad", store), dist.get_rank(), dist.get_world_size()
     store, rank, size = next(rendezvous("env://", timeout=START))
     dist.init_process_group(
-        "gloo", store=dist.PrefixStore("minirad/groups", store), rank=rank, world_size=size, timeout=START
+        "gloo", store=PrefixStore("minirad/groups", store), rank=rank, world_size=size, timeout=START
     )
-    return dist.PrefixStore("minirad", store), rank, size
+    return PrefixStore("minirad", store), rank, size
 
 
 @contextlib.contextmanager

@@ -18,9 +18,7 @@ from minirad.config import SamplingParams
 from minirad.schedule.request import Request
 
 # What is to be done when the inputs were taken.
-STEP, AHEAD, NOTHING, NEW, WATCH, COPIES, BEAT, END = (
-    "step", "ahead", "nothing", "new", "watch", "copies", "beat", "end",
-)  # fmt: skip
+STEP, AHEAD, NOTHING, NEW, BEAT, END = "step", "ahead", "nothing", "new", "beat", "end"
 
 
 @dataclass(slots=True)
@@ -40,9 +38,7 @@ class Message:
     more: Any = None
 
     def to_bytes(self) -> bytes:
-        return pickle.dumps(
-            tuple(getattr(self, name) for name in Message.__slots__), protocol=5
-        )
+        return pickle.dumps(tuple(getattr(self, name) for name in Message.__slots__), protocol=5)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:

@@ -47,10 +47,12 @@ class RankSteps(Engine):
 
     def _step(self) -> Any:
         try:
-            return super()._step()
+            report = super()._step()
         except Exception as error:
             self._failed(error)
             raise
+        self._send_frames()
+        return report
 
     def _ahead(self) -> None:
         """As `Overlap.advance`, or a whole step where it is not possible."""
@@ -66,7 +68,7 @@ class RankSteps(Engine):
             self._failed(error)
             raise
         self._phase = SCHEDULING
-        Engine._step(self)
+        RankSteps._step(self)
 
     def _schedule(self) -> Batch | None:
         batch = super()._schedule()
@@ -111,6 +113,9 @@ class RankSteps(Engine):
         self._phase = AGREED
         failure = f"{type(error).__name__}: {error}"
         self._compare(digest.of_text(failure), failure)
+
+    def _send_frames(self) -> None:
+        """What was recorded goes to rank 0, while somebody watches."""
 
     def _agreed(self, mine: bytes) -> None:
         """All ranks have the same."""
