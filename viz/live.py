@@ -5,7 +5,7 @@
     python -m viz.live --host-kv-tokens 2000 --host-write write_back      with a second tier in host memory
     python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
-    python -m viz.live --tp 2                        one engine on two ranks: both trees, and what rank 0 sends
+    python -m viz.live --tp 2                        one engine on two ranks: their trees, what rank 0 sends
     python -m viz.live --replay run.jsonl            a recording instead of an engine
     python -m viz.live --publish tcp://127.0.0.1:5557      tells routers what the tree holds, as SGLang does
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
@@ -55,7 +55,7 @@ from viz.web import launch, stream
 from viz.web.commands import COMMANDS, FASTEST, make_run
 from viz.web.compare import Shown
 from viz.web.driver import Driver
-from viz.web.ranks import Ranks, recorded_ranks
+from viz.web.ranks import Ranks, rank_path, recorded_ranks
 from viz.web.routes import rules
 from viz.web.runs import Replay, Run
 from viz.web.server import HOST, LOOPBACK, Gate, Server
@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="when copies are made (default: write_through)")  # fmt: skip
     parser.add_argument("--bigram-keys", action="store_true", help="a tree of pairs of tokens (EAGLE)")
     parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
-                        help="tensor parallel on so many ranks, started here unless torchrun has done it")  # fmt: skip
+                        help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip
     parser.add_argument("--compare", metavar="A,B",
                         help="two schedule or two eviction policies, side by side")  # fmt: skip
     parser.add_argument("--speed", type=_pace, default=3.0, help="steps per second; 0: as fast as it goes")
@@ -219,8 +219,9 @@ def _check_written(options: argparse.Namespace, settings: Settings) -> None:
     if options.replay is not None:
         raise ValueError(f"--record {settings.record} with --replay: nothing runs, so nothing is recorded")
     sides = (settings,) if settings.compare is None else settings.sides()[1]
-    for side in sides:
-        command.may_be_written("--record", side.record or "", (".jsonl",), reads, keep=True)
+    files = [side.record or "" for side in sides]
+    for file in [*files, *(rank_path(files[0], rank) for rank in range(1, settings.tp))]:
+        command.may_be_written("--record", file, (".jsonl",), reads, keep=True)
 
 
 def _check_published(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The processes of `python -m viz.live --tp 2`: started plainly it starts the ranks with torchrun's own launcher;
+"""The processes of `python -m viz.live --tp 2`: started plainly it starts the ranks with torchrun's launcher,
 under torchrun it is one of them. Rank 0 has the page, the others follow it and say nothing.
 
 torchrun ends all ranks when one has died, and rank 0 says on its page what happened before it goes.
@@ -65,9 +65,7 @@ def follow(model: str | None) -> int:
     """Another rank's whole life; returns its exit code."""
     from minirad import ranks
 
-    load_tokenizer(
-        resolve_model(model)
-    )  # brings what takes its time: on all ranks at once, none waits for it
+    load_tokenizer(resolve_model(model))  # what takes its time, on all ranks at once
     try:
         ranks.follow()
     except SystemExit as end:

@@ -25,6 +25,7 @@ from minirad.observe import rank_events as re_
 from minirad.observe.recording import Recording, read_recording
 from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State
+from minirad.ranks import unwatch, watch
 from minirad.workloads import Workload
 from viz.trace import Trace
 from viz.web.page import Page
@@ -41,12 +42,12 @@ _FIELDS = ("parent", "tokens", "slots", "lock_ref", "last_access", "created", "h
 class Ranks:
     """A run or a replay of rank 0, and the others' recordings. All but the page is rank 0's.
 
-    Where the ranks differ the run is over, as if it were done: it stays to be looked at, and another may begin.
+    Where the ranks differ the run is over, as if it were done: it can be looked at, and another may begin.
     """
 
     def __init__(self, first: Run | Replay, others: Mapping[int, Recording]) -> None:
         """others: by the number of the rank; they may still grow."""
-        self.first = first
+        self.first, self.others = first, others
         pages = [Page(Trace(each, first.trace.decode), first.page.labels) for each in others.values()]
         self.page = RanksPage([first.page, *pages], (0, *others))
         self.page.over = not first.drivable
@@ -71,20 +72,29 @@ class Ranks:
         try:
             self.first.advance()
         except RanksDiffer as error:
-            self.page.broken, self.page.over = f"the ranks differ: {error}", True
-            self.first.recorder.cut()
+            self.page.broken = f"the ranks differ: {error}"
+            self.close()
 
     def close(self, broken: bool = False) -> None:
-        """What rank 0 did alone, behind the last step of all, is shown from now on."""
-        self.first.close(broken or bool(self.page.broken))
+        """Ends the recordings. What rank 0 did alone, behind the last step of all, is shown from now on."""
+        if self.page.over:
+            return
         self.page.over = True
+        broken = broken or bool(self.page.broken)
+        self.first.close(broken)
+        if isinstance(self.first, Run):
+            if not broken:
+                unwatch(self.first.engine)
+            if self.first.path is not None:
+                for rank, recording in self.others.items():
+                    recording.save(rank_path(self.first.path, rank))
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
     """What the ranks said to each other within a frame of rank 0's, or (sums) up to its end.
 
-    told: broadcasts of a step's inputs. agreed: digests that were compared and equal.
+    told, agreed: 1 if anything was sent, and if digests were compared and equal.
     """
 
     told: int = 0
@@ -102,12 +112,12 @@ class Said:
         for event in frame.events:
             if isinstance(event, re_.RanksTold):
                 said = replace(
-                    said, told=said.told + 1, requests=said.requests + event.requests,
+                    said, told=1, requests=said.requests + event.requests,
                     aborts=said.aborts + event.aborts, other=said.other + event.other,
                     bytes=said.bytes + event.bytes,
                 )  # fmt: skip
             elif isinstance(event, re_.RanksAgreed):
-                said = replace(said, agreed=said.agreed + 1, digest=event.digest)
+                said = replace(said, agreed=1, digest=event.digest)
             elif isinstance(event, re_.RanksDiffered):
                 said = replace(said, differed=(*said.differed, event))
         return said
@@ -191,7 +201,7 @@ class RanksPage(SidesPage):
             said = self._heard(at)
             sent = [len(said.requests), len(said.aborts), len(said.other), said.bytes]
             marks = [*row["m"], *(["differ"] if said.differed else [])]
-            agreed = -1 if said.differed else min(said.agreed, 1)
+            agreed = -1 if said.differed else said.agreed
             rows.append({"s": row["s"], "m": marks, "e": 0, "c": 0, "t": sent, "a": agreed})
         return rows
 
@@ -333,8 +343,6 @@ def recorded_ranks(path: str | Path, recording: Recording) -> tuple[dict[int, Re
 
 def watched(number: int, settings: Settings, workload: Workload | None) -> Ranks:
     """A run of rank 0 with a growing recording of every other rank."""
-    from minirad.ranks.watch import watch
-
-    load_tokenizer(resolve_model(settings.model))  # brings what takes its time, while the others do so, too
+    load_tokenizer(resolve_model(settings.model))  # what takes its time, on all ranks at once
     run = Run(number, settings, workload)
     return Ranks(run, dict(enumerate(watch(run.engine), start=1)))

@@ -42,8 +42,8 @@ class Run:
         self.engine = engine or _new_engine(settings, self.workload)
         self.player = workloads.Player(self.workload, self._encode, self.engine)
         notes = {"workload": self.workload.name, "title": self.workload.title, "labels": self.player.labels}
-        path = _numbered(settings.record, number)
-        self.recorder = Recorder(self.engine, path, keyframe_every=50, notes=notes)
+        self.path = _numbered(settings.record, number)
+        self.recorder = Recorder(self.engine, self.path, keyframe_every=50, notes=notes)
         self.clock = self.asked = 0
         self.notices: list[str] = []
         self.refusals: list[str] = []  # the reason of each
