@@ -70,7 +70,7 @@ class RankedEngine(RankSteps):
         self._inputs: list[tuple[str, tuple[Any, ...]]] = []
         self._new: list[str] = []  # ids of the requests among them
         self._keys = Keys()
-        self._differ: RanksDiffer | None = None
+        self._differ = ""
         self.told: dict[str, Any] = {"ranks": self.group.size, "step": 0, "bytes": 0, "digest": ""}
         self.number = 0
         self.recordings: list[Recording] = []  # of the other ranks, while they are watched (watching.py)
@@ -123,8 +123,8 @@ class RankedEngine(RankSteps):
 
     def tell(self, action: str, more: Any = None) -> None:
         """One broadcast: what was asked for since the last one, and what is done now."""
-        if self._differ is not None:
-            raise self._differ
+        if self._differ:
+            raise RanksDiffer(self._differ)
         self._begin()
         copier = self._copier
         ended = 0 if copier is None else copier.count()
@@ -181,17 +181,20 @@ class RankedEngine(RankSteps):
             receive(self.group, self.recordings)
 
     def _differs(self, parts: list[tuple[Any, str]]) -> None:
-        step, (mine, failure) = self.steps + (self._phase != "agreed"), parts[0]
+        mine, failure = parts[0]
         texts = None if self.tokenizing.is_bare else self.texts
+        rank, what = 0, "the ranks are about to compute different batches"
         for rank, (other, problem) in enumerate(parts):
-            what = digest.difference(texts, mine, other, rank)
-            if not what and problem != failure:
-                what = f"rank {rank if problem else 0} failed alone: {problem or failure}"
-            if what:
-                self._differ = RanksDiffer(f"step {step}: {what}")
-                if self.bus.wants(rank_events.RanksDiffered):
-                    self.bus.emit(rank_events.RanksDiffered(step, rank, what))
-                raise self._differ
+            found = digest.difference(texts, mine, other, rank)
+            if not found and problem != failure:
+                found = f"rank {rank if problem else 0} failed alone: {problem or failure}"
+            if found:
+                what = found
+                break
+        self._differ = f"{self.group.place}: {what}"
+        if self.bus.wants(rank_events.RanksDiffered):
+            self.bus.emit(rank_events.RanksDiffered(self._now, rank, what))
+        raise RanksDiffer(self._differ)
 
     # ------------------------------------------------------------ what is asked for
 

@@ -134,6 +134,9 @@ class Follower(RankSteps):
         self._sender.close()
         self._sender = None
 
+    def _differs(self, parts: list[tuple[Any, str]]) -> None:
+        raise RanksDiffer("rank 0 says what")
+
     def _send_frames(self) -> None:
         if self._sender is not None:
             self._sender.send()

@@ -91,7 +91,7 @@ class Group:
     Attributes:
         rank, size: this one's number, and how many there are.
         model: the process group for the model's sums, once `model_group` was asked for it.
-        broken: why no rank can go on; None while all is well.
+        broken: why no rank can go on, in one sentence; "" while all is well.
         place: what this rank is doing ("step 12"), for sentences.
     """
 
@@ -100,7 +100,7 @@ class Group:
         self._store, self.rank, self.size = _processes()
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
         self.model: Any = None
-        self.broken: RankLost | None = None
+        self.broken = ""
         self.place = "the start"
         self.lock = threading.RLock()  # who says something, or waits for something
         self.dropped: list[int] = []
@@ -207,15 +207,16 @@ class Group:
 
     def require_whole(self) -> None:
         """RankLost, if that was found before."""
-        if self.broken is not None:
-            raise self.broken
+        if self.broken:
+            raise RankLost(self.broken)
 
     def lost(self, error: BaseException) -> RankLost:
         """Another rank did not do its part: the alarm is raised, and who is lost found out."""
-        if self.broken is None:
+        if not self.broken:
             with _unterminated():
-                self.broken = RankLost(self._sentence(error))
-        return self.broken
+                self.broken = self._sentence(error)
+                self.alarm(self.broken)
+        return RankLost(self.broken)
 
     def _sentence(self, error: BaseException) -> str:
         self.alarm("")
@@ -232,12 +233,10 @@ class Group:
 
     def fail(self, error: BaseException) -> RankLost:
         """This rank cannot go on, and so none can: all are told why."""
-        if self.broken is None:
-            self.broken = RankLost(
-                f"rank {self.rank} failed in {self.place}: {type(error).__name__}: {error}"
-            )
-            self.alarm(str(self.broken))
-        return self.broken
+        if not self.broken:
+            self.broken = f"rank {self.rank} failed in {self.place}: {type(error).__name__}: {error}"
+            self.alarm(self.broken)
+        return RankLost(self.broken)
 
     def alarm(self, why: str) -> None:
         """Every rank ends. why: a sentence, if it is known what happened."""
@@ -275,11 +274,13 @@ class Group:
                 if self._ending.wait(LOOK):
                     return
             self._store.set(f"here/{self.rank}", "1")
-        except RuntimeError:  # rank 0 had the store
+        except RuntimeError:  # rank 0 had the store, and may have said goodbye
             pass
-        if self._ending.wait(2 * ANSWER):
-            return
-        if self.broken is None:
+        end = time.monotonic() + 2 * ANSWER
+        while time.monotonic() < end and not self._said():
+            if self._ending.wait(LOOK):
+                return
+        if not self.broken:
             said = self._said() or f"rank 0 ended (rank {self.rank} was in {self.place})"
             print(f"minirad: {said}", file=sys.__stderr__, flush=True)
         os._exit(1)
@@ -289,21 +290,21 @@ class Group:
     def _keep_waiting(self) -> None:
         """Rank 0's thread: says now and then that there is nothing to say."""
         while not self._ending.wait(self.timeout / 5):
-            if self.broken is None and time.monotonic() - self._last > self.timeout / 4:
+            if not self.broken and time.monotonic() - self._last > self.timeout / 4:
                 with contextlib.suppress(RankLost):  # which the next call will raise
                     self.tell(Message(BEAT))
 
     def end(self) -> None:
         """The run is over. Rank 0 tells the others, and waits until they have heard it."""
-        if self.rank == 0 and self.broken is None:
+        if self.rank == 0 and not self.broken:
             with contextlib.suppress(RankLost):
                 self.tell(Message(END))
                 self.gather(b"\1")
-        elif self.broken is None:
+        elif not self.broken:
             with contextlib.suppress(RankLost):
                 self.gather(b"\1")
         self._ending.set()
-        if self.broken is None:
+        if not self.broken:
             with contextlib.suppress(RuntimeError, ValueError):
                 dist.destroy_process_group()
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minirad.engine import Engine
+from minirad.errors import RanksDiffer
 from minirad.parts import Result
 from minirad.ranks import digest
 from minirad.ranks.copies import AgreedCopier
@@ -28,6 +29,7 @@ class RankSteps(Engine):
     group: Group
     number: int
     _phase = AGREED
+    _now = 0  # the step that is running, or ran last
     _copier: AgreedCopier | None = None
 
     def _on_this_rank(self) -> None:
@@ -43,7 +45,8 @@ class RankSteps(Engine):
         super()._enqueue(request)
 
     def _begin(self) -> None:
-        self.group.place, self._phase = f"step {self.steps + 1}", SCHEDULING
+        self._now, self._phase = self.steps + 1, SCHEDULING
+        self.group.place = f"step {self._now}"
 
     def _step(self) -> Any:
         try:
@@ -106,7 +109,7 @@ class RankSteps(Engine):
 
     def _failed(self, error: Exception) -> None:
         """A step went wrong here: while others wait to compare, what differs is found out; else all end."""
-        if self.group.broken is not None or self._phase == AGREED:
+        if self.group.broken or self._phase == AGREED or isinstance(error, RanksDiffer):
             return
         if self._phase == COMPUTING or not self.config.rank_digest:
             raise self.group.fail(error) from error
