@@ -220,7 +220,8 @@ def _check_written(options: argparse.Namespace, settings: Settings) -> None:
         raise ValueError(f"--record {settings.record} with --replay: nothing runs, so nothing is recorded")
     sides = (settings,) if settings.compare is None else settings.sides()[1]
     files = [side.record or "" for side in sides]
-    for file in [*files, *(rank_path(files[0], rank) for rank in range(1, settings.tp))]:
+    files += [str(rank_path(files[0], rank)) for rank in range(1, settings.tp)]
+    for file in files:
         command.may_be_written("--record", file, (".jsonl",), reads, keep=True)
 
 

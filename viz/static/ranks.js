@@ -41,6 +41,8 @@ function drawDigest(side, number, view) {
   const nodes = new Set(unlike.flatMap(([, , named]) => named.map((n) => "n" + n)));
   for (const node of side.tree.querySelectorAll("g.node")) node.classList.toggle("unlike", nodes.has(node.id));
   if (nodes.size) look(side.tree);
+  const { at } = state.view;
+  if (at[number] < at[0]) side.say.textContent = `as it was after step ${at[number]}: its step ${at[0]} did not come`;
   const [kind, text] = own.length ? ["bad", own[0][1].replace(/^step \d+: /, "")]
     : digest ? ["good", digest] : unlike.length ? ["", number ? "" : "the others are compared with this one"] : ["", state.i ? "no digest here" : ""];
   side.digest.dataset.look = kind;

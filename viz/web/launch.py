@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from minirad.model.config import LlamaConfig
 from minirad.model.load import load_tokenizer, resolve_model
 from viz.web.driver import Driver
 
+LOOK = 0.5  # seconds between two looks whether the launcher is still there
 GRACE = 1.0  # seconds in which rank 0 may find out itself which rank was lost
 LAST = 20.0  # seconds for a step to end, so that the others can be told that all is over
 
@@ -43,10 +45,12 @@ def start(tp: int, model: Path, arguments: Sequence[str]) -> int:
 
     local_config(LlamaConfig.from_dir(model), tp)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would do the same, with a warning
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is told by the ranks, in words
     logging.disable(logging.CRITICAL)  # the ranks themselves say what it was
     try:
         where = ["--master-addr", "127.0.0.1", "--master-port", str(_free_port())]
-        run(parse_args([*where, "--nproc-per-node", str(tp), "-m", "viz.live", *arguments]))
+        what = [*where, "--nproc-per-node", str(tp), "-m", "viz.live", *arguments]
+        run(parse_args(what))  # type: ignore[no-untyped-call]
     except SignalException as error:
         return 0 if error.sigval == signal.SIGINT else 128 + error.sigval
     except ChildFailedError as error:
@@ -100,19 +104,19 @@ def ranks_of(driver: Driver) -> Iterator[None]:
 
 
 def tell_the_end(driver: Driver) -> None:
-    """From now on the launcher's word to end (SIGTERM: another rank has gone) becomes the driver's error,
-    if that has not noticed by itself."""
+    """From now on it becomes the driver's error, if that has not noticed by itself, when the launcher says
+    that all is over (SIGTERM: another rank has gone), or has gone without a word."""
+    told, parent = threading.Event(), os.getppid()
 
-    def give_up() -> None:
-        driver.fail("another rank has ended, and with it all of them")
-
-    def late(number: int, frame: object) -> None:
-        timer = threading.Timer(GRACE, give_up)
-        timer.daemon = True
-        timer.start()
+    def look() -> None:
+        while not told.wait(LOOK) and os.getppid() == parent:
+            pass
+        time.sleep(GRACE)
+        driver.fail("another rank has ended" if told.is_set() else "torchrun has ended")
 
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, late)
+        signal.signal(signal.SIGTERM, lambda number, frame: told.set())
+        threading.Thread(target=look, daemon=True).start()
 
 
 def leave(driver: Driver | None = None) -> None:
