@@ -88,7 +88,11 @@ function drawScore() {
   el.score.replaceChildren(...rows.map(([name, value]) => h("tr", {}, h("td", {}, name), h("td", {}, value))));
 }
 
-function drawStatus({ drivable }) {
+function drawStatus({ drivable, idle, error }) {
+  if (drivable && idle && !error && source.frames.at(-1)?.m.includes("differ")) {
+    el.statusText.textContent = "stopped: the ranks differ";
+    el.status.dataset.kind = "error";
+  }
   for (const tool of [el.workload, el.plant, el.ask]) tool.hidden = !drivable;
   const names = source.choices?.workload ?? [], now = source.settings?.workload ?? "";
   if (el.workload.childElementCount !== names.length) el.workload.replaceChildren(...names.map((name) => h("option", { value: name }, name)));

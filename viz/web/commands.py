@@ -21,7 +21,7 @@ from viz.view.text import asked_text
 from viz.web.compare import Pair, Shown
 from viz.web.consult import consult
 from viz.web.page import Page
-from viz.web.ranks import watched
+from viz.web.ranks import Ranks, watched
 from viz.web.runs import Run
 from viz.web.settings import Settings
 
@@ -281,6 +281,8 @@ def _fork(session: Session, arguments: Json) -> Json:
     page = session.run_now.single_page
     if page is None:
         raise ValueError("a comparison cannot be forked")
+    if isinstance(session.run_now, Ranks):
+        raise ValueError("a run of several ranks cannot be forked on its page: viz.fork does that, on one")
     recording = page.trace.recording
     count = len(recording.frames)
     until = _whole(arguments, "frame", count - 1)

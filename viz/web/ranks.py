@@ -213,13 +213,15 @@ class RanksPage(SidesPage):
             "tone": "evict" if unlike else "new" if said.names else "compare",
             "told": self._told(said) if said.told else None,
             "digest": said.digest,
-            "at": [self._step_of(number, index) for number in range(len(self.pages))],
+            "at": [self._step_of(number, index, said) for number in range(len(self.pages))],
             "unlike": [[rank, what, _named(what)] for rank, what in unlike],
             "sums": _as_json(self._sums[index]),
         }
 
-    def _step_of(self, number: int, index: int) -> int:
-        """The step that a rank is shown after."""
+    def _step_of(self, number: int, index: int, said: Said) -> int:
+        """The step that a rank is shown after. Of one in which ranks differ rank 0 alone tells."""
+        if number == 0 and said.differed:
+            return said.differed[0].step
         place, recording = self.place(number, index), self._recordings[number]
         return recording.frames[place - 1].step if place else int(recording.header["start"]["step"])
 
