@@ -20,9 +20,16 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from support import ROOT
+from support import ROOT, LateCopier
 
 from minirad.ranks import group as ranks_group
+
+
+def late_copies(engine: Any, seed: int) -> None:
+    """Copies between the tiers end late, and some fail: on rank 0, and so on all."""
+    copier = engine.cache.copier  # of the engine's ranks; `inner` is this rank's own
+    copier.inner = LateCopier(copier.inner, seed)
+
 
 FOLLOW = "from minirad.ranks import follow; follow()"
 

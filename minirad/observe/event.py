@@ -105,6 +105,7 @@ class Event:
     is_turn: ClassVar[bool] = False  # a thinned-out export keeps its step, as it does every step with a mark
     ends_frame: ClassVar[bool] = False  # a step is over with it
     begins_scene: ClassVar[bool] = False  # where a recording has no scenes with titles of its own
+    of_ranks: ClassVar[bool] = False  # only an engine of several ranks tells it (rank_events.py)
     by_engine: ClassVar[bool] = True  # an engine of ours tells it; False: of others' (fleet_events.py)
 
     def __init_subclass__(cls) -> None:

@@ -14,6 +14,35 @@ from minirad.observe.events import listed
 from minirad.observe.snapshot import State
 
 MOST_RANKS = 4096
+LONGEST_TEXT = 2000  # characters of a sentence on how ranks differ
+_NUMBERS, _LISTS, _TEXTS = (
+    ("ranks", "step", "told_in", "bytes"), ("requests", "aborts", "other"), ("digest", "differ"),
+)  # fmt: skip
+
+
+def new_ranks(ranks: int) -> State:
+    """What a snapshot says of so many ranks before anything was told.
+
+    step, digest: when they agreed last, and on what. told_in, bytes, requests, aborts, other: what was told
+    last. differ: how they differ, "" while they do not.
+    """
+    return {
+        **dict.fromkeys(_NUMBERS, 0), **{name: [] for name in _LISTS}, **dict.fromkeys(_TEXTS, ""),
+        "ranks": ranks,
+    }  # fmt: skip
+
+
+def check_ranks(said: Any) -> None:
+    """ValueError unless this is what a snapshot can say of ranks (in a file from a stranger)."""
+    fields = {*_NUMBERS, *_LISTS, *_TEXTS}
+    expect(type(said) is dict and set(said) == fields, f"ranks must be an object of {sorted(fields)}")
+    for name in _NUMBERS:
+        expect(type(said[name]) is int and 0 <= said[name] < 1 << 63, f"ranks: {name} is no number")
+    for name in _TEXTS:
+        expect(type(said[name]) is str and len(said[name]) <= LONGEST_TEXT, f"ranks: {name} is no short text")
+    for name in _LISTS:
+        fits = type(said[name]) is list and all(type(each) is str for each in said[name])
+        expect(fits, f"ranks: {name} is no list of texts")
 
 
 def _check(step: int, ranks: int) -> None:
@@ -34,7 +63,7 @@ class RanksTold(Event):
     bytes: int
     ranks: int
 
-    word, headline = Word("told", small=True), Headline()
+    word, of_ranks = Word("told", small=True), True
 
     def describe(self) -> str:
         parts = []
@@ -47,12 +76,12 @@ class RanksTold(Event):
         return f"rank 0 tells {self.ranks - 1} other{'s' * (self.ranks > 2)}: {what} ({self.bytes} bytes)"
 
     def state(self, before: State) -> State:
-        """What a snapshot says of the ranks after it."""
+        """What a snapshot says of the ranks after it, and said before it."""
         told = {"requests": list(self.requests), "aborts": list(self.aborts), "other": list(self.other)}
         return {**before, "ranks": self.ranks, "told_in": self.step, "bytes": self.bytes, **told}
 
     def apply(self, state: ReplayState) -> None:
-        state.rest["ranks"] = self.state(state.rest.get("ranks", {}))
+        state.rest["ranks"] = self.state(state.rest.get("ranks") or new_ranks(self.ranks))
 
     def check(self, state: ReplayState) -> None:
         _check(self.step, self.ranks)
@@ -66,14 +95,17 @@ class RanksAgreed(Event):
     digest: str
     ranks: int
 
-    word, headline = Word("agree", small=True), Headline()
+    word, of_ranks = Word("agree", small=True), True
 
     def describe(self) -> str:
         return f"all {self.ranks} ranks agree: {self.digest[:8]}"
 
     def apply(self, state: ReplayState) -> None:
-        known = state.rest.get("ranks", {})
-        state.rest["ranks"] = {**known, "ranks": self.ranks, "step": self.step, "digest": self.digest}
+        state.rest["ranks"] = self.state(state.rest.get("ranks") or new_ranks(self.ranks))
+
+    def state(self, before: State) -> State:
+        """What a snapshot says of the ranks after it, and said before it."""
+        return {**before, "ranks": self.ranks, "step": self.step, "digest": self.digest}
 
     def check(self, state: ReplayState) -> None:
         _check(self.step, self.ranks)
@@ -88,12 +120,21 @@ class RanksDiffered(Event):
     what: str
 
     word, headline, colour = Word("differ", "evict"), Headline(100, "evict"), "evict"
+    of_ranks = True
 
     def describe(self) -> str:
         return f"the ranks differ: {self.what}"
 
     def apply(self, state: ReplayState) -> None:
-        state.rest["ranks"] = {**state.rest.get("ranks", {}), "differ": self.what}
+        state.rest["ranks"] = self.state(state.rest.get("ranks") or new_ranks(self.rank + 1))
+
+    def state(self, before: State) -> State:
+        """What a snapshot says of the ranks after it, and said before it."""
+        return {**before, "differ": self.what}
+
+    def check(self, state: ReplayState) -> None:
+        _check(self.step, self.rank + 1)
+        expect(len(self.what) <= LONGEST_TEXT, f"how ranks differ is told in {len(self.what)} characters")
 
 
 def told(

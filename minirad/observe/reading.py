@@ -32,6 +32,7 @@ from minirad.observe.fleet_events import (  # and those of streams here
     check_unseen,
     count_blocks,
 )
+from minirad.observe.rank_events import check_ranks  # and those of engines of several ranks
 from minirad.observe.snapshot import State, is_fleet
 
 SCHEMA = 1  # of recordings
@@ -246,6 +247,8 @@ def check_state(state: Any) -> None:
             _check_node(node, state["kv_tokens"], tree)
     _check_parents({number: node["parent"] for number, node in seen.items()})
     expect(type(state.get("requests")) is dict, "the state has no object of requests")
+    if "ranks" in state:
+        check_ranks(state["ranks"])
     if fleet:
         _check_fleet(state)
     for name, request in state["requests"].items():

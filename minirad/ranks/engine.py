@@ -16,7 +16,8 @@ from minirad import machine
 from minirad.cache.node import RadixKey
 from minirad.config import EngineConfig
 from minirad.engine import Engine
-from minirad.errors import RanksDiffer, said
+from minirad.errors import RanksDiffer
+from minirad.errors import said as shown
 from minirad.model.llama import LlamaModel
 from minirad.observe import events as ev
 from minirad.observe import rank_events
@@ -71,7 +72,7 @@ class RankedEngine(RankSteps):
         self._new: list[str] = []  # ids of the requests among them
         self._keys = Keys()
         self._differ = ""
-        self.told: dict[str, Any] = {"ranks": self.group.size, "step": 0, "bytes": 0, "digest": ""}
+        self.told = rank_events.new_ranks(self.group.size)
         self.number = 0
         self.recordings: list[Recording] = []  # of the other ranks, while they are watched (watching.py)
         self.stop_watching: Callable[[], None] = lambda: None
@@ -134,13 +135,14 @@ class RankedEngine(RankSteps):
         if copier is not None:
             copier.decisions.clear()
             copier.live = True
-        self._emit_told(inputs if more is None else [*inputs, (more[0], ())], size)
+        new, self._new = self._new, []
+        said = inputs if more is None else [*inputs, (more[0], ())]
+        self._say(rank_events.told(self._now, said, new, size, self.group.size))
 
-    def _emit_told(self, inputs: list[tuple[str, Any]], size: int) -> None:
-        requests, self._new = self._new, []
-        event = rank_events.told(self.steps + 1, inputs, requests, size, self.group.size)
+    def _say(self, event: Any) -> None:
+        """A rank event, which a snapshot shows also where nobody heard it."""
         self.told = event.state(self.told)
-        if self.bus.wants(rank_events.RanksTold):
+        if self.bus.wants(type(event)):
             self.bus.emit(event)
 
     @contextlib.contextmanager
@@ -172,9 +174,7 @@ class RankedEngine(RankSteps):
                 self._step()
 
     def _agreed(self, mine: bytes) -> None:
-        self.told = {**self.told, "step": self.steps, "digest": mine.hex()}
-        if self.bus.wants(rank_events.RanksAgreed):
-            self.bus.emit(rank_events.RanksAgreed(self.steps, mine.hex(), self.group.size))
+        self._say(rank_events.RanksAgreed(self.steps, mine.hex(), self.group.size))
 
     def _send_frames(self) -> None:
         if self.recordings:
@@ -183,7 +183,7 @@ class RankedEngine(RankSteps):
     def _differs(self, parts: list[tuple[Any, str]]) -> None:
         mine, failure = parts[0]
         texts = None if self.tokenizing.is_bare else self.texts
-        rank, what = 0, "the ranks are about to compute different batches"
+        rank, what = self.group.size - 1, "the ranks are about to compute different batches"
         for rank, (other, problem) in enumerate(parts):
             found = digest.difference(texts, mine, other, rank)
             if not found and problem != failure:
@@ -192,8 +192,7 @@ class RankedEngine(RankSteps):
                 what = found
                 break
         self._differ = f"{self.group.place}: {what}"
-        if self.bus.wants(rank_events.RanksDiffered):
-            self.bus.emit(rank_events.RanksDiffered(self._now, rank, what))
+        self._say(rank_events.RanksDiffered(self._now, rank, what))
         raise RanksDiffer(self._differ)
 
     # ------------------------------------------------------------ what is asked for
@@ -257,7 +256,7 @@ class RankedEngine(RankSteps):
 
 def _require_whole_model(model: Any) -> None:
     if type(model) is not LlamaModel:
-        raise ValueError(f"only a plain LlamaModel can be cut into ranks, got {said(model)}")
+        raise ValueError(f"only a plain LlamaModel can be cut into ranks, got {shown(model)}")
 
 
 def _pickled(tokenizer: Any) -> bytes:

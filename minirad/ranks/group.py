@@ -203,7 +203,7 @@ class Group:
         try:
             work()
         except RuntimeError as error:  # all that gloo and NCCL raise
-            raise self.lost(error) from error
+            raise self.lost(error) from None
 
     def require_whole(self) -> None:
         """RankLost, if that was found before."""
