@@ -44,7 +44,7 @@ from typing import NoReturn
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
 from minirad.config import HOST_WRITE
-from minirad.errors import InvariantError
+from minirad.errors import InvariantError, RankLost
 from minirad.fleet.publish import Publisher, beside
 from minirad.model.load import resolve_model
 from minirad.observe.recorder import Recorder
@@ -363,17 +363,20 @@ def _export(options: argparse.Namespace, settings: Settings, replay: Replay | Ra
         _one_thread(settings)
         run = make_run(1, settings)
         broken = _run_out(run, 2000 if options.steps is None else options.steps, settings)
+        if settings.tp > 1:
+            launch.leave()
     for path in options.export:
         size = export(run.page, path, title=run.workload.title, note=run.missing)
         print(f"{path}: {len(run.trace)} steps, {size / 1000:.0f} KB")
     _tell_refusals(run, "")
     if broken:
-        print(f"your tree broke: {broken}", file=sys.stderr)
-    return 1 if broken or run.served_none else 0
+        print(f"{'your tree broke' if settings.cache else 'the engine stopped'}: {broken}", file=sys.stderr)
+    differ = isinstance(run, Ranks) and bool(run.page.broken)
+    return 1 if broken or differ or run.served_none else 0
 
 
 def _run_out(run: Shown, steps: int, settings: Settings) -> str:
-    """Runs to the end. What broke a student's tree is said, and shown by the last frame."""
+    """Runs to the end. What broke a student's tree, or lost a rank, is said, and shown by the last frame."""
     broken = ""
     try:
         while not run.idle and run.clock < steps:
@@ -381,6 +384,8 @@ def _run_out(run: Shown, steps: int, settings: Settings) -> str:
     except InvariantError as error:
         if not settings.cache:
             raise
+        broken = str(error)
+    except RankLost as error:
         broken = str(error)
     run.close(broken=bool(broken))
     return broken

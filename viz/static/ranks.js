@@ -40,7 +40,8 @@ function drawDigest(side, number, view) {
   const { digest, unlike } = state.view, own = unlike.filter(([rank]) => rank === source.meta.numbers[number]);
   const nodes = new Set(unlike.flatMap(([, , named]) => named.map((n) => "n" + n)));
   for (const node of side.tree.querySelectorAll("g.node")) node.classList.toggle("unlike", nodes.has(node.id));
-  if (nodes.size) look(side.tree);
+  if (nodes.size || side.looked) look(side.tree);
+  side.looked = nodes.size > 0; // the camera goes back, too
   const { at } = state.view;
   if (at[number] < at[0]) side.say.textContent = `as it was after step ${at[number]}: its step ${at[0]} did not come`;
   const [kind, text] = own.length ? ["bad", own[0][1].replace(/^step \d+: /, "")]

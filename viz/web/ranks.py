@@ -36,6 +36,7 @@ from viz.web.sides import Json, SidesPage, Totals
 MOST_RANKS = 16  # whose recordings are looked for beside a file
 _NODE = re.compile(r"\bn([1-9]\d{0,8})\b")
 _STEP = re.compile(r"^step \d+: ")
+_OTHER = re.compile(r"\.rank\d+$")
 _FIELDS = ("parent", "tokens", "slots", "lock_ref", "last_access", "created", "hits", "priority")
 
 
@@ -126,7 +127,7 @@ class Said:
     def names(self) -> list[str]:
         """All that was sent, in words."""
         aborts = [f"the end of {name}" for name in self.aborts]
-        return [*self.requests, *aborts, *self.other]
+        return [*self.requests, *aborts, *(f"“{word}”" for word in self.other)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +146,9 @@ class Sums:
     def plus(self, said: Said, frame: Frame) -> Sums:
         """The same behind one more frame of rank 0's."""
         slots = sum(len(event.slots) for event in frame.events if isinstance(event, ev.SlotsAllocated))
+        step = said.told and (frame.events[-1].ends_frame or said.differed)
         return Sums(
-            self.steps + said.told, self.requests + len(said.requests), self.aborts + len(said.aborts),
+            self.steps + bool(step), self.requests + len(said.requests), self.aborts + len(said.aborts),
             self.other + len(said.other), self.bytes + said.bytes, self.agreed + said.agreed,
             self.slots + slots, self.tokens + sum(isinstance(e, ev.TokenSampled) for e in frame.events),
         )  # fmt: skip
@@ -334,7 +336,9 @@ def recorded_ranks(path: str | Path, recording: Recording) -> tuple[dict[int, Re
     tp = config.get("tp", 1) if isinstance(config, dict) else 1
     found: dict[int, Recording] = {}
     notices: list[str] = []
-    for rank in range(1, min(tp, MOST_RANKS)) if isinstance(tp, int) else ():
+    if not isinstance(tp, int) or _OTHER.search(Path(path).stem):
+        return found, notices
+    for rank in range(1, min(tp, MOST_RANKS)):
         file = rank_path(path, rank)
         if not file.exists():
             notices.append(f"rank {rank} is not shown: there is no {file.name} beside {Path(path).name}")
