@@ -187,6 +187,34 @@ def test_a_rank_that_recorded_something_else_is_found(alone):
     assert page.view("step", index)["say"].startswith("Rank 2 has lock_ref 0")
 
 
+def test_what_a_stranger_says_is_short_and_harmless(alone):
+    ranks = as_ranks(alone, differ=12)
+    frames = ranks[0].frames
+
+    def spoilt(event: ev.Event) -> ev.Event:
+        if isinstance(event, RanksTold):
+            names = tuple(f"R{number}" for number in range(1, 3000))
+            return dataclasses.replace(event, requests=names, aborts=names[:100], other=("<b>\n\x00" * 99,))
+        if isinstance(event, RanksAgreed):
+            return dataclasses.replace(event, digest="\n" * 999)
+        return (
+            dataclasses.replace(event, rank=4000, what="n3\x1b " * 999)
+            if isinstance(event, RanksDiffered)
+            else event
+        )
+
+    for at in (5, len(frames) - 1):
+        frames[at] = dataclasses.replace(frames[at], events=tuple(map(spoilt, frames[at].events)))
+    page = shown(ranks).page
+    for index in (6, len(frames)):
+        view = page.view("step", index)
+        text = json.dumps({**view, "sides": []})
+        assert "\\u000" not in text and "\\u001" not in text and len(json.dumps(view["told"])) < 20_000
+        assert len(view["say"]) < 500 and len(view["digest"]) <= 64 and view["told"]["more"] == 2999 - 60 + 40
+    ((rank, what, nodes),) = view["unlike"]
+    assert rank == 4000 and len(what) <= 400 and nodes == [3]
+
+
 # ------------------------------------------------------------------ growing
 
 

@@ -6,7 +6,7 @@ import { command, el, last, notice, sidesPage, size, source, state } from "./sid
 
 MARK_COLORS.differ = "#e03131";
 const EQUAL = "#2b8a3e";
-const bytes = (n) => (n < 10000 ? `${n.toLocaleString("en")} ${n === 1 ? "byte" : "bytes"}` : `${(n / 1000).toFixed(n < 1e5 ? 1 : 0)} KB`);
+const bytes = (n) => (n < 1e4 ? `${n.toLocaleString("en")} ${n === 1 ? "byte" : "bytes"}` : n < 1e6 ? `${(n / 1e3).toFixed(1)} KB` : `${(n / 1e6).toFixed(1)} MB`);
 
 const low = () => [
   h("section.card.sent", {}, h("h2", {}, "Sent by rank 0 in this step", (el.bytes = h("small"))), (el.told = h("ul.told")), (el.ask = buildAsk())),
@@ -48,7 +48,7 @@ function drawDigest(side, number, view) {
     : digest ? ["good", digest] : unlike.length ? ["", number ? "" : "the others are compared with this one"] : ["", state.i ? "no digest here" : ""];
   side.digest.dataset.look = kind;
   side.digest.title = digest ? `Digest of tree, free pages, rows and queue after this step: ${digest}` : text;
-  side.digest.replaceChildren(h("b", {}, { bad: "≠", good: "=" }[kind] ?? ""), ...(kind === "good" ? ["digest ", h("code", {}, digest.match(/.{1,4}/g).slice(0, 8).join(" "))] : [text]));
+  side.digest.replaceChildren(h("b", {}, { bad: "≠", good: "=" }[kind] ?? ""), ...(kind === "good" ? ["digest ", h("code", {}, (digest.match(/.{1,4}/g) ?? []).slice(0, 8).join(" "))] : [text]));
 }
 
 function drawTold() {
@@ -59,6 +59,7 @@ function drawTold() {
     ...told.requests.map(([id, text, prompt]) => row("request", h("b", {}, id), ` ${text} `, h("small", {}, prompt ? plural(prompt, "prompt token") : ""))),
     ...told.aborts.map(([id, text]) => row("abort", h("b", {}, id), ` ${text}`)),
     ...told.other.map((text) => row("other", text)),
+    ...(told.more ? [h("li.rest", {}, `and ${told.more.toLocaleString("en")} more`)] : []),
     ...(told.requests.length + told.aborts.length + told.other.length ? [] : [h("li.rest", {}, "Only the word to take a step.")]),
     h("li.rest", {}, h("b", {}, "No slots, no drawn tokens: "), "each rank decides these by itself.")];
   el.told.replaceChildren(...rows);

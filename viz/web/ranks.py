@@ -28,12 +28,14 @@ from minirad.observe.snapshot import State
 from minirad.ranks import unwatch, watch
 from minirad.workloads import Workload
 from viz.trace import Trace
+from viz.view.text import short
 from viz.web.page import Page
 from viz.web.runs import Replay, Run
 from viz.web.settings import Settings
 from viz.web.sides import Json, SidesPage, Totals
 
-MOST_RANKS = 16  # whose recordings are looked for beside a file
+MOST_RANKS = 8  # whose recordings are looked for beside a file
+_LISTED, _SENTENCE = 60, 400  # things sent in one step that are listed; characters of a sentence
 _NODE = re.compile(r"\bn([1-9]\d{0,8})\b")
 _STEP = re.compile(r"^step \d+: ")
 _OTHER = re.compile(r"\.rank\d+$")
@@ -127,7 +129,7 @@ class Said:
     def names(self) -> list[str]:
         """All that was sent, in words."""
         aborts = [f"the end of {name}" for name in self.aborts]
-        return [*self.requests, *aborts, *(f"“{word}”" for word in self.other)]
+        return [*self.requests, *aborts, *(f"“{short(word, 60)}”" for word in self.other)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +211,13 @@ class RanksPage(SidesPage):
 
     def together(self, index: int, totals: Sequence[Totals]) -> Json:
         said = self._heard(index - 1) if index else Said()
-        unlike = [(each.rank, each.what) for each in said.differed] or self._unlike(index)
+        told = [(each.rank, short(each.what, _SENTENCE)) for each in said.differed]
+        unlike = told or self._unlike(index)
         return {
             "say": sentence(said, index, unlike, self.tp),
             "tone": "evict" if unlike else "new" if said.names else "compare",
             "told": self._told(said) if said.told else None,
-            "digest": said.digest,
+            "digest": short(said.digest, 64),
             "at": [self._step_of(number, index, said) for number in range(len(self.pages))],
             "unlike": [[rank, what, _named(what)] for rank, what in unlike],
             "sums": _as_json(self._sums[index]),
@@ -232,9 +235,12 @@ class RanksPage(SidesPage):
         texts = {name: requests[name]["label"] or requests[name]["text"] for name in requests}
         prompts = {name: requests[name]["prompt"] for name in requests}
         return {
-            "requests": [[name, texts.get(name, ""), prompts.get(name, 0)] for name in said.requests],
-            "aborts": [[name, texts.get(name, "")] for name in said.aborts],
-            "other": list(said.other),
+            "requests": [
+                [name, texts.get(name, ""), prompts.get(name, 0)] for name in said.requests[:_LISTED]
+            ],
+            "aborts": [[name, texts.get(name, "")] for name in said.aborts[:_LISTED]],
+            "other": [short(word, 200) for word in said.other[:_LISTED]],
+            "more": sum(max(len(each) - _LISTED, 0) for each in (said.requests, said.aborts, said.other)),
             "bytes": said.bytes,
         }
 
