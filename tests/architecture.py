@@ -194,7 +194,7 @@ ROOMS: dict[str, Room] = {
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
         ("viz.*",),
-        (*_OUTSIDE, "fleet", "frontend", "labs", "logs", "bench", "why", "draw", "grading"),
+        (*_OUTSIDE, "fleet", "ranks", "frontend", "labs", "logs", "bench", "why", "draw", "grading"),
         torch=True,
     ),
 }  # fmt: skip

@@ -110,7 +110,7 @@ def forked_config(recording: Recording, **changes: Any) -> EngineConfig:
     if str(config.get("device")).startswith("cuda") and not torch.cuda.is_available():
         config |= dict.fromkeys(("device", "dtype", "attention"), "auto")
         config |= {"cuda_graphs": None, "cascade": None}
-    config |= changes
+    config |= {"tp": 1} | changes  # the others of a run on several ranks were as rank 0
     page, host = config.get("page_size", 1), config.get("host_kv_tokens", 0)
     if "host_kv_tokens" not in changes and isinstance(page, int) and page > 0:
         config["host_kv_tokens"] = host // page * page  # whole pages of the new size

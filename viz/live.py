@@ -5,6 +5,7 @@
     python -m viz.live --host-kv-tokens 2000 --host-write write_back      with a second tier in host memory
     python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
+    python -m viz.live --tp 2                        one engine on two ranks: their trees, what rank 0 sends
     python -m viz.live --replay run.jsonl            a recording instead of an engine
     python -m viz.live --publish tcp://127.0.0.1:5557      tells routers what the tree holds, as SGLang does
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
@@ -43,17 +44,18 @@ from typing import NoReturn
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
 from minirad.config import HOST_WRITE
-from minirad.errors import InvariantError
+from minirad.errors import InvariantError, RankLost
 from minirad.fleet.publish import Publisher, beside
 from minirad.model.load import resolve_model
 from minirad.observe.recorder import Recorder
 from minirad.observe.snapshot import is_fleet
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.draw.dot import DotError
-from viz.web import stream
+from viz.web import launch, stream
 from viz.web.commands import COMMANDS, FASTEST, make_run
 from viz.web.compare import Shown
 from viz.web.driver import Driver
+from viz.web.ranks import Ranks, rank_path, recorded_ranks
 from viz.web.routes import rules
 from viz.web.runs import Replay, Run
 from viz.web.server import HOST, LOOPBACK, Gate, Server
@@ -126,6 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host-write", default="write_through", choices=HOST_WRITE,
                         help="when copies are made (default: write_through)")  # fmt: skip
     parser.add_argument("--bigram-keys", action="store_true", help="a tree of pairs of tokens (EAGLE)")
+    parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
+                        help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip
     parser.add_argument("--compare", metavar="A,B",
                         help="two schedule or two eviction policies, side by side")  # fmt: skip
     parser.add_argument("--speed", type=_pace, default=3.0, help="steps per second; 0: as fast as it goes")
@@ -164,7 +168,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
-        bigram_keys=options.bigram_keys,
+        bigram_keys=options.bigram_keys, tp=options.tp,
     )  # fmt: skip
 
 
@@ -172,13 +176,18 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    options.arguments = sys.argv[1:] if arguments is None else arguments
     return command.run(parser.prog, lambda: _main(options, parser), DotError)
 
 
 def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if options.tp > 1 and launch.my_rank():
+        return launch.follow(options.model)
     stream.check(options, parser)
     if stream.asked(options):
         return _follow(options)
+    if options.tp > 1:
+        launch.check(options)
     settings = settings_of(options)
     settings.config(workloads.load(settings.workload).kv_tokens)
     settings.students_tree()
@@ -187,12 +196,14 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if options.replay:
             raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
     Gate(options.host, tuple(options.allow_host))
-    resolve_model(settings.model)
+    model = resolve_model(settings.model)
     _check_written(options, settings)
     _check_published(options)
     replay = _replay(options.replay, options.tokenizer) if options.replay is not None else None
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
+    if options.tp > 1 and launch.my_rank() is None:
+        return launch.start(options.tp, model, options.arguments)
     if options.export:
         return _export(options, settings, replay)
     return _serve(options, settings, replay)
@@ -208,8 +219,10 @@ def _check_written(options: argparse.Namespace, settings: Settings) -> None:
     if options.replay is not None:
         raise ValueError(f"--record {settings.record} with --replay: nothing runs, so nothing is recorded")
     sides = (settings,) if settings.compare is None else settings.sides()[1]
-    for side in sides:
-        command.may_be_written("--record", side.record or "", (".jsonl",), reads, keep=True)
+    files = [side.record or "" for side in sides]
+    files += [str(rank_path(files[0], rank)) for rank in range(1, settings.tp)]
+    for file in files:
+        command.may_be_written("--record", file, (".jsonl",), reads, keep=True)
 
 
 def _check_published(options: argparse.Namespace) -> None:
@@ -239,7 +252,7 @@ def _publisher(options: argparse.Namespace) -> Publisher | None:
     return publisher
 
 
-def _replay(path: str, tokenizer: str | None = None) -> Replay:
+def _replay(path: str, tokenizer: str | None = None) -> Replay | Ranks:
     recording = Recorder.load(path)
     if tokenizer is not None and not is_fleet(recording.header["start"]):
         raise ValueError(f"--tokenizer {tokenizer} with {path}: a recording of our own names its own")
@@ -247,7 +260,12 @@ def _replay(path: str, tokenizer: str | None = None) -> Replay:
     decode = decoder_from(folder) if folder is not None else None
     if recording.missing:
         print(f"python -m viz.live: {recording.missing}", file=sys.stderr)
-    return Replay(recording, Path(path).name, decode, folder)
+    replay = Replay(recording, Path(path).name, decode, folder)
+    others, notices = recorded_ranks(path, recording)
+    replay.notices += notices
+    for notice in notices:
+        print(f"python -m viz.live: {notice}", file=sys.stderr)
+    return Ranks(replay, others) if others else replay
 
 
 def _follow(options: argparse.Namespace) -> int:
@@ -278,13 +296,13 @@ def _follow(options: argparse.Namespace) -> int:
     return 1 if source.error else 0
 
 
-def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
+def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | Ranks | None) -> int:
     publisher = _publisher(options)
     _one_thread(settings)
     driver = Driver(settings, options.speed, paused=options.paused, replay=replay)
     if publisher is not None:
         driver.begun = lambda run: publisher.attach(run.alone.engine) if run.alone else None
-    with publisher or nullcontext():
+    with publisher or nullcontext(), launch.ranks_of(driver):
         return _serve_page(driver, options, bool(settings.cache))
 
 
@@ -334,7 +352,7 @@ def _one_thread(settings: Settings) -> None:
         torch.set_num_threads(1)
 
 
-def _export(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
+def _export(options: argparse.Namespace, settings: Settings, replay: Replay | Ranks | None) -> int:
     from viz.web.export import export
 
     broken = ""
@@ -345,17 +363,20 @@ def _export(options: argparse.Namespace, settings: Settings, replay: Replay | No
         _one_thread(settings)
         run = make_run(1, settings)
         broken = _run_out(run, 2000 if options.steps is None else options.steps, settings)
+        if settings.tp > 1:
+            launch.leave()
     for path in options.export:
         size = export(run.page, path, title=run.workload.title, note=run.missing)
         print(f"{path}: {len(run.trace)} steps, {size / 1000:.0f} KB")
     _tell_refusals(run, "")
     if broken:
-        print(f"your tree broke: {broken}", file=sys.stderr)
-    return 1 if broken or run.served_none else 0
+        print(f"{'your tree broke' if settings.cache else 'the engine stopped'}: {broken}", file=sys.stderr)
+    differ = isinstance(run, Ranks) and bool(run.page.broken)
+    return 1 if broken or differ or run.served_none else 0
 
 
 def _run_out(run: Shown, steps: int, settings: Settings) -> str:
-    """Runs to the end. What broke a student's tree is said, and shown by the last frame."""
+    """Runs to the end. What broke a student's tree, or lost a rank, is said, and shown by the last frame."""
     broken = ""
     try:
         while not run.idle and run.clock < steps:
@@ -363,6 +384,8 @@ def _run_out(run: Shown, steps: int, settings: Settings) -> str:
     except InvariantError as error:
         if not settings.cache:
             raise
+        broken = str(error)
+    except RankLost as error:
         broken = str(error)
     run.close(broken=bool(broken))
     return broken

@@ -420,11 +420,11 @@ def test_the_pages_fork_is_the_recorded_engine() -> None:
         fair_passes=3, new_token_ratio=0.5, new_token_ratio_min=0.1, new_token_decay=0.2, host_kv_tokens=64,
         load_back_threshold=3, host_write="write_back", bigram_keys=True, eviction_policy="mru",
         overlap=False, poison_freed=True, device="cpu", dtype="float32", attention="torch",
-        cuda_graphs=False, cascade=False,
+        cuda_graphs=False, cascade=False, rank_digest=False,
     )  # fmt: skip
     plain = EngineConfig()
     same = {f.name for f in fields(EngineConfig) if getattr(config, f.name) == getattr(plain, f.name)}
-    assert same == {"model", "dummy_weights", "radix_cache"}, "a new field is to be set here, too"
+    assert same == {"model", "dummy_weights", "radix_cache", "tp"}, "a new field is to be set here, too"
     engine = Engine(config)
     hot = SamplingParams(max_new_tokens=6, temperature=1.5, ignore_eos=True)
     engine.generate([3, 4], SamplingParams(max_new_tokens=1))

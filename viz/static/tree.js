@@ -127,6 +127,11 @@ export function fit(host) {
   camera.aim(250);
 }
 
+/** Lets the camera look again, where classes of nodes have changed since the picture was put there. */
+export function look(host) {
+  if (host.querySelector("svg.tree")) cameraOf(host).aim(0);
+}
+
 /** Makes the picture larger (factor > 1) or smaller. */
 export function zoom(host, factor) {
   const camera = cameraOf(host);
@@ -232,7 +237,7 @@ function makeCamera(host) {
 /** What is to be seen when not everything fits: the nodes to which something happens, else those in use. */
 function boxOfAction(svg, all, vw, vh) {
   const found = (kinds) => [...groups(svg, "node")].filter(([, group]) => group.matches(kinds)).map(([id]) => all.get(id));
-  const happens = found(HOT), hot = happens.length ? happens : found(".locked");
+  const unlike = found(".unlike"), happens = unlike.length ? unlike : found(HOT), hot = happens.length ? happens : found(".locked");
   if (!hot.length) return { x0: 0, y0: 0, x1: 0, y1: 0 };
   const last = happens.length ? hot[hot.length - 1] : hot[0]; // too far apart to be seen together: one of them
   const around = (low, high, shown) => {

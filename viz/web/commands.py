@@ -21,6 +21,7 @@ from viz.view.text import asked_text
 from viz.web.compare import Pair, Shown
 from viz.web.consult import consult
 from viz.web.page import Page
+from viz.web.ranks import Ranks, watched
 from viz.web.runs import Run
 from viz.web.settings import Settings
 
@@ -50,9 +51,10 @@ class Session:
 
 
 def make_run(number: int, settings: Settings, workload: workloads.Workload | None = None) -> Shown:
-    """One engine at work, or two where two policies are compared."""
+    """One engine at work, on so many ranks, or two where two policies are compared."""
     if settings.compare is None:
-        return Run(number, settings, workload)
+        make = Run if settings.tp == 1 else watched
+        return make(number, settings, workload)
     names, (first, second) = settings.sides()
     return Pair(number, settings, (Run(number, first, workload), Run(number, second, workload)), names)
 
@@ -178,6 +180,19 @@ def _evict(session: Session, arguments: Json) -> Json:
     return {"freed": freed}
 
 
+def _plant(session: Session, arguments: Json) -> Json:
+    """A lock_ref of rank 0's tree changes behind everything's back: what the digest is there to find."""
+    run = _engine_run(session)
+    if run.engine.config.tp == 1:
+        raise ValueError("one rank alone cannot differ: a difference is planted with --tp 2")
+    nodes = [node for node in run.engine.cache.walk() if node.parent is not None]
+    if not nodes:
+        raise ValueError("no node is in the tree yet: take a step first")
+    node = max(nodes, key=lambda each: (each.lock_ref > 0, each.last_access, each.id))
+    node.lock_ref += 1
+    return {"node": node.id, "lock_ref": node.lock_ref}
+
+
 def _flush(session: Session, arguments: Json) -> Json:
     run = _engine_run(session)
     with _within_the_run():
@@ -266,6 +281,8 @@ def _fork(session: Session, arguments: Json) -> Json:
     page = session.run_now.single_page
     if page is None:
         raise ValueError("a comparison cannot be forked")
+    if isinstance(session.run_now, Ranks):
+        raise ValueError("a run of several ranks cannot be forked on its page: viz.fork does that, on one")
     recording = page.trace.recording
     count = len(recording.frames)
     until = _whole(arguments, "frame", count - 1)
@@ -303,7 +320,7 @@ def _one_page(session: Session) -> Page:
 Command = Callable[[Session, Json], Json]
 COMMANDS: dict[str, Command] = {
     "play": _play, "speed": _speed, "step": _step, "peek": _peek, "submit": _submit, "evict": _evict,
-    "flush": _flush, "policy": _policy, "restart": _restart, "fork": _fork,
+    "plant": _plant, "flush": _flush, "policy": _policy, "restart": _restart, "fork": _fork,
     "prompt": _prompt, "doctor": _doctor,
 }  # fmt: skip
 

@@ -11,19 +11,14 @@ One sentence tells what they found in the cache and how long they let requests w
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from minirad.observe import events as ev
 from viz.web.page import Page
+from viz.web.ranks import Ranks
 from viz.web.runs import Replay, Run
 from viz.web.settings import Settings
+from viz.web.sides import Json, SidesPage, Totals
 from viz.web.stream import FleetRun
-
-Json = dict[str, Any]
-
 
 # ---------------------------------------------------------------------- two runs as one
 
@@ -72,40 +67,14 @@ class Pair:
             side.close(broken)
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """One engine up to a frame. Waits are steps from arrival to first admission, or up to now.
-
-    prompt, cached: tokens, at first admissions. worst_id: the request that waited longest.
-    """
-
-    prompt: int
-    cached: int
-    requests: int
-    finished: int
-    wait: float
-    worst: int
-    worst_id: str
-    evicted: int
-    retracted: int
-    steps: int
-    done: bool
-
-    @property
-    def hit(self) -> float:
-        return self.cached / self.prompt if self.prompt else 0.0
-
-
-class PairPage:
-    """Two pages as one, by step only."""
+class PairPage(SidesPage):
+    """Two pages as one: step n of one beside step n of the other."""
 
     kind = "compare"
 
     def __init__(self, pair: Pair) -> None:
+        super().__init__([side.page for side in pair.sides], pair.names)
         self.pair = pair
-        self.pages = (pair.sides[0].page, pair.sides[1].page)
-        self._lock = threading.RLock()
-        self._counts: tuple[list[tuple[int, int]], ...] = ([], [])  # evicted tokens, retractions so far
 
     def __len__(self) -> int:
         """Steps that both have taken, or the one that goes on where the other is done."""
@@ -115,14 +84,11 @@ class PairPage:
             return max(lengths) if first.idle else min(lengths)
         return lengths[1] if first.idle else lengths[0]
 
+    def done(self, number: int, index: int) -> bool:
+        return bool(self.pair.sides[number].idle and index >= len(self.pages[number].trace))
+
     def meta(self, title: str = "", note: str = "") -> Json:
-        first = self.pages[0].meta(title, note)
-        return {
-            **first,
-            "names": list(self.pair.names),
-            "compare": self.pair.settings.compare,
-            "refused": self.refused,
-        }
+        return {**super().meta(title, note), "compare": self.pair.settings.compare}
 
     @property
     def refused(self) -> str:
@@ -144,72 +110,12 @@ class PairPage:
             rows.append({"s": start + at + 1, "m": marks, "e": 0, "c": 0, "sides": sides})
         return rows
 
-    def requests(self, since: int = 0) -> dict[str, Json]:
-        """Requests of both sides, as "0 R1" and "1 R1"."""
-        return {
-            f"{side} {name}": request
-            for side, page in enumerate(self.pages)
-            for name, request in page.requests(since).items()
-        }
-
-    def view(
-        self, granularity: str, index: int, opened: Collection[int] = frozenset(), height: int = 400,
-        rank: int | None = None,
-    ) -> Json:  # fmt: skip
-        """Both sides at their step `index`, and the difference in one sentence. ValueError: not there."""
-        if rank is not None:
-            raise ValueError(f"rank {rank}: only a stream of other servers has ranks")
-        if granularity != "step":
-            raise ValueError(f"two engines are compared by step, not by {granularity}")
-        if not 0 <= index <= len(self):
-            raise ValueError(f"there is no step {index}: positions go from 0 to {len(self)}")
-        sides, totals = [], []
-        for number, page in enumerate(self.pages):
-            at = min(index, len(page.trace))
-            sides.append(page.view("step", at, opened, height))
-            totals.append(self._totals(number, index))
-        return {
-            "g": "step",
-            "i": index,
-            "frame": index - 1,
-            "title": f"step {index}" if index else "the start",
-            "say": difference(self.pair.names, (totals[0], totals[1])),
-            "sides": sides,
-            "totals": [{**asdict(each), "hit": each.hit} for each in totals],
-        }
-
-    def _totals(self, number: int, index: int) -> Totals:
-        page, frame = self.pages[number], index - 1
-        known = [r for r in page.requests().values() if r["added"] <= frame and not r["sample"]]
-        admitted = [r for r in known if r["hit"] is not None and r["admitted"] <= frame]
-        last = min(frame, len(page.trace) - 1)
-        waits = [(min(r.get("admitted", last + 1), last + 1) - r["added"], r["id"]) for r in known]
-        longest, which = max(waits, key=lambda wait: wait[0], default=(0, ""))
-        mean = round(sum(wait for wait, _ in waits) / max(len(waits), 1), 1)
-        evicted, retracted = self._counted(number, last)
-        return Totals(
-            sum(r["prompt"] for r in admitted), sum(r["hit"] for r in admitted), len(known),
-            sum(r["end"] is not None and r["end"] <= frame for r in known),
-            mean, longest, which, evicted, retracted, last + 1,
-            bool(self.pair.sides[number].idle and index >= len(page.trace)),
-        )  # fmt: skip
-
-    def _counted(self, number: int, frame: int) -> tuple[int, int]:
-        """Tokens evicted from the device and requests retracted up to a frame."""
-        counts, frames = self._counts[number], self.pages[number].trace.recording.frames
-        with self._lock:
-            for each in frames[len(counts) : frame + 1]:
-                evicted, retracted = counts[-1] if counts else (0, 0)
-                for event in each.events:
-                    gone = ev.device_eviction(event)
-                    evicted += 0 if gone is None else len(gone.slots)
-                    retracted += isinstance(event, ev.RequestRetracted)
-                counts.append((evicted, retracted))
-            return counts[frame] if frame >= 0 else (0, 0)
+    def together(self, index: int, totals: Sequence[Totals]) -> Json:
+        return {"say": difference(self.pair.names, (totals[0], totals[1]))}
 
 
-AnyPage = Page | PairPage
-Shown = Run | Replay | Pair | FleetRun
+AnyPage = Page | SidesPage
+Shown = Run | Replay | Pair | Ranks | FleetRun
 
 
 # ---------------------------------------------------------------------- in words

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.config import HOST_WRITE
-from minirad.errors import InvariantError
+from minirad.errors import InvariantError, RankLost
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from viz.web.commands import COMMANDS, LOOKING, Command, Json, RunBroke, Session
 from viz.web.compare import Shown
@@ -60,6 +60,11 @@ class Driver(threading.Thread, Session):
         self._commands.put((_wake, {}, Future()))  # it may be waiting for one
         self._announce()
 
+    def fail(self, error: str) -> None:
+        """The run is over, whatever the thread does: so say the pages. What it said itself stays."""
+        self.error = self.error or error
+        self._announce()
+
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
         """`listener` is called, in any thread, whenever something has changed; returns how to end that."""
         self._listeners.append(listener)
@@ -75,8 +80,10 @@ class Driver(threading.Thread, Session):
 
     @property
     def page_kind(self) -> str:
-        """Which page shows this: viz/static/page.js, or compare.js for two engines."""
-        return "compare" if self.settings.compare else "page"
+        """Which page shows this: viz/static/page.js, compare.js for two engines, ranks.js for ranks."""
+        if self.run_now is not None:
+            return self.run_now.page.kind
+        return "compare" if self.settings.compare else "ranks" if self.settings.tp > 1 else "page"
 
     def hello(self, run: Shown) -> Json:
         """What a page needs when a run begins."""
@@ -128,7 +135,8 @@ class Driver(threading.Thread, Session):
                 self._turn()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
-            if not (self.settings.cache and isinstance(error, InvariantError)):
+            students = self.settings.cache and isinstance(error, InvariantError)
+            if not students and not isinstance(error, RankLost):
                 traceback.print_exc()  # of a student's tree the one line that is printed says more
         finally:
             try:

@@ -30,7 +30,8 @@ from viz.web.page import Page
 STATIC = Path(__file__).parents[1] / "static"
 MOST_VIEWS = 1200
 MOST_EVENTS = 1500
-TREE_HEIGHTS = {"page": 304, "compare": 232}  # pixels that trees are drawn for in a window of 1280x800
+# Pixels that trees are drawn for in a window of 1280x800.
+TREE_HEIGHTS = {"page": 304, "compare": 232, "ranks": 232}
 GIF_SIZE = (1100, 620)
 GIF_PACE = 700  # milliseconds per picture
 
@@ -56,7 +57,7 @@ _HEAD = """<!doctype html>
 def page_html(data: Any = None, title: str = "minirad live", kind: str = "page") -> str:
     """The page: with `data` a self-contained file, without it the live one that loads static/NAME.
 
-    kind: "page", or "compare" for two engines side by side.
+    kind: "page", or "compare" and "ranks" for several engines side by side.
     """
     if data is None:
         links = "".join(f'<link rel="stylesheet" href="static/{n}">' for n in ("tree.css", "style.css"))
@@ -79,7 +80,8 @@ def _static(name: str) -> str:
 
 def one_script(kind: str = "page") -> str:
     """The page's script and all that it imports as one module: files on disk may not import one another."""
-    names = ("tree.js", "parts.js", "fleet.js", "why.js")
+    own = ("fleet.js", "why.js") if kind == "page" else ("sides.js",)
+    names = ("tree.js", "parts.js", *own)
     shared = "\n".join(_alone(_static(name)) for name in names)
     return f"{shared}\n{{\n{_alone(_static(f'{kind}.js'))}\n}}\n".replace("</script", "<\\/script")
 
@@ -101,7 +103,7 @@ def export(page: AnyPage, path: str | Path, title: str = "", note: str = "") -> 
     if ending != ".gif":
         raise ValueError(f"cannot export to {str(path)!r}: the name must end in .html or .gif")
     if not isinstance(page, Page):
-        raise ValueError(f"cannot export to {str(path)!r}: two engines side by side need a .html file")
+        raise ValueError(f"cannot export to {str(path)!r}: engines side by side need a .html file")
     return export_gif(page, path, title, note)
 
 

@@ -24,8 +24,9 @@ from typing import Any, Protocol
 
 from viz.trace import GRANULARITIES
 from viz.web.ask import ask
-from viz.web.compare import AnyPage, PairPage, Shown
+from viz.web.compare import AnyPage, Shown
 from viz.web.export import page_html
+from viz.web.page import Page
 from viz.web.server import Answer, Json, Refused, Socket
 
 STATIC = Path(__file__).parents[1] / "static"
@@ -166,11 +167,12 @@ class Why(Answer):
         run = self.source.run_now
         if run is None or self.source.key(run) != asked.get("run"):
             raise Refused(HTTPStatus.CONFLICT, "that run is over")
-        if isinstance(run.page, PairPage):
+        page = run.page if isinstance(run.page, Page) else run.single_page
+        if page is None:
             raise Refused(HTTPStatus.BAD_REQUEST, "two engines are compared here: one can be asked about")
         try:
             async with self.turn:
-                self.json(await asyncio.to_thread(ask, run.page, asked))
+                self.json(await asyncio.to_thread(ask, page, asked))
         except ValueError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
 

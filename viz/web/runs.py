@@ -3,10 +3,10 @@
 All answer the same questions, so that no caller asks for a type:
 
 drivable: there are engines that can be stepped. idle: nothing is left to do by itself. clock: steps so far.
-alone: the one run whose engine takes commands, or None. single_page: the page, unless there are two.
-policy: the eviction policy that may be changed in the running engine, or "". refused: what is said of
-refused requests, or "". served_none: every request was refused. notices: what the page should tell.
-missing: what a recording has lost, or "".
+alone: the one run whose engine takes commands, or None. single_page: the page of one engine (of rank 0), or
+None where two are compared. policy: the eviction policy that may be changed in the running engine, or "".
+refused: what is said of refused requests, or "". served_none: every request was refused. notices: what the
+page should tell. missing: what a recording has lost, or "".
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Run:
         self.engine = engine or _new_engine(settings, self.workload)
         self.player = workloads.Player(self.workload, self._encode, self.engine)
         notes = {"workload": self.workload.name, "title": self.workload.title, "labels": self.player.labels}
-        path = _numbered(settings.record, number)
-        self.recorder = Recorder(self.engine, path, keyframe_every=50, notes=notes)
+        self.path = _numbered(settings.record, number)
+        self.recorder = Recorder(self.engine, self.path, keyframe_every=50, notes=notes)
         self.clock = self.asked = 0
         self.notices: list[str] = []
         self.refusals: list[str] = []  # the reason of each

@@ -33,6 +33,7 @@ class Settings:
     host_kv_tokens: int = 0
     host_write: str = "write_through"
     bigram_keys: bool = False
+    tp: int = 1
     base: EngineConfig = field(default_factory=EngineConfig)  # for the rest: a fork's is the recorded one
 
     def sides(self) -> tuple[tuple[str, str], tuple[Settings, Settings]]:
@@ -51,7 +52,7 @@ class Settings:
             self.base, model=self.model, page_size=self.page_size, schedule_policy=self.schedule_policy,
             eviction_policy=self.eviction_policy, chunk_tokens=self.chunk_tokens,
             host_kv_tokens=self.host_kv_tokens // page * page, host_write=self.host_write,
-            bigram_keys=self.bigram_keys, kv_tokens=max(tokens // page, 1) * page,
+            bigram_keys=self.bigram_keys, tp=self.tp, kv_tokens=max(tokens // page, 1) * page,
         )  # fmt: skip
         if tokens < page:
             raise ValueError(f"a pool of {tokens} tokens does not hold one page of {page}")
