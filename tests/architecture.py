@@ -162,6 +162,11 @@ ROOMS: dict[str, Room] = {
         ("minirad.why", "minirad.why.*"),
         (*_OUTSIDE, "parts", "frontend", "logs", "labs"),
     ),
+    "route": Room(
+        "several workers behind a router: policies, what they know, and an oracle that judges them",
+        ("minirad.route", "minirad.route.*"),
+        (*_OUTSIDE, "parts", "frontend", "logs", "labs", "fleet"),
+    ),
     "bench": Room(
         "measurements",
         ("minirad.bench", "minirad.bench.*"),
