@@ -510,7 +510,8 @@ def _short(text: str) -> str:
 
 
 def _numbers_of_events(events: Sequence[Event]) -> int:
-    return sum(_NUMBERS_OF_AN_EVENT + len(getattr(event, "tokens", ())) for event in events)
+    told = (getattr(event, "tokens", ()) for event in events)  # of routes only how many there are
+    return sum(_NUMBERS_OF_AN_EVENT + (len(tokens) if isinstance(tokens, tuple) else 0) for tokens in told)
 
 
 def _numbers_of_state(state: State) -> int:
