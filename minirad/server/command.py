@@ -46,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-events", metavar="ENDPOINT", nargs="?", const=ENDPOINT,
         help=f"publish what the cache holds, as SGLang does (without ENDPOINT: {ENDPOINT})",
     )  # fmt: skip
+    parser.add_argument(
+        "--kv-replay", metavar="ENDPOINT",
+        help="where those who missed some can ask for them (default: the port behind that of --kv-events)",
+    )  # fmt: skip
     parser.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     parser.add_argument(
         "--grace", metavar="SECONDS", type=command.above_zero, default=5.0,
@@ -74,7 +78,8 @@ def main(args: argparse.Namespace) -> int:
             stack.enter_context(Recorder(engine, args.record))
         publisher = None
         if args.kv_events is not None:
-            publisher = stack.enter_context(Publisher(engine, args.kv_events, beside(args.kv_events)))
+            replay = args.kv_replay or beside(args.kv_events)
+            publisher = stack.enter_context(Publisher(engine, args.kv_events, replay))
         return _serve(args, engine, settings, publisher, watch)
 
 
@@ -94,6 +99,9 @@ def _checked(args: argparse.Namespace) -> Settings:
         command.may_be_written("--record", args.record, (".jsonl",), keep=True)
     if args.kv_events is not None:
         with_rank("--kv-events", args.kv_events, 0)
+        with_rank("--kv-replay", args.kv_replay or beside(args.kv_events), 0)
+    elif args.kv_replay is not None:
+        raise ValueError(f"--kv-replay {args.kv_replay} goes with --kv-events only")
     key = args.api_key if args.api_key is not None else os.environ.get("MINIRAD_API_KEY") or None
     if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
         raise ValueError("--api-key must be printable ASCII without spaces, and not empty")
