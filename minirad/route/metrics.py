@@ -30,9 +30,7 @@ class Metrics:
         def counter(name: str, said: str, *labels: str) -> Counter:
             return Counter(f"minirad_route_{name}", said, labels, registry=registry)
 
-        self.answers = counter(
-            "answers", "Completions by HTTP status; 499: the client left.", "status"
-        )
+        self.answers = counter("answers", "Completions by HTTP status; 499: the client left.", "status")
         self.requests = counter("requests", "Requests that were sent to a worker.", "worker")
         self.outcomes = counter("outcomes", "What became of requests at a worker.", "worker", "outcome")
         self.retries = counter("retries", "Requests that went on to another worker, by the first.", "worker")

@@ -378,12 +378,14 @@ class _Attempt:
         """Passes on whole events only, so that an error of ours can follow at any time."""
         rest, last = b"", b""
         while True:
+            seen = max(0, len(rest) - 3)  # before that there is no end of an event
             came = await self._next()
             if isinstance(came, _End):
                 return await self._stream_end(came.failed, last)
             assert isinstance(came, bytes)
             rest += came
-            end = max(rest.rfind(each) + len(each) if each in rest else 0 for each in _ENDS)
+            ends = [(rest.rfind(each, seen), len(each)) for each in _ENDS]
+            end = max(at + length if at >= 0 else 0 for at, length in ends)
             if len(rest) - end > LONGEST_EVENT:
                 return await self._stream_end(f"an event has more than {LONGEST_EVENT:,} bytes", last)
             if not end:

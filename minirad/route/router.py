@@ -193,14 +193,15 @@ class Router:
 
     def stop(self) -> None:
         """Ends requests, front and workers, within seconds; calling it twice does no harm."""
-        self._ask_to_stop()
+        self.end_soon()
         if self._thread is not None and threading.current_thread() is not self._thread:
             patience = self.settings.patience.grace + DRAIN + 10
             self._thread.join(patience)
             self.workers.kill()
         atexit.unregister(self.workers.kill)
 
-    def _ask_to_stop(self) -> None:
+    def end_soon(self) -> None:
+        """Asks it to end; does not wait."""
         self._stopped = True
         loop, stopping = self._loop, self._stopping
         if loop is not None and stopping is not None:
