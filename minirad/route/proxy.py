@@ -73,11 +73,14 @@ class Asked:
     """What is known of a request before it is sent on.
 
     tokens: ids of its first prompt, int64 [n]. prompt_tokens: of all its prompts. space: its namespace.
+    hides_usage: it is a stream that does not ask for its usage. A worker is asked for it all the same, as
+    that is where it says what was cached; the client does not see it.
     """
 
     tokens: Slots
     prompt_tokens: int
     space: str | None = None
+    hides_usage: bool = False
 
 
 # What comes into an attempt's inbox: of the worker's answer a _Head, bytes, then _End; or that it is over.
@@ -221,7 +224,8 @@ class Proxy:
         try:
             async with client.watched():
                 asked = await self._read(scope["path"], body)
-                await self._place(Job(next(self._numbers), scope["path"], body, client, asked))
+                sent = _with_usage(body) if asked.hides_usage else body
+                await self._place(Job(next(self._numbers), scope["path"], sent, client, asked))
         except ClientGone:
             pass
         finally:
@@ -397,10 +401,12 @@ class _Attempt:
             last = said[-1] if said else last
             if b'"cached_tokens"' in events:
                 self._job.cached = next((n for each in said if (n := _cached(each)) is not None), None)
-            await self._pass_on(head, events)
+            await self._pass_on(head, _without_usage(events) if self._job.asked.hides_usage else events)
 
     async def _pass_on(self, head: _Head, events: bytes) -> None:
         job = self._job
+        if not events:
+            return
         if not job.begun:
             job.begun = True
             self._has_begun()
@@ -424,7 +430,25 @@ class _Attempt:
         return Ended("broken", failed)
 
 
-# ---------------------------------------------------------------------- what a worker says
+# ---------------------------------------------------------------------- what a worker is told, and says
+
+
+def _with_usage(body: bytes) -> bytes:
+    """The same request, which also asks for its usage."""
+    asked = json.loads(body)
+    asked["stream_options"] = {**(asked.get("stream_options") or {}), "include_usage": True}
+    return json.dumps(asked).encode()
+
+
+def _without_usage(events: bytes) -> bytes:
+    """The same events as somebody gets them who does not ask for the usage."""
+    whole = [each for each in events.split(b"\n\n") if not _is_usage(each)]
+    return b"\n\n".join(whole).replace(b'"usage":null,', b"")  # in a text the quotes would be escaped
+
+
+def _is_usage(event: bytes) -> bool:
+    found = _json(event.removeprefix(b"data: ")) if b'"usage":{' in event else None
+    return isinstance(found, dict) and not found.get("choices")
 
 
 def _seconds(retry_after: str | None) -> int:

@@ -53,7 +53,7 @@ from minirad.route.trees import EventTree
 from minirad.route.workers import Launch, Patience, ServerProcess, Worker, Workers, free_ports
 from minirad.server.connections import Connection, listening
 from minirad.server.prompts import chat_prompt, completion_prompts
-from minirad.server.protocol import chat, completion
+from minirad.server.protocol import Body, chat, completion
 from minirad.tokenizing import Tokenizing
 
 RouteEvent = RequestRouted | RouteFinished | WorkerChanged
@@ -372,11 +372,13 @@ class Router:
         """In the thread of the tokenizer. ApiError says what is wrong, as a worker would."""
         if path.endswith("/chat/completions"):
             talk = chat(body)
-            prompts, space = [chat_prompt(talk, self._texts)], talk.cache_salt
+            asked: Body = talk
+            prompts = [chat_prompt(talk, self._texts)]
         else:
-            asked = completion(body)
-            prompts, space = completion_prompts(asked, self._texts), asked.cache_salt
-        return Asked(prompts[0], sum(map(len, prompts)), space)
+            text = completion(body)
+            asked, prompts = text, completion_prompts(text, self._texts)
+        hides = asked.stream and not asked.include_usage
+        return Asked(prompts[0], sum(map(len, prompts)), asked.cache_salt, hides)
 
     def _load(self) -> Any:
         assert self.folder is not None

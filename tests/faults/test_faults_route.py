@@ -6,18 +6,26 @@ real servers are killed, stopped and continued.
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from route_double import BEFORE, FINE, MIDDLE, QUICK, Doubles
-from test_route import _posted, ask, body_of, events_of, get, is_whole, piece_of, until
+from test_route import CLIENT, _posted, ask, body_of, events_of, get, is_whole, piece_of, until
 
+import minirad
+from minirad.observe.recording import Recording
 from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
 from minirad.route.proxy import Limits
 from minirad.route.router import Router
@@ -411,3 +419,118 @@ def test_the_judges_of_these_tests_see_what_is_wrong(fleet: tuple[Doubles, Route
     for text in (answer.text * 2, answer.text + broken.text, answer.text.replace(end, ""), broken.text + end):
         mixed = httpx.Response(200, headers=answer.headers, text=text)
         assert not is_whole(mixed, [1, 2], True) and not is_one_error(mixed, [1, 2])
+
+
+# ------------------------------------------------------------------ real servers
+
+
+class Command:
+    """`python -m minirad route` as somebody runs it: two classroom Llamas behind one port."""
+
+    def __init__(self, *options: str) -> None:
+        words = [sys.executable, "-m", "minirad", "route", "--port", "0", *options]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.said: list[str] = []
+        self.errors: list[str] = []
+        for lines, kept in ((self.process.stdout, self.said), (self.process.stderr, self.errors)):
+            threading.Thread(target=lambda lines=lines, kept=kept: kept.extend(lines), daemon=True).start()
+
+    def ready(self) -> str:
+        until(lambda: self.said or self.process.poll() is not None, seconds=240)
+        assert self.said, self.errors
+        return self.said[0].split()[2]
+
+    def end(self, by: int) -> int:
+        self.process.send_signal(by)
+        return self.process.wait(30)
+
+
+def rows(url: str) -> list[dict[str, Any]]:
+    return list(CLIENT.get(f"{url}/workers").json()["workers"])
+
+
+def is_running(pid: int) -> bool:
+    """A process is there, and not just waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def question(url: str, text: str, **more: Any) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0, **more}
+    return CLIENT.post(f"{url}/v1/chat/completions", json=body)
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="SIGSTOP, and processes looked up in /proc")
+
+
+@pytest.mark.slow
+@LINUX
+def test_servers_are_killed_stopped_and_continued_under_requests(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.jsonl"
+    router = Command("--workers", "2", "--health-seconds", "6", "--record", str(file), "--policy", "events")
+    try:
+        url = router.ready()
+        text = "What is the capital of France?"
+        said = question(url, text).json()["choices"][0]["message"]["content"]
+        first = question(url, text)
+        assert first.json()["choices"][0]["message"]["content"] == said
+        assert first.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 10
+        rank = int(first.headers["x-minirad-worker"][1:])
+        victim, other = rows(url)[rank]["pid"], rows(url)[1 - rank]["pid"]
+
+        os.kill(victim, signal.SIGSTOP)  # the worker that holds it hangs: the other one answers
+        moved = question(url, text)
+        assert moved.json()["choices"][0]["message"]["content"] == said
+        assert moved.headers["x-minirad-worker"] == f"w{1 - rank}"
+        assert rows(url)[rank]["state"] == "dead" and rows(url)[rank]["holds_tokens"] == 0
+        os.kill(victim, signal.SIGCONT)
+        until(lambda: rows(url)[rank]["state"] == "back", seconds=60)
+        assert rows(url)[rank]["pid"] == victim
+
+        body = {"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        with CLIENT.stream("POST", f"{url}/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            broken = int(answer.headers["x-minirad-worker"][1:])
+            os.kill(rows(url)[broken]["pid"], signal.SIGKILL)  # in the middle of a stream
+            rest = [line for line in lines if line]
+        assert "failed after a part of the answer" in rest[-1] and "[DONE]" not in rest[-1]
+        assert question(url, text).json()["choices"][0]["message"]["content"] == said
+        until(lambda: all(row["state"] in ("ready", "back") for row in rows(url)), seconds=240)
+        assert rows(url)[broken]["restarts"] == 1
+        left = [row["pid"] for row in rows(url)] + [victim, other]
+        begun = time.monotonic()
+        assert router.end(signal.SIGINT) == 0
+        assert time.monotonic() - begun < 15 and not any(map(is_running, left))
+    finally:
+        router.process.kill()
+    recording = Recording.load(file)
+    assert not recording.missing
+    events = [event for frame in recording.frames for event in frame.events]
+    states = {event.state for event in events if isinstance(event, WorkerChanged)}
+    assert {"starting", "ready", "slow", "dead", "back"} <= states
+    check_events(events)
+
+
+@pytest.mark.slow
+@LINUX
+def test_no_server_outlives_a_router_that_is_killed() -> None:
+    router = Command("--workers", "1")
+    url = router.ready()
+    pids = [row["pid"] for row in rows(url)]
+    assert all(map(is_running, pids))
+    assert router.end(signal.SIGKILL) == -signal.SIGKILL
+    until(lambda: not any(map(is_running, pids)), seconds=15)
+
+
+@pytest.mark.slow
+def test_servers_that_cannot_start_end_the_command_with_their_last_words(tmp_path: Path) -> None:
+    folder = Path(minirad.__file__).parent / "model" / "classroom" / "weights"
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(folder / name, tmp_path / name)
+    router = Command("--workers", "2", "--model", str(tmp_path))
+    assert router.process.wait(240) == 1
+    until(lambda: router.errors and "cannot start" in router.errors[-1])
+    assert "lacks weights" in router.errors[-1] and router.errors[-1].startswith("minirad route: w")

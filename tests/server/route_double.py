@@ -224,11 +224,14 @@ class Double:
                 if what == "dribble":
                     self.doubles.written.append(time.monotonic())
                 more = {"more": "x" * (4 << 20)} if what == "flood" else {}
-                _chunk(writer, _event({**self.piece(body, number), **more}))
+                nothing = {"usage": None} if body.get("stream_options") else {}
+                _chunk(writer, _event({**nothing, **self.piece(body, number), **more}))
                 await writer.drain()
                 await asyncio.sleep(pause)
         if what in FINE:
-            _chunk(writer, _event(self.last(body)) + b"data: [DONE]\n\n")
+            usage = {"choices": [], "usage": self.reply(body)["usage"]}
+            asked = (body.get("stream_options") or {}).get("include_usage")
+            _chunk(writer, _event(self.last(body)) + (_event(usage) if asked else b"") + b"data: [DONE]\n\n")
         elif what.endswith("-in"):
             await self._break(what, writer)
         if what != "empty":

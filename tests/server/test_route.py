@@ -75,7 +75,8 @@ def is_whole(answer: httpx.Response, prompt: list[int], stream: bool) -> bool:
 
 def piece_of(event: Any) -> str:
     """The text that an event of a stream brings; something that no worker says where it brings none."""
-    return str(event["choices"][0]["text"]) if isinstance(event, dict) and "choices" in event else repr(event)
+    choices = event.get("choices") if isinstance(event, dict) else None
+    return str(choices[0]["text"]) if choices else repr(event)
 
 
 # ------------------------------------------------------------------ what passes
@@ -91,6 +92,19 @@ def test_answers_pass_through_whole_and_as_a_stream(doubles: Doubles) -> None:
         assert [worker.routed for worker in router.workers] == [2, 2, 2]
         until(lambda: [worker.load for worker in router.workers] == [0, 0, 0])
         assert [worker.queued_tokens for worker in router.workers] == [0, 0, 0]
+
+
+def test_what_was_cached_is_known_of_streams_too_and_not_shown_to_who_did_not_ask(doubles: Doubles) -> None:
+    with doubles.router(workers=1) as router:
+        router.start()
+        text = '"usage":null, "choices":[] '
+        shown = ask(router, [1, 2, 3, 4], stream=True, stop=text)
+        assert "usage" not in shown.text and is_whole(shown, [1, 2, 3, 4], stream=True)
+        assert doubles.of(0).seen[-1]["stop"] == text
+        asked = ask(router, [1, 2, 3, 4], stream=True, stream_options={"include_usage": True})
+        assert events_of(asked)[-2]["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+        assert events_of(asked)[0]["usage"] is None
+        until(lambda: [route["cached"] for route in router.routes] == [2, 2])
 
 
 def test_each_event_passes_before_the_next_one_is_made(doubles: Doubles) -> None:
@@ -195,6 +209,7 @@ def test_what_the_router_says_of_itself(doubles: Doubles) -> None:
         ask(router, [1, 2, 3, 4], {"0": "500"})
         assert get(router, "/health").json() == {"status": "ok", "alive": 3, "workers": 3}
         assert get(router, "/v1/models").json()["data"][0]["id"] == "double"
+        until(lambda: router.proxy.in_flight == 0)
         told = get(router, "/workers").json()
         assert [row["state"] for row in told["workers"]] == ["ready"] * 3
         assert [route["outcome"] for route in told["routes"]] == ["moved", "finished"]
