@@ -510,7 +510,8 @@ def _short(text: str) -> str:
 
 
 def _numbers_of_events(events: Sequence[Event]) -> int:
-    return sum(_NUMBERS_OF_AN_EVENT + len(getattr(event, "tokens", ())) for event in events)
+    rows = [getattr(event, name, ()) for event in events for name in ("tokens", "matches", "loads")]
+    return _NUMBERS_OF_AN_EVENT * len(events) + sum(len(row) for row in rows if isinstance(row, tuple))
 
 
 def _numbers_of_state(state: State) -> int:

@@ -23,7 +23,8 @@ from viz.words import summary
 
 # As recordings hold them, and what each says. No row may be changed, or recordings of before are lost.
 HELD: tuple[tuple[list[Any], str], ...] = (
-    (["WorkerChanged", 0, "starting", "", "http://127.0.0.1:9000"], "w0 at http://127.0.0.1:9000 is starting"),
+    (["WorkerChanged", 0, "starting", "", "http://127.0.0.1:9000"],
+     "w0 at http://127.0.0.1:9000 is starting"),
     (["WorkerChanged", 0, "ready", "", ""], "w0 is ready"),
     (["WorkerChanged", 1, "ready", "", ""], "w1 is ready"),
     (["RequestRouted", "R1", 1, "events", "w1 holds 4 of 10 tokens (40%)", [2, 4], [0, 3], 9, 5, 10],
@@ -39,7 +40,8 @@ HELD: tuple[tuple[list[Any], str], ...] = (
      "R2 goes to w1: it is the turn of w1"),
     (["RouteFinished", "R2", 1, 0, 7, "cancelled"], "R2 at w1 is cancelled: its client went away"),
     (["WorkerChanged", 0, "back", "", ""], "w0 is back"),
-    (["RequestRouted", "R3", 0, "random", "w0 was drawn", [0, 0], [0, 0], 0, 0, 3], "R3 goes to w0: w0 was drawn"),
+    (["RequestRouted", "R3", 0, "random", "w0 was drawn", [0, 0], [0, 0], 0, 0, 3],
+     "R3 goes to w0: w0 was drawn"),
     (["RouteFinished", "R3", 0, 0, 3, "failed"], "R3 at w0 failed: its client was told"),
 )  # fmt: skip
 KINDS = {

@@ -266,8 +266,8 @@ def test_commands_have_the_thresholds_as_options() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert options_of(parser.parse_args([])) == RouteOptions()
-    said = "--match-threshold 0.3 --balance-abs 64 --balance-rel 2 --tree-tokens 9".split()
-    assert options_of(parser.parse_args(said), 16, 5) == RouteOptions(0.3, 64, 2.0, 9, 16, 5)
+    said = "--match-threshold 0.3 --balance-abs 64 --balance-rel 2 --tree-tokens 9"
+    assert options_of(parser.parse_args(said.split()), 16, 5) == RouteOptions(0.3, 64, 2.0, 9, 16, 5)
 
 
 # ------------------------------------------------------------------ the oracle
