@@ -21,7 +21,6 @@ from minirad.observe.replay import CheckedReplay
 from minirad.route.policies import POLICIES, make_policy
 from minirad.route.simulated import (
     RoutePlan,
-    RouteRow,
     SimulatedFleet,
     Stepped,
     jain,
@@ -133,7 +132,7 @@ def test_what_no_worker_can_hold_is_refused_and_routed_nowhere(trace: Source) ->
     row = run_route(trace, "cache-aware", 2, RoutePlan(), 12, tell=told.append)
     assert 0 < row.refused < 120 and sum(row.requests_by_worker) == 120 - row.refused
     routed = [event for event in told if isinstance(event, re.RequestRouted)]
-    assert [event.request for event in routed] == [f"R{n}" for n in range(1, 151 - row.refused)]
+    assert [event.request for event in routed] == [f"R{n}" for n in range(1, 121 - row.refused)]
     assert "refused: larger than a worker's cache" in table(
         simulate_routes(trace, RoutePlan((2,), ("random",), capacity=12))
     )
@@ -312,7 +311,11 @@ def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], said: st
     assert out.out == "" and told in out.err and out.err.count("\n") == 1
 
 
-def test_a_plan_of_numbers_only() -> None:
-    row = run_route(from_trace(talks()), "events", 2, RoutePlan(plan=Plan(page_sizes=(2,))), 200)
-    assert isinstance(row, RouteRow) and row.page_size == 2
-    assert all(row.cached % 2 == 0 and row.regret % 2 == 0 for row in [row])
+def test_pages_are_matched_as_a_whole(trace: Source) -> None:
+    for policy in ("cache-aware", "events"):
+        told: list[Event] = []
+        plan = RoutePlan(plan=Plan(page_sizes=(4,)))
+        row = run_route(trace, policy, 2, plan, 200, tell=told.append)
+        assert row.page_size == 4 and row.cached % 4 == row.regret % 4 == 0
+        matches = [m for event in told if isinstance(event, re.RequestRouted) for m in event.matches]
+        assert max(matches) > 0 and all(match % 4 == 0 for match in matches)
