@@ -280,6 +280,24 @@ def test_thresholds_of_the_command_count(capsys: pytest.CaptureFixture[str]) -> 
     assert rows[0]["cached"] > rows[1]["cached"] and rows[0]["cached"] > rows[2]["cached"]
 
 
+def test_the_figure_has_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from viz.routes import bars_of, figure
+
+    file = tmp_path / "routes.html"
+    said = ["simulate", "few-shot", "queue", "--workers", "2,3", "--json", "--figure", str(file)]
+    assert main(said) == 0
+    reports = json.loads(capsys.readouterr().out)
+    assert file.stat().st_size > 1_000_000 and "least-loaded" in file.read_text(encoding="utf-8")
+    drawn = figure(reports)
+    assert len(drawn.data) == 2 * 3 * len(POLICIES)
+    bars = bars_of(reports[1], "hit_rate")
+    assert [each.name for each in bars] == list(POLICIES)
+    assert list(bars[0].x) == ["2", "3"]
+    assert list(bars[0].y) == [
+        row["hit_rate"] for row in reports[1]["rows"] if row["policy"] == "round-robin"
+    ]
+
+
 def test_a_file_without_requests_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = Source("empty", "workload", (), lambda: from_workload(load("none"), TEXT).feed())
     report = simulate_routes(empty)
@@ -298,7 +316,7 @@ def test_a_file_without_requests_is_said(tmp_path: Path, capsys: pytest.CaptureF
         ("--workers 2 --page-size 1,2", "with --workers there is one page size for all, got 1, 2"),
         ("--workers 2 --capacity 300,inf", "with --workers there is one capacity for all, got 300, None"),
         ("--workers 2 --eviction-policy all", "with --workers there is one eviction policy for all"),
-        ("--workers 2 --figure x.html", "--figure x.html draws runs of one cache"),
+        ("--workers 2 --figure x.pdf", "must end in .html"),
         ("--workers 2 --event-delay -1", "event_delay must be at least 0, got -1"),
         ("--workers 2 --match-threshold 2", "match_threshold must be a number from 0 to 1, got 2.0"),
         ("--workers 2 --balance-rel nan", "balance_rel must be a number from 1 to 1e+09, got nan"),
