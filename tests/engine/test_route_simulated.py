@@ -13,7 +13,7 @@ import pytest
 
 from minirad.__main__ import main
 from minirad.config import SamplingParams
-from minirad.observe import route_events as re
+from minirad.observe import route_events as told_of
 from minirad.observe.event import Event
 from minirad.observe.fleet_events import empty_state
 from minirad.observe.reading import check_state
@@ -131,7 +131,7 @@ def test_what_no_worker_can_hold_is_refused_and_routed_nowhere(trace: Source) ->
     told: list[Event] = []
     row = run_route(trace, "cache-aware", 2, RoutePlan(), 12, tell=told.append)
     assert 0 < row.refused < 100 and sum(row.requests_by_worker) == 100 - row.refused
-    routed = [event for event in told if isinstance(event, re.RequestRouted)]
+    routed = [event for event in told if isinstance(event, told_of.RequestRouted)]
     assert [event.request for event in routed] == [f"R{n}" for n in range(1, 101 - row.refused)]
     assert "refused: larger than a worker's cache" in table(
         simulate_routes(trace, RoutePlan((2,), ("random",), capacity=12))
@@ -195,7 +195,7 @@ def test_every_step_is_checked_and_what_is_told_leads_to_what_is_there(trace: So
     assert sum(each["regret"] for each in workers) == sum(fleet.regrets)
     check_state(json.loads(json.dumps(replay.snapshot())))
     kinds = [type(event) for event in told]
-    assert kinds.count(re.RequestRouted) == kinds.count(re.RouteFinished) == 100
+    assert kinds.count(told_of.RequestRouted) == kinds.count(told_of.RouteFinished) == 100
 
 
 def test_without_a_delay_events_say_what_the_trees_hold(trace: Source) -> None:
@@ -335,5 +335,5 @@ def test_pages_are_matched_as_a_whole(trace: Source) -> None:
         plan = RoutePlan(plan=Plan(page_sizes=(4,)))
         row = run_route(trace, policy, 2, plan, 200, tell=told.append)
         assert row.page_size == 4 and row.cached % 4 == row.regret % 4 == 0
-        matches = [m for event in told if isinstance(event, re.RequestRouted) for m in event.matches]
+        matches = [m for event in told if isinstance(event, told_of.RequestRouted) for m in event.matches]
         assert max(matches) > 0 and all(match % 4 == 0 for match in matches)

@@ -13,7 +13,7 @@ from minirad.fleet.flight import Flight
 from minirad.fleet.follow import Delivered
 from minirad.fleet.wire import Batch, Stored
 from minirad.observe import fleet_events as fe
-from minirad.observe import route_events as re
+from minirad.observe import route_events as told_of
 from minirad.observe.event import EVENT_TYPES, Event
 from minirad.observe.reading import check_state, event_fields, parse_event
 from minirad.observe.recording import Recording
@@ -45,7 +45,7 @@ HELD: tuple[tuple[list[Any], str], ...] = (
     (["RouteFinished", "R3", 0, 0, 3, "failed"], "R3 at w0 failed: its client was told"),
 )  # fmt: skip
 KINDS = {
-    name for name, kind in vars(re).items()
+    name for name, kind in vars(told_of).items()
     if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
 }  # fmt: skip
 
@@ -70,13 +70,13 @@ def test_every_event_says_and_is_held(held: list[Any], sentence: str) -> None:
 
 def test_the_table_has_every_kind_and_tags_name_one_kind_each() -> None:
     assert {held[0] for held, _ in HELD} == KINDS
-    assert {held[-1] for held, _ in HELD if held[0] == "RouteFinished"} == set(re.OUTCOMES)
-    assert {held[2] for held, _ in HELD if held[0] == "WorkerChanged"} == set(re.WORKER_STATES)
+    assert {held[-1] for held, _ in HELD if held[0] == "RouteFinished"} == set(told_of.OUTCOMES)
+    assert {held[2] for held, _ in HELD if held[0] == "WorkerChanged"} == set(told_of.WORKER_STATES)
     others = [kind.word.tag for kind in EVENT_TYPES]
     others += [
         kind.word.tag for kind in vars(fe).values() if isinstance(kind, type) and hasattr(kind, "word")
     ]
-    assert not {getattr(re, name).word.tag for name in KINDS} & set(others)
+    assert not {getattr(told_of, name).word.tag for name in KINDS} & set(others)
 
 
 def test_a_recording_is_checked_and_leads_to_these_workers_and_routes() -> None:
@@ -92,7 +92,7 @@ def test_a_recording_is_checked_and_leads_to_these_workers_and_routes() -> None:
     assert [second[name] for name in ("state", "load", "requests", "tokens", "cached", "regret")] == [
         "ready", 0, 2, 10, 4, 5,
     ]  # fmt: skip
-    assert re.has_routes(state) and not re.has_routes(run.header["start"])
+    assert told_of.has_routes(state) and not told_of.has_routes(run.header["start"])
     told = [(r["request"], r["worker"], r["outcome"], r["cached"]) for r in state["tree"]["routes"]]
     assert told == [
         ("R1", 1, "finished", 4), ("R2", 0, "moved", 0), ("R2", 1, "cancelled", 0), ("R3", 0, "failed", 0),
@@ -108,12 +108,12 @@ def test_a_recording_is_checked_and_leads_to_these_workers_and_routes() -> None:
 
 def test_the_last_routes_are_kept() -> None:
     state = CheckedReplay(fe.empty_state(1))
-    state.apply(re.WorkerChanged(0, "ready", ""))
+    state.apply(told_of.WorkerChanged(0, "ready", ""))
     for number in range(1, 101):
-        state.apply(re.RequestRouted(f"R{number}", 0, "random", "", (0,), (0,), None, None, 1))
+        state.apply(told_of.RequestRouted(f"R{number}", 0, "random", "", (0,), (0,), None, None, 1))
     assert [route["request"] for route in state.tree["routes"]] == [f"R{n}" for n in range(69, 101)]
     for number in range(1, 101):  # also those that are not among the last
-        state.apply(re.RouteFinished(f"R{number}", 0, 0, 1, "finished"))
+        state.apply(told_of.RouteFinished(f"R{number}", 0, 0, 1, "finished"))
     assert state.tree["workers"][0]["load"] == 0
     assert all(route["outcome"] == "finished" for route in state.tree["routes"])
 
@@ -125,13 +125,13 @@ def test_a_stream_without_a_router_has_neither() -> None:
 
 
 TOGETHER: tuple[tuple[list[Event], str], ...] = (
-    ([re.WorkerChanged(n, "ready", "") for n in (0, 1, 2)], "w0, w1 and w2 are ready"),
-    ([re.WorkerChanged(0, "ready", ""), re.WorkerChanged(0, "dead", "gone")], "w0 is dead: gone"),
-    ([re.RequestRouted(f"R{n}", n, "p", "", (0, 0), (0, 0), 0, 0, 1) for n in (0, 1)],
+    ([told_of.WorkerChanged(n, "ready", "") for n in (0, 1, 2)], "w0, w1 and w2 are ready"),
+    ([told_of.WorkerChanged(0, "ready", ""), told_of.WorkerChanged(0, "dead", "gone")], "w0 is dead: gone"),
+    ([told_of.RequestRouted(f"R{n}", n, "p", "", (0, 0), (0, 0), 0, 0, 1) for n in (0, 1)],
      "2 requests went to w0 and w1"),
-    ([re.RouteFinished("R1", 0, 2, 8, "finished"), re.RouteFinished("R2", 0, 3, 9, "finished")],
+    ([told_of.RouteFinished("R1", 0, 2, 8, "finished"), told_of.RouteFinished("R2", 0, 3, 9, "finished")],
      "2 requests are answered: 5 of 17 prompt tokens were cached"),
-    ([re.RouteFinished("R1", 0, 2, 8, "finished"), re.RouteFinished("R2", 0, 3, 9, "failed")],
+    ([told_of.RouteFinished("R1", 0, 2, 8, "finished"), told_of.RouteFinished("R2", 0, 3, 9, "failed")],
      "1 request is answered, 1 others are not: 2 of 8 prompt tokens were cached"),
 )  # fmt: skip
 
@@ -143,10 +143,10 @@ def test_many_of_a_kind_in_one_sentence(events: list[Event], sentence: str) -> N
 
 def test_one_recording_holds_a_stream_and_its_routes() -> None:
     flight = Flight(block_size=2)
-    flight.note(re.WorkerChanged(0, "ready", ""), 1.0)
-    flight.note(re.RequestRouted("R1", 0, "events", "because", (0,), (0,), 0, 0, 5), 1.05)
+    flight.note(told_of.WorkerChanged(0, "ready", ""), 1.0)
+    flight.note(told_of.RequestRouted("R1", 0, "events", "because", (0,), (0,), 0, 0, 5), 1.05)
     flight.take(Delivered(0, 0, Batch(0.0, (Stored((1,), None, ((1, 2),), 2),)), False), 1.06)
-    flight.note(re.RouteFinished("R1", 0, 0, 5, "finished"), 1.07)
+    flight.note(told_of.RouteFinished("R1", 0, 0, 5, "finished"), 1.07)
     flight.tick(2.0)
     flight.recording.check()
     (_, frame) = flight.recording.frames
@@ -167,7 +167,7 @@ HUGE = 1 << 62
 
 
 def changed(event: list[Any], **fields: Any) -> list[Any]:
-    kind = getattr(re, event[0])
+    kind = getattr(told_of, event[0])
     names = list(kind.__dataclass_fields__)
     return [event[0], *(fields.get(name, value) for name, value in zip(names, event[1:], strict=True))]
 
@@ -227,18 +227,18 @@ def test_before_any_worker_nothing_is_routed_and_to_no_engine() -> None:
             with pytest.raises(ValueError, match=r"there is no worker 1|this is no stream of KV events"):
                 CheckedReplay(start).apply(parse_event(held))
     with pytest.raises(ValueError, match="WorkerChanged: this is no stream of KV events"):
-        CheckedReplay(start).apply(re.WorkerChanged(0, "ready", ""))
+        CheckedReplay(start).apply(told_of.WorkerChanged(0, "ready", ""))
 
 
 def test_workers_and_sums_are_bounded() -> None:
     state = CheckedReplay(fe.empty_state(1))
-    for worker in range(re.MOST_WORKERS):
-        state.apply(re.WorkerChanged(worker, "ready", ""))
+    for worker in range(told_of.MOST_WORKERS):
+        state.apply(told_of.WorkerChanged(worker, "ready", ""))
     with pytest.raises(ValueError, match="worker 256 comes after 256 workers"):
-        state.apply(re.WorkerChanged(256, "ready", ""))
-    state.tree["workers"][0].update(load=1, tokens=re.MOST_SUM - 5)
+        state.apply(told_of.WorkerChanged(256, "ready", ""))
+    state.tree["workers"][0].update(load=1, tokens=told_of.MOST_SUM - 5)
     with pytest.raises(ValueError, match="more tokens of a worker than can be counted"):
-        state.apply(re.RouteFinished("R1", 0, 0, 5, "finished"))
+        state.apply(told_of.RouteFinished("R1", 0, 0, 5, "finished"))
 
 
 HOSTILE_STATES: tuple[tuple[str, Any, str], ...] = (
