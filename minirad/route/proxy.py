@@ -231,10 +231,14 @@ class Proxy:
         finally:
             self.in_flight -= 1
 
+    @staticmethod
+    def _ended() -> ApiError:
+        return refusal(503, "the router is ending", "ending", 5)
+
     def _take_one_more(self) -> None:
         most = self.limits.requests
         if self.closing:
-            raise refusal(503, "the router is ending", "ending", 5)
+            raise self._ended()
         if self.in_flight >= most:
             raise refusal(FULL, f"{most:,} requests are in flight, and no more are taken", "queue_full", 1)
 
@@ -244,7 +248,7 @@ class Proxy:
         while True:
             worker = self._choose(job)
             if worker is None:
-                raise _nobody(job)
+                raise self._ended() if self.closing else _nobody(job)
             worker.load += 1
             worker.queued_tokens += job.asked.prompt_tokens
             waiting = [job.asked.prompt_tokens]

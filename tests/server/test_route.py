@@ -326,7 +326,7 @@ def test_the_end_lets_requests_finish_and_tells_the_others(doubles: Doubles) -> 
     router = doubles.router(limits=Limits(quiet=30.0)).start()
     hung = [_posted(router, body_of([1], {"*": what}, stream=True)) for what in ("hang", "hang-in")]
     soon = _posted(router, body_of([1], {"*": "dribble"}, stream=True))
-    until(lambda: router.proxy.in_flight == 3)
+    until(lambda: sum(double.busy for double in doubles.made) == 3)
     begun = time.monotonic()
     router.stop()
     assert time.monotonic() - begun < 10.0
