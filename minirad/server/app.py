@@ -72,6 +72,7 @@ class _Api:
             ],
             exception_handlers=HANDLERS,
         )
+        self.app.state.api = self  # for who looks from outside
         self.app.router.redirect_slashes = False  # what is not here is not here
 
     # ------------------------------------------------------------ generating
