@@ -41,6 +41,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= MOST_CONNECTIONS:
             transport.abort()
+        # asyncio leaves it out for a socket of create_server; head and body then wait 40 ms for each other.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
         self._wait_for_head()
 

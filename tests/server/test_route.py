@@ -369,3 +369,15 @@ def test_a_double_is_a_worker() -> None:
     reply = double.reply({"prompt": [1, 2]})
     assert reply["choices"][0]["text"] == text_of(1, [1, 2])
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 1
+
+
+def test_head_and_body_of_an_answer_do_not_wait_for_each_other(doubles: Doubles) -> None:
+    """Without TCP_NODELAY each answer on a connection that is kept takes 40 ms, also on an idle machine."""
+    with doubles.router(workers=1) as router, httpx.Client(trust_env=False) as kept:
+        router.start()
+        took = []
+        for _ in range(60):
+            begun = time.perf_counter()
+            kept.get(f"{router.url}/health")
+            took.append(time.perf_counter() - begun)
+        assert sorted(took[30:])[3] < 0.03
