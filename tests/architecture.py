@@ -177,6 +177,11 @@ ROOMS: dict[str, Room] = {
         ("minirad.server", "minirad.server.*"),
         (*_BASE, "cache", "schedule", "parts", "observe", "engine", "machine", "fleet", "frontend"),
     ),
+    "route": Room(
+        "several workers behind a router: policies, what they know, and an oracle that judges them",
+        ("minirad.route", "minirad.route.*"),
+        (*_OUTSIDE, "parts", "frontend", "logs", "labs", "fleet", "server"),
+    ),
     "bench": Room(
         "measurements",
         ("minirad.bench", "minirad.bench.*"),
@@ -227,6 +232,7 @@ LOOKED_UP: dict[str, str] = {
     "minirad.kv.poison": "a debugging aid, and brings torch",
     "minirad.model.smollm2": "reads GGUF files, which only one model needs",
     "minirad.bench.dummy": "random weights, for measurements only",
+    "minirad.route.simulated": "several workers behind a router stand on top of one",
 }
 
 # In which order to read; a module of the path that is not named here comes last.

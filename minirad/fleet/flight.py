@@ -199,6 +199,20 @@ class Flight:
             if (now - self._ended >= TOGETHER and not frame.waits) or frame.numbers > LARGEST_FRAME:
                 self._cut(now)
 
+    def note(self, event: Event, now: float | None = None) -> None:
+        """An event of somebody else (a router's, observe/route_events.py) for the frame in progress.
+
+        It has to fit the state: a worker is told before its first request.
+        """
+        with self._lock:
+            now = time.monotonic() if now is None else now
+            if self._frame is None:
+                self._frame = _Frame(now)
+            self._frame.waits = False
+            self._frame.events.append(event)
+            if now - self._ended >= TOGETHER:
+                self._cut(now)
+
     def tick(self, now: float | None = None) -> None:
         """Ends a frame for which nothing more is waited; to be called every 0.1 s or so."""
         with self._lock:
@@ -496,7 +510,8 @@ def _short(text: str) -> str:
 
 
 def _numbers_of_events(events: Sequence[Event]) -> int:
-    return sum(_NUMBERS_OF_AN_EVENT + len(getattr(event, "tokens", ())) for event in events)
+    rows = [getattr(event, name, ()) for event in events for name in ("tokens", "matches", "loads")]
+    return _NUMBERS_OF_AN_EVENT * len(events) + sum(len(row) for row in rows if isinstance(row, tuple))
 
 
 def _numbers_of_state(state: State) -> int:

@@ -394,13 +394,14 @@ def _extra_keys(extra_key: Hashable, is_bigram: bool) -> tuple[str, ...] | None:
     """
     if extra_key is None and not is_bigram:
         return None
-    return (_text(extra_key), *(("bigram",) if is_bigram else ()))
+    return (key_text(extra_key), *(("bigram",) if is_bigram else ()))
 
 
-def _text(value: Hashable) -> str:
+def key_text(value: Hashable) -> str:
+    """A namespace's key as it stands in `extra_keys`."""
     kind = type(value).__name__
     if isinstance(value, tuple):
-        return f"{kind}({', '.join(map(_text, value))})"
+        return f"{kind}({', '.join(map(key_text, value))})"
     if isinstance(value, frozenset):  # its own order changes from process to process
-        return f"{kind}({', '.join(sorted(map(_text, value)))})"
+        return f"{kind}({', '.join(sorted(map(key_text, value)))})"
     return f"{kind}:{value!r}"

@@ -33,6 +33,7 @@ from minirad.observe.fleet_events import (  # and those of streams here
     count_blocks,
 )
 from minirad.observe.rank_events import check_ranks  # and those of engines of several ranks
+from minirad.observe.route_events import check_routes  # and those of a router
 from minirad.observe.snapshot import State, is_fleet
 
 SCHEMA = 1  # of recordings
@@ -293,6 +294,7 @@ def _check_fleet(state: State) -> None:
     own = state["kv_tokens"], state["free"], len(state["requests"]), len(state["waiting"])
     expect(own == (0, 0, 0, 0) and "host_tokens" not in tree, "a stream has no pool, tiers or requests")
     expect(len(tree["spaces"]) <= MOST_SPACES, f"{len(tree['spaces'])} namespaces; at most {MOST_SPACES}")
+    check_routes(tree)
     sums: dict[str, State] = {}
     for at, rank in enumerate(tree["ranks"]):
         _check_fields(rank, _FLEET_RANK, "a rank")

@@ -41,6 +41,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= MOST_CONNECTIONS:
             transport.abort()
+        # asyncio leaves it out for a socket of create_server; head and body then wait 40 ms for each other.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
         self._wait_for_head()
 
@@ -153,7 +155,8 @@ class ParentWatch(threading.Thread):
 
     def run(self) -> None:
         _wait_for_end(self._parent)
-        print("minirad serve: the process that started it is gone", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # stderr may have been a pipe to it
+            print("minirad serve: the process that started it is gone", file=sys.stderr, flush=True)
         self.on_gone()
         time.sleep(30)  # a step that never ends must not keep an orphan alive
         os._exit(1)

@@ -45,7 +45,7 @@ def by_hand(twin: Any) -> Any:
     made = Desk(twin, Limits(queue=2, body=5000, unread=8))
     yield made
     assert made.service.open == 0 and not twin.scheduler.has_work
-    assert made.app._api.reading == 0
+    assert made.app.state.api.reading == 0
     twin.check()
 
 
@@ -380,7 +380,7 @@ def test_a_client_that_goes_away_is_aborted_within_a_step(by_hand: Desk, stream:
         await client.task
         by_hand.service.turn()
         assert not by_hand.engine.scheduler.has_work
-        assert by_hand.app._api.reading == 0
+        assert by_hand.app.state.api.reading == 0
 
     run(gone())
 
@@ -437,7 +437,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(twin: Any) -> None:
         client = Client(slow.app, "/v1/completions", b"")
         client._body = None
         await client.task
-        assert client.status == 408 and slow.app._api.reading == 0
+        assert client.status == 408 and slow.app.state.api.reading == 0
 
     run(drips())
 
@@ -542,7 +542,7 @@ def test_what_breaks_in_the_app_is_500_in_openais_form(
     engine: Any, desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = Desk(engine)
-    broken.app._api.info = lambda: 1 / 0
+    broken.app.state.api.info = lambda: 1 / 0
     answer = broken.ask("/server_info")
     assert answer.status_code == 500 and error(answer)["type"] == "server_error"
     assert "ZeroDivisionError" in capsys.readouterr().err

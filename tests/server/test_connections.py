@@ -107,7 +107,7 @@ def test_a_bad_chunk_behind_a_good_head_is_answered_once(
         opened.sendall("\r\n".join(head).encode())
         assert everything(opened).count(b"HTTP/1.1") == 1
     assert httpx.get(f"{served.url}/health").status_code == 200
-    assert capsys.readouterr().err == "" and served.desk.app._api.reading == 0
+    assert capsys.readouterr().err == "" and served.desk.app.state.api.reading == 0
 
 
 def test_who_says_nothing_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,6 @@ def test_tokens_are_told_by_tier(engine: Any) -> None:
 
 def test_a_server_without_metrics_says_so(engine: Any) -> None:
     desk = Desk(engine)
-    desk.app._api.metrics = None
+    desk.app.state.api.metrics = None
     assert desk.ask("/metrics").status_code == 404
     assert Metrics().text()  # of no engine yet
