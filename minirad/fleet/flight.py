@@ -510,7 +510,8 @@ def _short(text: str) -> str:
 
 
 def _numbers_of_events(events: Sequence[Event]) -> int:
-    return sum(_NUMBERS_OF_AN_EVENT + len(getattr(event, "tokens", ())) for event in events)
+    tokens = [getattr(event, "tokens", ()) for event in events]  # a router's event has their number alone
+    return _NUMBERS_OF_AN_EVENT * len(tokens) + sum(len(ids) for ids in tokens if isinstance(ids, tuple))
 
 
 def _numbers_of_state(state: State) -> int:

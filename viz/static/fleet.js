@@ -2,14 +2,16 @@
 //
 // page.js calls what `makeFleet` returns. All text from the stream goes through textContent (h).
 import { button, h, plural, s } from "./parts.js";
+import { makeRoutes } from "./route.js";
 
 export const FLEET_WORDS = { connecting: "connecting", replaying: "catching up", live: "live", silent: "silent", lost: "lost" };
 const FLEET_LETTERS = "DHKX?";
 
-/** page: {source, state, chartSize, cursor, pickRank(rank or null), ranks(): those that can be shown alone}.
- *  Returns what page.js draws of it: {parts, mount, tipOf, charts}. */
+/** page: {source, state, chartSize, cursor, pickRank(rank or null), ranks(): those that can be shown alone, command}.
+ *  Returns what page.js draws of it: {parts(), mount, tipOf, charts, drawTools}. */
 export function makeFleet(page) {
-  const { source, state } = page, el = {};
+  const { source, state } = page, el = {}, routing = makeRoutes(page);
+  const routed = () => Boolean(source.meta.fleet.routed); // the ranks are workers behind a router of ours
   const media = () => source.meta.fleet.media;
   const color = (letter) => source.meta.fleet.colours[letter] ?? "#ced4da";
   const many = (n) => n.toLocaleString("en");
@@ -25,14 +27,16 @@ export function makeFleet(page) {
 
   function drawRanks() {
     const { ranks } = state.view.fleet, shown = FLEET_LETTERS.split("").filter((letter) => ranks.some((r) => r.media[letter]));
-    const heads = ["rank", "state", "last", "batches", ...shown.map((letter) => `${letter} tokens`), "lost", "unknown", "endpoint"];
+    const first = routed() ? routing.workerHeads : ["rank", "state", "last", "batches"];
+    const heads = [...first, ...shown.map((letter) => `${letter} tokens`), "lost", "unknown", "endpoint"];
     const pickable = page.ranks(), body = ranks.map((r) => {
       const where = r.where.replace(/^tcp:\/\//, "");
       const cells = [
-        h("th", {}, String(r.rank)),
-        h("td", {}, h("span.state", { "data-state": r.state }, h("i.dot"), FLEET_WORDS[r.state] ?? r.state)),
-        h("td.n", { title: "the last batch's number" }, r.seq < 0 ? "–" : many(r.seq)),
-        h("td.n", { title: `${plural(r.batches, "batch").replace("batchs", "batches")}, ${many(r.replayed)} of them from the replay buffer` }, many(r.batches)),
+        ...(routed() ? routing.workerCells(r.rank) : [
+          h("th", {}, String(r.rank)),
+          h("td", {}, h("span.state", { "data-state": r.state }, h("i.dot"), FLEET_WORDS[r.state] ?? r.state)),
+          h("td.n", { title: "the last batch's number" }, r.seq < 0 ? "–" : many(r.seq)),
+          h("td.n", { title: `${plural(r.batches, "batch").replace("batchs", "batches")}, ${many(r.replayed)} of them from the replay buffer` }, many(r.batches))]),
         ...shown.map((letter) => { const [blocks, tokens] = r.media[letter] ?? [0, 0]; return h("td.n", { title: `${many(tokens)} tokens in ${plural(blocks, "block")} (${media()[letter]})` }, tokens ? short(tokens) : "–", h("small", {}, blocks ? ` ${short(blocks)}` : "")); }),
         h("td.n" + (r.lost ? ".bad" : ""), { title: "batches that were lost" }, many(r.lost)),
         h("td.n", { title: "events and fields that are not known here" }, many(r.unknown)),
@@ -126,7 +130,7 @@ export function makeFleet(page) {
   function mount(own) {
     if (!el.side.isConnected) {
       document.querySelector("main").append(el.side);
-      document.querySelector(".low").prepend(el.growthCard);
+      routed() ? routing.mount() : document.querySelector(".low").prepend(el.growthCard);
       own.tiers.before(el.legend);
       own.say.before(el.wrong);
     }
@@ -135,9 +139,10 @@ export function makeFleet(page) {
   }
 
   // As page.js has its own: the place, its name, how it is drawn, and which parts of a view it needs.
-  const parts = {
+  const parts = () => ({
     wrong: [() => el.wrong, "What is wrong", drawWrong, "fleet"], ranks: [() => el.ranks, "The table of ranks", drawRanks, "fleet"],
-    shares: [() => el.shares, "What is shared", drawShares, "fleet"], growth: [() => el.growth, "Growth", drawGrowth],
-  };
-  return { parts, mount, tipOf, charts: [el.shares, el.growth] };
+    shares: [() => el.shares, "What is shared", drawShares, "fleet"],
+    ...(routed() ? routing.parts : { growth: [() => el.growth, "Growth", drawGrowth] }),
+  });
+  return { parts, mount, tipOf, charts: [el.shares, el.growth], drawTools: routing.drawTools };
 }

@@ -15,11 +15,12 @@ from typing import Any
 
 from minirad.observe import fleet_events as fe
 from minirad.observe.event import Event
+from minirad.observe.route_events import WorkerChanged, has_routes, worker_name
 from minirad.observe.snapshot import State
 from viz.draw import fleet as cards
 from viz.draw import tree
 from viz.trace import Trace, View
-from viz.view import fleet
+from viz.view import fleet, routes
 from viz.view.text import short as short
 from viz.web.page import Page
 from viz.words import summary, word_of
@@ -44,23 +45,31 @@ class FleetPage(Page):
         self._sums = [self._growth.now]  # after each frame, the start first
         self._news: list[tuple[int, Event]] = []  # troubles by frame
         self._ranks = {int(row["rank"]) for row in trace.recording.header["start"]["tree"]["ranks"]}
+        self.routed = has_routes(trace.recording.header["start"])  # the ranks are workers behind a router
+        self.limits = routes.Limits.of(trace.recording.header.get("notes"))
+        self._policies = routes.PolicySums()
+        self._policy_sums: list[routes.Sums] = [{}]  # after each frame, the start first
 
     def meta(self, title: str = "", note: str = "") -> Json:
         """What does not change: no pool and no policies of ours."""
         meta = super().meta(short(title, 120), note)
         words = dict(zip(fleet.SIGNS, MEDIA_WORDS, strict=True))
+        with self._lock:
+            self._catch_up()  # a file tells by its events only that there is a router
         return {
             **meta,
             **({} if self.sized else {"page_size": 0}),
             "model": "",
             "schedule_policy": "",
-            "fleet": {"media": words, "colours": cards.COLOURS},
+            "fleet": {"media": words, "colours": cards.COLOURS, "routed": self.routed},
         }
 
     def _frame_record(self, index: int) -> Json:
         frame = self.trace.recording.frames[index]
         grown = self._growth.take(frame.events)
         self._sums.append(grown)
+        self._policy_sums.append(self._policies.take(self._policy_sums[-1], frame.events))
+        self.routed = self.routed or any(isinstance(event, WorkerChanged) for event in frame.events)
         self._news += [(index, event) for event in frame.events if isinstance(event, _NEWS)]
         self._ranks.update(event.rank for event in frame.events if isinstance(event, fe.RankStateSeen))
         ended = frame.events[-1] if frame.events else None
@@ -124,7 +133,13 @@ class FleetPage(Page):
         }  # fmt: skip
         for name, empty in nothing.items():
             parts[name] = partial(deepcopy, empty), empty
-        return {**parts, "fleet": (lambda: self._fleet(view), {"ranks": [], "shares": [], "wrong": ""})}
+        parts["fleet"] = (lambda: self._fleet(view), {"ranks": [], "shares": [], "wrong": ""})
+        if self.routed:
+            parts["routes"] = (
+                lambda: self._routes(view),
+                {"workers": [], "last": [], "sums": [], "policy": ""},
+            )
+        return parts
 
     def _fleet(self, view: View) -> Json:
         whole = self.trace.view(view.granularity, view.index)  # view may be of one rank alone
@@ -141,6 +156,30 @@ class FleetPage(Page):
         numbers = {name: row[name] for name in ("rank", "seq", "batches", "replayed", "lost", "unknown")}
         texts = {name: short(str(row[name]), 200) for name in ("where", "state")}
         return {**numbers, **texts, "media": {letter: list(sums) for letter, sums in media.items()}}
+
+    def _routes(self, view: View) -> Json:
+        """The workers behind a router, the last requests that it sent to them, and sums by policy."""
+        tree = view.state["tree"]
+        workers, last = tree.get("workers", []), tree.get("routes", [])
+        sums = self._policies.take(self._policy_sums[max(view.frame, 0)], view.so_far)
+        return {
+            "workers": [_worker(row) for row in workers],
+            "last": [self._route(row) for row in reversed(last)],
+            "policy": last[-1]["policy"] if last else "",
+            "sums": [_sum(policy, each, len(workers)) for policy, each in sums.items()],
+        }
+
+    def _route(self, row: State) -> Json:
+        weighs = self.limits is not None and row["policy"] in routes.WITH_THRESHOLDS
+        names = ("worker", "matches", "loads", "best", "regret", "tokens", "outcome", "cached")
+        return {
+            **{name: row[name] for name in names},
+            "id": short(str(row["request"]), 40),
+            "policy": short(str(row["policy"]), 40),
+            "reason": short(str(row["reason"]), _SENTENCE),
+            "match_limit": self.limits.match(row["tokens"]) if weighs and self.limits else None,
+            "load_limit": self.limits.load(row["loads"]) if weighs and self.limits else None,
+        }
 
     def _still_news(self, view: View) -> list[Event]:
         """Troubles of the last frames before a position; of its own frame those that have come by then."""
@@ -179,6 +218,27 @@ class FleetPage(Page):
             "on": present,
             "later": future,
         }
+
+
+def _worker(row: State) -> Json:
+    numbers = {name: row[name] for name in ("load", "requests", "tokens", "cached", "regret")}
+    why = short(" ".join(filter(None, (str(row["where"]), str(row["why"])))), 200)
+    return {
+        "name": worker_name(row["worker"]),
+        "rank": row["worker"],
+        "state": row["state"],
+        "why": why,
+        **numbers,
+    }
+
+
+def _sum(policy: str, found: routes.PolicySum, workers: int) -> Json:
+    balance = found.balance(workers)
+    return {
+        "policy": short(policy, 40), "requests": found.routed, "tokens": found.tokens, "cached": found.cached,
+        "failed": found.failed, "regret": found.regret if found.judged else None,
+        "balance": None if balance is None else round(balance, 3),
+    }  # fmt: skip
 
 
 def told_still(events: Iterable[Event]) -> list[Event]:

@@ -1,0 +1,107 @@
+"""Where a router sent requests, to be drawn: the last ones with what it saw of each worker, sums by policy.
+
+A state has the last routes and the workers (minirad/observe/route_events.py); what is summed by policy is
+followed here, event by event, and known again after each frame. Draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from minirad.observe.event import Event
+from minirad.observe.route_events import RequestRouted, RouteFinished
+
+WITH_THRESHOLDS = ("cache-aware", "events")  # policies that weigh matches against loads
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The thresholds of minirad/route/policies.py, as a recording's notes have them."""
+
+    match_threshold: float
+    balance_abs: int
+    balance_rel: float
+
+    @classmethod
+    def of(cls, notes: object) -> Limits | None:
+        """Those of a recording's notes; None where they say nothing that can be drawn."""
+        found = notes.get("route") if isinstance(notes, dict) else None
+        values = [found.get(name) if isinstance(found, dict) else None for name in cls.__slots__]
+        numbers = [value for value in values if type(value) in (int, float)]
+        return cls(*numbers) if len(numbers) == len(values) else None
+
+    def match(self, tokens: int) -> float:
+        """More tokens than this have to be expected at a worker for its match to count."""
+        return self.match_threshold * tokens
+
+    def load(self, loads: Sequence[int]) -> float:
+        """With more requests in flight than this the workers are out of balance."""
+        low = min(loads, default=0)
+        return max(low + self.balance_abs, low * self.balance_rel)
+
+
+class PolicySum(NamedTuple):
+    """What came of a policy's choices. routed: requests, tries at another worker included.
+
+    tokens, cached: of those that were answered. failed: those that were not. regret, judged: of the choices of
+    which an oracle knew all trees. computed: by worker, prompt tokens that it had to compute.
+    """
+
+    routed: int = 0
+    tokens: int = 0
+    cached: int = 0
+    failed: int = 0
+    regret: int = 0
+    judged: int = 0
+    computed: tuple[int, ...] = ()
+
+    def balance(self, workers: int) -> float | None:
+        """The most that a worker had to compute over the mean of all workers; None where nothing was."""
+        total = sum(self.computed)
+        return max(self.computed) * max(workers, len(self.computed)) / total if total else None
+
+
+Sums = Mapping[str, PolicySum]
+
+
+class PolicySums:
+    """Follows a recording's events. Of each request it remembers who sent it: an answer does not say so."""
+
+    def __init__(self) -> None:
+        self._sent_by: dict[tuple[str, int], str] = {}  # request and worker: the policy
+
+    def take(self, sums: Sums, events: Iterable[Event]) -> Sums:
+        """The sums after these events, where they were `sums` before; those are not changed.
+
+        What was sent before the first event that was ever taken is not counted when it is answered.
+        """
+        for event in events:
+            if isinstance(event, RequestRouted):
+                self._sent_by[event.request, event.worker] = event.policy
+                sums = {**sums, event.policy: _routed(sums.get(event.policy, PolicySum()), event)}
+            elif isinstance(event, RouteFinished):
+                policy = self._sent_by.get((event.request, event.worker))
+                if policy is not None:
+                    sums = {**sums, policy: _finished(sums.get(policy, PolicySum()), event)}
+        return sums
+
+
+def _routed(was: PolicySum, event: RequestRouted) -> PolicySum:
+    return was._replace(
+        routed=was.routed + 1, regret=was.regret + (event.regret or 0),
+        judged=was.judged + (event.regret is not None),
+    )  # fmt: skip
+
+
+def _finished(was: PolicySum, event: RouteFinished) -> PolicySum:
+    if event.outcome != "finished":
+        return was._replace(failed=was.failed + 1)
+    computed = Counter(dict(enumerate(was.computed)))
+    computed[event.worker] += event.tokens - event.cached
+    return was._replace(
+        tokens=was.tokens + event.tokens, cached=was.cached + event.cached,
+        computed=tuple(computed[worker] for worker in range(max(computed) + 1)),
+    )  # fmt: skip

@@ -1,0 +1,297 @@
+"""Page and OpenAI server over one engine: `python -m viz.live --serve 8000`.
+
+The page's driver is the engine's one thread, as ever. Where it would make a step it lets the server's
+`Service` (minirad/server/service.py) take in what has come by HTTP, make that step and hand out what is new.
+So the page's pace is the server's: as fast as it goes, unless the page is slowed or paused, and then it says so.
+
+Only with --serve are starlette and uvicorn imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from minirad import command, workloads
+from minirad.server.service import Piece, Service, Spec, Ticket
+from minirad.server.settings import Limits
+from minirad.server.settings import Settings as Served
+from viz.web.commands import Command, Session
+from viz.web.compare import Shown
+from viz.web.driver import Driver
+from viz.web.runs import Run
+from viz.web.server import HOST
+from viz.web.settings import Settings
+
+if TYPE_CHECKING:
+    from minirad.engine import Engine
+    from minirad.outputs import GenerationOutput
+
+Json = dict[str, Any]
+KV_TOKENS = 2048  # of the pool, where nothing else is said: the page shows each slot of it
+MOST_FRAMES = 20_000  # of a recording in memory; then a new one begins, with the same engine
+ENDING = 5.0  # seconds that running answers have when the page ends
+ASKED = "What is the capital of France?"  # by the request that the page shows how to send
+LIMITS = ("api_key", "max_queue", "max_body", "served_model_name")
+
+
+# ---------------------------------------------------------------------- what is asked for
+
+
+def port(text: str) -> int:
+    """An option's port; 0: any free one."""
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {number}")
+    return number
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a server beside the page."""
+    group = parser.add_argument_group("a server with OpenAI's API, over the page's engine or over its workers")
+    where = group.add_argument
+    where("--serve", type=port, metavar="PORT", help="serve there, as minirad serve does (0: any free port)")
+    where("--api-key", metavar="KEY", help="who asks must send it: Authorization: Bearer KEY")
+    where("--max-queue", type=command.positive, metavar="N", help="requests at most that wait")
+    where("--max-body", type=command.positive, metavar="BYTES", help="bytes of a request at most")
+    where("--served-model-name", metavar="NAME", help="what clients call the model")
+
+
+def check(options: argparse.Namespace) -> None:
+    """ValueError, in one sentence, for options that do not go together. Opens nothing."""
+    given = [name for name in LIMITS if getattr(options, name) is not None]
+    if options.serve is None:
+        if given:
+            raise ValueError(f"--{given[0].replace('_', '-')} {getattr(options, given[0])} goes with --serve only")
+        return
+    if options.serve and options.serve == options.port:
+        raise ValueError(f"--serve {options.serve} and --port {options.port}: page and server need two ports")
+    if options.api_key == "":
+        raise ValueError("--api-key is empty: leave it out to let everybody in")
+    if options.workers is not None:
+        return
+    why = {
+        "compare": "two engines run, and a server has one",
+        "replay": "nothing runs, so nothing can be served",
+        "export": "nobody can ask a run that is over at once",
+    }
+    for name, reason in why.items():
+        if getattr(options, name):
+            raise ValueError(f"--serve {options.serve} with --{name}: {reason}")
+
+
+# ---------------------------------------------------------------------- the server's thread
+
+
+class Front:
+    """A server's socket, bound when it is made, and its thread, once there is an app to serve.
+
+    name: of the option that asked for it. ValueError for a port that cannot be had: another one would not be
+    what was asked for.
+    """
+
+    def __init__(self, port: int, host: str = HOST, key: str | None = None, name: str = "--serve") -> None:
+        self.key = key
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise ValueError(f"{name} {port}: cannot listen there on {host}: {error.strerror or error}") from None
+        self._socket.listen(128)  # who comes before the engine is there waits
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where a program of this machine finds it, without a slash at its end."""
+        address, number = self._socket.getsockname()[:2]
+        name = {"0.0.0.0": HOST, "::": "::1"}.get(address, address)
+        return f"http://{f'[{name}]' if ':' in name else name}:{number}"
+
+    def example(self, model: str) -> str:
+        """A command line that sends a request."""
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": ASKED}]})
+        key = ' -H "Authorization: Bearer KEY"' if self.key else ""
+        return f"curl {self.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+
+    def start(self, app: Any) -> None:
+        """Serves `app` from a thread of its own."""
+        import uvicorn
+
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", server_header=False, date_header=False,
+            timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="serve", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Closes what is open, and the thread's end is waited for."""
+        if self._thread is None:
+            self._socket.close()
+            return
+        self._server.should_exit = True
+        self._thread.join(timeout=5)
+
+
+# ---------------------------------------------------------------------- the engine's thread
+
+
+class _Heard(Service):
+    """The service of a page's engine: says when something has come. came: called in any thread, with True for a
+    request."""
+
+    def __init__(self, engine: Engine, limits: Limits, metrics: Any, came: Callable[[bool], None]) -> None:
+        self._came = came
+        super().__init__(engine, limits, metrics)
+
+    def submit(self, spec: Spec, on_pieces: Callable[[list[Piece]], None]) -> Ticket:
+        ticket = super().submit(spec, on_pieces)
+        self._came(True)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        super().cancel(ticket)
+        self._came(False)
+
+    def call(self, function: Callable[[Engine], Any]) -> Future[Any]:
+        answer = super().call(function)
+        self._came(False)
+        return answer
+
+
+class ServedRun(Run):
+    """A run whose steps are the server's turns. came: set while something waits to be taken in."""
+
+    def __init__(
+        self, number: int, settings: Settings, workload: workloads.Workload | None,
+        engine: Engine | None = None, service: Service | None = None,
+    ) -> None:  # fmt: skip
+        self.service, self.came = service, threading.Event()
+        super().__init__(number, settings, workload, engine)
+
+    def note_idle(self) -> None:
+        """As Run's. What comes is told before it is looked whether this is idle: so one of both is seen."""
+        super().note_idle()
+        if self.came.is_set():
+            self.idle = False
+
+    def _step(self) -> list[GenerationOutput]:
+        assert self.service is not None
+        finished: list[GenerationOutput] = []
+        self.came.clear()
+        self.service.turn(lambda: finished.extend(self.engine.step().finished))
+        return finished + self.engine.outbox.take()  # of what was aborted, and no step followed
+
+    def take_in(self) -> None:
+        """What has come waits in the engine's queue, and is seen there; no step is made."""
+        assert self.service is not None
+        self.came.clear()
+        self.service.turn(lambda: None)
+        self.recorder.cut()
+        self.note_idle()
+
+
+class ServedDriver(Driver):
+    """A page's driver that serves, too. front: where. served: as what, to whom, and how much."""
+
+    def __init__(
+        self, settings: Settings, speed: float, front: Front, served: Served, *, paused: bool = False
+    ) -> None:
+        super().__init__(settings, speed, paused=paused)
+        self.front, self.served = front, served
+        self.service: Service | None = None
+        self.asked = 0  # requests that came by HTTP
+
+    def begin(self, settings: Settings, workload: workloads.Workload | None) -> Shown:
+        """The one run; ValueError where a page asks for another one."""
+        if self.run_now is not None:
+            raise ValueError(f"this engine serves at {self.front.url}: start the page anew for other settings")
+        run = ServedRun(1, settings, workload)
+        self.run_now = run
+        self._serve(run)
+        self.begun(run)
+        return run
+
+    def _serve(self, run: ServedRun) -> None:
+        """The server takes requests from now on."""
+        from minirad.server.app import make_app
+        from minirad.server.metrics import Metrics
+
+        self.service = run.service = _Heard(run.engine, self.served.limits, Metrics(run.engine), self._came)
+        self.front.start(make_app(self.service, self.served))
+
+    # ------------------------------------------------------------ from other threads
+
+    def _came(self, asks: bool) -> None:
+        """Something has come by HTTP (asks: a request): it is taken in with the next step, or at once where
+        no step is to come."""
+        self.asked += asks
+        run = self.run_now
+        if isinstance(run, ServedRun):
+            run.came.set()
+            if run.idle or not self.playing:
+                self._commands.put((_take_in, {}, Future()))
+
+    def status(self) -> Json:
+        """As Driver's, and where the server is."""
+        return {**super().status(), "serving": self._serving()}
+
+    def _serving(self) -> Json:
+        where = f"{self.front.url}/v1"
+        if not self.playing:
+            text = f"{where} is paused with this page: requests wait until play is pressed."
+        elif self.speed:
+            text = f"{where} is as slow as this page: at most {self.speed:g} steps per second. Choose max for all it can."
+        elif self.asked:
+            return {"text": f"Serving at {where}, as fast as it goes. Requests so far: {self.asked:,}", "example": ""}
+        else:
+            text = f"Serving at {where}. Ask it:"
+        return {"text": text, "example": "" if self.asked else self.front.example(self.served.model)}
+
+    # ------------------------------------------------------------ in the engine's thread
+
+    def _end(self) -> None:
+        """Whoever waits for an answer is told, before the page is."""
+        if self.service is not None:
+            if self.error:
+                self.service.broke(RuntimeError(self.error))
+            else:
+                self.service.end()
+                self.service.end_all("the server is ending")
+                self.service.turn(lambda: None)
+            self.service.finish()
+        super()._end()
+
+    def _turn(self) -> None:
+        super()._turn()
+        run = self.run_now
+        if isinstance(run, ServedRun) and len(run.trace) > MOST_FRAMES and run.player.done:
+            self._go_on(run)
+
+    def _go_on(self, run: ServedRun) -> None:
+        """The recording has grown long: a new one of the same engine takes its place."""
+        run.close()
+        none = workloads.load("none")
+        settings = dataclasses.replace(self.settings, workload=none.name)
+        self.run_now = ServedRun(run.number + 1, settings, none, run.engine, run.service)
+        self._announce()
+
+
+def _take_in(session: Session, arguments: Json) -> Json:
+    run = session.run_now
+    if isinstance(run, ServedRun) and run.came.is_set():
+        run.take_in()
+    return {}
