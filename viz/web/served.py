@@ -54,7 +54,9 @@ def port(text: str) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of a server beside the page."""
-    group = parser.add_argument_group("a server with OpenAI's API, over the page's engine or over its workers")
+    group = parser.add_argument_group(
+        "a server with OpenAI's API, over the page's engine or over its workers"
+    )
     where = group.add_argument
     where("--serve", type=port, metavar="PORT", help="serve there, as minirad serve does (0: any free port)")
     where("--api-key", metavar="KEY", help="who asks must send it: Authorization: Bearer KEY")
@@ -68,7 +70,9 @@ def check(options: argparse.Namespace) -> None:
     given = [name for name in LIMITS if getattr(options, name) is not None]
     if options.serve is None:
         if given:
-            raise ValueError(f"--{given[0].replace('_', '-')} {getattr(options, given[0])} goes with --serve only")
+            raise ValueError(
+                f"--{given[0].replace('_', '-')} {getattr(options, given[0])} goes with --serve only"
+            )
         return
     if options.serve and options.serve == options.port:
         raise ValueError(f"--serve {options.serve} and --port {options.port}: page and server need two ports")
@@ -105,7 +109,9 @@ class Front:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
-            raise ValueError(f"{name} {port}: cannot listen there on {host}: {error.strerror or error}") from None
+            raise ValueError(
+                f"{name} {port}: cannot listen there on {host}: {error.strerror or error}"
+            ) from None
         self._socket.listen(128)  # who comes before the engine is there waits
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -218,7 +224,9 @@ class ServedDriver(Driver):
     def begin(self, settings: Settings, workload: workloads.Workload | None) -> Shown:
         """The one run; ValueError where a page asks for another one."""
         if self.run_now is not None:
-            raise ValueError(f"this engine serves at {self.front.url}: start the page anew for other settings")
+            raise ValueError(
+                f"this engine serves at {self.front.url}: start the page anew for other settings"
+            )
         run = ServedRun(1, settings, workload)
         self.run_now = run
         self._serve(run)
@@ -256,7 +264,10 @@ class ServedDriver(Driver):
         elif self.speed:
             text = f"{where} is as slow as this page: at most {self.speed:g} steps per second. Choose max for all it can."
         elif self.asked:
-            return {"text": f"Serving at {where}, as fast as it goes. Requests so far: {self.asked:,}", "example": ""}
+            return {
+                "text": f"Serving at {where}, as fast as it goes. Requests so far: {self.asked:,}",
+                "example": "",
+            }
         else:
             text = f"Serving at {where}. Ask it:"
         return {"text": text, "example": "" if self.asked else self.front.example(self.served.model)}
