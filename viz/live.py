@@ -9,6 +9,8 @@
     python -m viz.live --publish tcp://127.0.0.1:5557      tells routers what the tree holds, as SGLang does
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
     python -m viz.live --connect tcp://host:5557     the cache of another server (viz/web/stream.py)
+    python -m viz.live --serve 8000                  OpenAI's API over the same engine (viz/web/served.py)
+    python -m viz.live --workers 4 --route random    several engines behind a router (viz/web/routed.py)
 
 This is the command line; the parts are in viz/web. Three kinds of threads: ONE drives the engine (driver.py;
 all others put commands into its queue), one serves (server.py lets requests in, routes.py answers them) and
@@ -35,6 +37,7 @@ import sys
 import threading
 import time
 import webbrowser
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +53,7 @@ from minirad.observe.recorder import Recorder
 from minirad.observe.snapshot import is_fleet
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.draw.dot import DotError
-from viz.web import stream
+from viz.web import routed, served, stream
 from viz.web.commands import COMMANDS, FASTEST, make_run
 from viz.web.compare import Shown
 from viz.web.driver import Driver
@@ -75,7 +78,7 @@ class Live:
     host: the address to listen on; allowed: further names by which a browser may know it (viz/web/server.py).
     """
 
-    driver: Driver | stream.FleetSource
+    driver: Driver | stream.FlightSource
     port: int = 0
     host: str = HOST
     allowed: tuple[str, ...] = ()
@@ -89,19 +92,12 @@ class Live:
 
     def __exit__(self, *exc: object) -> None:
         self.driver.stop()
-        self.driver.join(timeout=0.3)
+        self.driver.join(timeout=self.driver.ending)
         self.server.stop()
 
     @property
     def url(self) -> str:
         return self.server.url
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {port}")
-    return port
 
 
 def _pace(text: str) -> float:
@@ -128,9 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bigram-keys", action="store_true", help="a tree of pairs of tokens (EAGLE)")
     parser.add_argument("--compare", metavar="A,B",
                         help="two schedule or two eviction policies, side by side")  # fmt: skip
-    parser.add_argument("--speed", type=_pace, default=3.0, help="steps per second; 0: as fast as it goes")
+    parser.add_argument(
+        "--speed", type=_pace, help="steps per second; 0: as fast as it goes (default: 3; 0 with --serve)"
+    )
     parser.add_argument("--paused", action="store_true", help="wait for the page to press play")
-    parser.add_argument("--port", type=_port, default=PORT, help="any free one if it is taken")
+    parser.add_argument("--port", type=served.port, default=PORT, help="any free one if it is taken")
     parser.add_argument("--host", default=HOST, metavar="ADDRESS",
                         help=f"address to listen on (default: {HOST}, this machine alone)")  # fmt: skip
     parser.add_argument("--allow-host", metavar="NAME[:PORT]", action="append", default=[],
@@ -152,6 +150,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="where missed ones are asked for (default: the port after it)")  # fmt: skip
     parser.add_argument("--steps", type=command.positive, help="with --export: steps at most (default: 2000)")
     stream.add_options(parser)
+    served.add_options(parser)
+    routed.add_options(parser)
     return parser
 
 
@@ -160,8 +160,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
     workload = options.workload
     if workload is None:
         workload = telling_workload(options.compare, options.host_kv_tokens)
+    kv_tokens = options.kv_tokens
+    if options.serve is not None and options.workload is None:
+        workload, kv_tokens = "none", served.KV_TOKENS if kv_tokens is None else kv_tokens
     return Settings(
-        workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
+        workload, options.model, kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
         bigram_keys=options.bigram_keys,
@@ -177,6 +180,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     stream.check(options, parser)
+    served.check(options)
+    routed.check(options, parser)
+    if routed.asked(options):
+        return _route(options)
     if stream.asked(options):
         return _follow(options)
     settings = settings_of(options)
@@ -252,11 +259,7 @@ def _replay(path: str, tokenizer: str | None = None) -> Replay:
 
 def _follow(options: argparse.Namespace) -> int:
     """The page, or the export, of another server's stream."""
-    for path in options.export:
-        command.may_be_written("--export", path, (".html", ".gif", ".htm"))
-    if options.record is not None:
-        command.may_be_written("--record", options.record, (".jsonl",), keep=True)
-    Gate(options.host, tuple(options.allow_host))
+    _check_flight(options)
     tokenizer = stream.tokenizer(options.tokenizer) if options.tokenizer is not None else None
     info = stream.followed(options)
     for notice in info.notices:
@@ -264,14 +267,39 @@ def _follow(options: argparse.Namespace) -> int:
     source = stream.FleetSource(info, tokenizer, options.record, bind=options.bind is not None)
     if not options.export:
         return _serve_page(source, options)
+    return _export_flight(source, options, lambda: stream.until_told(source, options.steps))
+
+
+def _route(options: argparse.Namespace) -> int:
+    """The page, or the export, of workers behind a router."""
+    _check_flight(options)
+    workload = routed.workload_of(options)
+    source = routed.RoutedSource(routed.settings_of(options, workload), workload)
+    print(f"minirad router: {source.router.url}/v1   ({options.workers} workers are starting)", flush=True)
+    if not options.export:
+        return _serve_page(source, options)
+    return _export_flight(source, options, lambda: routed.until_over(source, options.steps))
+
+
+def _check_flight(options: argparse.Namespace) -> None:
+    """ValueError for files that may not be written, and a host that is none: before anything is opened."""
+    for path in options.export:
+        command.may_be_written("--export", path, (".html", ".gif", ".htm"))
+    if options.record is not None:
+        command.may_be_written("--record", options.record, (".jsonl",), keep=True)
+    Gate(options.host, tuple(options.allow_host))
+
+
+def _export_flight(source: stream.FlightSource, options: argparse.Namespace, wait: Callable[[], None]) -> int:
+    """Files of what a source has shown when `wait` returns."""
     from viz.web.export import export
 
     source.start()
     try:
-        stream.until_told(source, options.steps)
+        wait()
     finally:
         source.stop()
-        source.join(timeout=5)
+        source.join(timeout=max(5.0, source.ending))
     for path in options.export:
         size = export(source.run_now.page, path, title=source.run_now.workload.title)
         print(f"{path}: {len(source.run_now.trace)} steps, {size / 1000:.0f} KB")
@@ -281,18 +309,30 @@ def _follow(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
     publisher = _publisher(options)
     _one_thread(settings)
-    driver = Driver(settings, options.speed, paused=options.paused, replay=replay)
+    driver = _driver(options, settings, replay)
     if publisher is not None:
         driver.begun = lambda run: publisher.attach(run.alone.engine) if run.alone else None
     with publisher or nullcontext():
         return _serve_page(driver, options, bool(settings.cache))
 
 
+def _driver(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> Driver:
+    """The engine's thread, of a server as well where one is asked for."""
+    if options.serve is None:
+        speed = 3.0 if options.speed is None else options.speed
+        return Driver(settings, speed, paused=options.paused, replay=replay)
+    front = served.Front(options.serve, options.host, options.api_key)
+    print(f"minirad server: {front.url}/v1", flush=True)
+    return served.ServedDriver(
+        settings, options.speed or 0.0, front, served.served_of(options), paused=options.paused
+    )
+
+
 def _serve_page(
-    driver: Driver | stream.FleetSource, options: argparse.Namespace, students: bool = False
+    driver: Driver | stream.FlightSource, options: argparse.Namespace, students: bool = False
 ) -> int:
     """Until Ctrl-C. students: the tree is a learner's, and the page shows how it broke."""
-    what = "the stream" if isinstance(driver, stream.FleetSource) else "the engine"
+    what = driver.what
     with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
         if live.server.address not in LOOPBACK:

@@ -377,7 +377,7 @@ function drawStatus() {
   const starting = !error && source.run === "";
   const { stream } = source.status;
   const text = error ? (stream ? "stopped" : "engine stopped") : stream && !source.lost ? stream.text : source.lost ? "connection lost, trying again" : starting ? "the engine starts" : !drivable ? `recording of ${plural(frames, "step")}`
-    : idle ? (noneServed ? "no request was taken" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
+    : idle ? (noneServed ? "no request was taken" : source.status.serving ? "waiting for requests" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : stream ? stream.kind : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from minirad.observe.event import Event
 from minirad.observe.route_events import RequestRouted, RouteFinished
 
+MOST = 1e12  # that a threshold may be, in a file from a stranger
 WITH_THRESHOLDS = ("cache-aware", "events")  # policies that weigh matches against loads
 
 
@@ -22,16 +23,18 @@ class Limits:
     """The thresholds of minirad/route/policies.py, as a recording's notes have them."""
 
     match_threshold: float
-    balance_abs: int
+    balance_abs: float
     balance_rel: float
 
     @classmethod
     def of(cls, notes: object) -> Limits | None:
         """Those of a recording's notes; None where they say nothing that can be drawn."""
         found = notes.get("route") if isinstance(notes, dict) else None
-        values = [found.get(name) if isinstance(found, dict) else None for name in cls.__slots__]
-        numbers = [value for value in values if type(value) in (int, float)]
-        return cls(*numbers) if len(numbers) == len(values) else None
+        values: list[Any] = [
+            found.get(each.name) if isinstance(found, dict) else None for each in fields(cls)
+        ]
+        fits = all(isinstance(value, int | float) and 0 <= value < MOST for value in values)
+        return cls(*map(float, values)) if fits else None
 
     def match(self, tokens: int) -> float:
         """More tokens than this have to be expected at a worker for its match to count."""
@@ -46,8 +49,8 @@ class Limits:
 class PolicySum(NamedTuple):
     """What came of a policy's choices. routed: requests, tries at another worker included.
 
-    tokens, cached: of those that were answered. failed: those that were not. regret, judged: of the choices of
-    which an oracle knew all trees. computed: by worker, prompt tokens that it had to compute.
+    tokens, cached: of those that were answered. failed: those that were not. regret, judged: of the choices
+    of which an oracle knew all trees. computed: by worker, prompt tokens that it had to compute.
     """
 
     routed: int = 0

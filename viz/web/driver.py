@@ -27,6 +27,8 @@ from viz.web.settings import Settings
 class Driver(threading.Thread, Session):
     """The one thread that touches the engine: runs steps at a pace, and commands in between."""
 
+    what, ending = "the engine", 0.3  # ending: seconds that its end may take
+
     def __init__(
         self, settings: Settings, speed: float, *, paused: bool = False, replay: Shown | None = None
     ) -> None:

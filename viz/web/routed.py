@@ -29,9 +29,9 @@ from minirad.fleet.flight import Flight
 from minirad.model.classroom import corpus
 from minirad.route.policies import POLICIES, RouteOptions, make_policy
 from minirad.workloads import Asked, Session, Turn, Workload
-from viz.words import decoder_from, ids_as_text
 from viz.web.served import example, needed
 from viz.web.stream import PACE, FleetRun, FlightSource, Json
+from viz.words import decoder_from, ids_as_text
 
 if TYPE_CHECKING:
     from minirad.route.router import Router, Settings
@@ -94,23 +94,26 @@ def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def workload_of(options: argparse.Namespace) -> Workload:
-    """The one that is named, or prompts about some texts. ValueError for programs: they are no requests yet."""
+    """The one that is named, or prompts about some texts. ValueError for programs: they are no requests."""
     if options.workload is None:
         return texts(options.workers)
     found = workloads.load(options.workload)
     if found.program is not None:
-        raise ValueError(f"--workload {options.workload} with --workers: a program needs an engine of its own")
+        raise ValueError(
+            f"--workload {options.workload} with --workers: a program needs an engine of its own"
+        )
     return found
 
 
 def texts(workers: int, requests: int = 96) -> Workload:
-    """Questions about more texts than one worker's pool has room for, in bursts; one text is asked about most.
+    """Questions about several texts, in bursts; one text is asked about most.
 
-    Together the workers have room for all of them, if each text stays with one.
+    No worker's pool has room for all of them, but all together have, if each text stays with one.
     """
     chance, count = random.Random("texts"), 2 * workers - 1
     openings = [
-        corpus.few_shot_header(corpus.few_shot_examples(6, random.Random(f"text {text}"))) for text in range(count)
+        corpus.few_shot_header(corpus.few_shot_examples(6, random.Random(f"text {text}")))
+        for text in range(count)
     ]
     sessions = []
     for number in range(requests):
@@ -137,7 +140,7 @@ def settings_of(options: argparse.Namespace, workload: Workload) -> Settings:
 
 
 def engine_options(options: argparse.Namespace, workload: Workload) -> list[str]:
-    """The workers' engines, as `python -m minirad serve` is told; the pool is the workload's where none is named."""
+    """The workers' engines, as minirad serve is told; the pool is the workload's if none is named."""
     found: list[str] = []
     for name in _ENGINE:
         value = getattr(options, name)
@@ -161,7 +164,12 @@ class Traffic(threading.Thread):
     """
 
     def __init__(
-        self, url: str, key: str, workload: Workload, encode: Callable[[str], Sequence[int]], step: float = STEP
+        self,
+        url: str,
+        key: str,
+        workload: Workload,
+        encode: Callable[[str], Sequence[int]],
+        step: float = STEP,
     ) -> None:
         super().__init__(name="traffic", daemon=True)
         self._server, self._key, self._encode, self._step = urlsplit(url), key, encode, step
@@ -329,7 +337,9 @@ class RoutedSource(FlightSource):
         known = {"route": self._route, "send": self._send, "flush": self._flush}
         answer: Future[Json] = Future()
         if name not in known:
-            answer.set_exception(ValueError("workers behind a router are not driven from here: send them requests"))
+            answer.set_exception(
+                ValueError("workers behind a router are not driven from here: send them requests")
+            )
         elif self.error or self.stopping:
             answer.set_exception(ValueError("the router has ended"))
         else:
@@ -366,7 +376,8 @@ class RoutedSource(FlightSource):
         """As that of a stream; what can be changed, and where requests can be sent."""
         alive = any(worker.alive for worker in self.router.workers)
         sending = self.traffic is not None and not self.traffic.done
-        route = {"policies": list(POLICIES), "policy": self.router.policy.name, "sending": sending, "ready": alive}
+        policy = self.router.policy.name
+        route = {"policies": list(POLICIES), "policy": policy, "sending": sending, "ready": alive}
         return {**super().status(), "route": route, "serving": self._serving(alive, sending)}
 
     def _serving(self, alive: bool, sending: bool) -> Json:
@@ -384,23 +395,16 @@ class RoutedSource(FlightSource):
 
 
 def _encoder(folder: Path | None) -> Callable[[str], Sequence[int]]:
-    """Text to token ids, as the workers have it; made when it is first needed."""
+    """Text to token ids, as the workers have it; the tokenizer is loaded when it is first needed."""
+    from minirad.route.router import tokenizer
+    from minirad.tokenizing import Tokenizing
 
-    def encode(text: str) -> Sequence[int]:
-        if "tokenizer" not in made:
-            from minirad.route.router import _tokenizer
-            from minirad.tokenizing import Tokenizing
-
-            made["tokenizer"] = Tokenizing(_tokenizer(folder), None, ())
-        return made["tokenizer"].encode(text) if text else ()
-
-    made: dict[str, Any] = {}
-    return encode
+    texts = Tokenizing(None, None if folder is None else lambda: tokenizer(folder), ())
+    return lambda text: texts.encode(text).tolist() if text else ()
 
 
 def until_over(source: RoutedSource, steps: int | None) -> None:
     """Waits for what an export shows: so many frames, or the workload's end. Ctrl-C ends it early."""
-    command.interruptible
     try:
         while not source.error and not source.over and (steps is None or len(source.run_now.trace) < steps):
             time.sleep(PACE)

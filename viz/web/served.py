@@ -2,7 +2,7 @@
 
 The page's driver is the engine's one thread, as ever. Where it would make a step it lets the server's
 `Service` (minirad/server/service.py) take in what has come by HTTP, make that step and hand out what is new.
-So the page's pace is the server's: as fast as it goes, unless the page is slowed or paused, and then it says so.
+So the page's pace is the server's: as fast as it goes, unless the page is slowed or paused; then it says so.
 
 Only with --serve are starlette and uvicorn imported.
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -22,7 +24,7 @@ from minirad import command, workloads
 from minirad.server.service import Piece, Service, Spec, Ticket
 from minirad.server.settings import Limits
 from minirad.server.settings import Settings as Served
-from viz.web.commands import Command, Session
+from viz.web.commands import Session
 from viz.web.compare import Shown
 from viz.web.driver import Driver
 from viz.web.runs import Run
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 KV_TOKENS = 2048  # of the pool, where nothing else is said: the page shows each slot of it
 MOST_FRAMES = 20_000  # of a recording in memory; then a new one begins, with the same engine
-ENDING = 5.0  # seconds that running answers have when the page ends
-ASKED = "What is the capital of France?"  # by the request that the page shows how to send
+ENDING = 6.0  # seconds that the end may take: what is open is told
+ASKED = "Who are you?"  # by the request that the page shows how to send
+NONE = workloads.Workload("none", "Requests by HTTP", ())
+_NEEDED = ("starlette", "uvicorn", "httpx", "prometheus_client")
 LIMITS = ("api_key", "max_queue", "max_body", "served_model_name")
 
 
@@ -88,9 +92,35 @@ def check(options: argparse.Namespace) -> None:
     for name, reason in why.items():
         if getattr(options, name):
             raise ValueError(f"--serve {options.serve} with --{name}: {reason}")
+    needed("--serve")
+
+
+def served_of(options: argparse.Namespace) -> Served:
+    """As what, to whom and how much is served."""
+    usual = Limits()
+    limits = Limits(
+        queue=usual.queue if options.max_queue is None else options.max_queue,
+        body=usual.body if options.max_body is None else options.max_body,
+    )
+    return Served(options.served_model_name or Served().model, options.api_key, limits)
+
+
+def needed(option: str) -> None:
+    """ValueError where a package of the extra `serve` is missing."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"{option} needs {', '.join(missing)}: pip install -e '.[serve]'")
 
 
 # ---------------------------------------------------------------------- the server's thread
+
+
+def example(url: str, key: str | None) -> str:
+    """A command line that sends a request. The key itself is not shown."""
+    said = ' -H "Authorization: Bearer KEY"' if key else ""
+    body = json.dumps({"messages": [{"role": "user", "content": ASKED}]}, separators=(",", ":"))
+    quoted = json.dumps(body) if os.name == "nt" else f"'{body}'"
+    return f'curl {url}/v1/chat/completions -H "Content-Type: application/json"{said} -d {quoted}'
 
 
 class Front:
@@ -123,19 +153,13 @@ class Front:
         name = {"0.0.0.0": HOST, "::": "::1"}.get(address, address)
         return f"http://{f'[{name}]' if ':' in name else name}:{number}"
 
-    def example(self, model: str) -> str:
-        """A command line that sends a request."""
-        body = json.dumps({"model": model, "messages": [{"role": "user", "content": ASKED}]})
-        key = ' -H "Authorization: Bearer KEY"' if self.key else ""
-        return f"curl {self.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
-
     def start(self, app: Any) -> None:
         """Serves `app` from a thread of its own."""
         import uvicorn
 
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", server_header=False, date_header=False,
-            timeout_graceful_shutdown=1,
+            app, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
+            server_header=False, timeout_graceful_shutdown=1,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -156,8 +180,10 @@ class Front:
 
 
 class _Heard(Service):
-    """The service of a page's engine: says when something has come. came: called in any thread, with True for a
-    request."""
+    """The service of a page's engine: says when something has come.
+
+    came: called in any thread, with True for a request.
+    """
 
     def __init__(self, engine: Engine, limits: Limits, metrics: Any, came: Callable[[bool], None]) -> None:
         self._came = came
@@ -213,6 +239,8 @@ class ServedRun(Run):
 class ServedDriver(Driver):
     """A page's driver that serves, too. front: where. served: as what, to whom, and how much."""
 
+    ending = ENDING
+
     def __init__(
         self, settings: Settings, speed: float, front: Front, served: Served, *, paused: bool = False
     ) -> None:
@@ -227,6 +255,8 @@ class ServedDriver(Driver):
             raise ValueError(
                 f"this engine serves at {self.front.url}: start the page anew for other settings"
             )
+        if workload is None and settings.workload == NONE.name:
+            workload = NONE
         run = ServedRun(1, settings, workload)
         self.run_now = run
         self._serve(run)
@@ -236,9 +266,8 @@ class ServedDriver(Driver):
     def _serve(self, run: ServedRun) -> None:
         """The server takes requests from now on."""
         from minirad.server.app import make_app
-        from minirad.server.metrics import Metrics
 
-        self.service = run.service = _Heard(run.engine, self.served.limits, Metrics(run.engine), self._came)
+        self.service = run.service = _Heard(run.engine, self.served.limits, None, self._came)
         self.front.start(make_app(self.service, self.served))
 
     # ------------------------------------------------------------ from other threads
@@ -258,19 +287,20 @@ class ServedDriver(Driver):
         return {**super().status(), "serving": self._serving()}
 
     def _serving(self) -> Json:
-        where = f"{self.front.url}/v1"
+        where, example_ = (
+            f"{self.front.url}/v1",
+            "" if self.asked else example(self.front.url, self.front.key),
+        )
         if not self.playing:
             text = f"{where} is paused with this page: requests wait until play is pressed."
         elif self.speed:
-            text = f"{where} is as slow as this page: at most {self.speed:g} steps per second. Choose max for all it can."
+            pace = f"{self.speed:g} step{'s' * (self.speed != 1)} per second"
+            text = f"{where} is as slow as this page, at most {pace}: with max it is as fast as it can."
         elif self.asked:
-            return {
-                "text": f"Serving at {where}, as fast as it goes. Requests so far: {self.asked:,}",
-                "example": "",
-            }
+            text = f"Serving at {where}, as fast as it goes; requests so far: {self.asked:,}"
         else:
-            text = f"Serving at {where}. Ask it:"
-        return {"text": text, "example": "" if self.asked else self.front.example(self.served.model)}
+            text = "Nobody has asked yet. Ask it:"
+        return {"text": text, "example": example_}
 
     # ------------------------------------------------------------ in the engine's thread
 
@@ -285,6 +315,7 @@ class ServedDriver(Driver):
                 self.service.turn(lambda: None)
             self.service.finish()
         super()._end()
+        self.front.stop()
 
     def _turn(self) -> None:
         super()._turn()
@@ -295,9 +326,8 @@ class ServedDriver(Driver):
     def _go_on(self, run: ServedRun) -> None:
         """The recording has grown long: a new one of the same engine takes its place."""
         run.close()
-        none = workloads.load("none")
-        settings = dataclasses.replace(self.settings, workload=none.name)
-        self.run_now = ServedRun(run.number + 1, settings, none, run.engine, run.service)
+        settings = dataclasses.replace(self.settings, workload=NONE.name)
+        self.run_now = ServedRun(run.number + 1, settings, NONE, run.engine, run.service)
         self._announce()
 
 

@@ -180,11 +180,12 @@ class FleetRun:
 class FlightSource(threading.Thread):
     """What has a live page of a flight recording that grows (routes.Source).
 
-    A subclass makes `_flight`, calls `_begin`, and says how things are. decode: token ids to text. error: what
-    ended it, or "".
+    A subclass makes `_flight`, calls `_begin`, and says how things are. decode: token ids to text.
+    error: what ended it, or "".
     """
 
-    page_kind = "page"
+    page_kind, what, ending = "page", "the stream", 0.3  # ending: seconds that its end may take
+    plain: tuple[type[Exception], ...] = ()  # errors whose sentence says it all
     _flight: Flight
 
     def __init__(self, name: str, title: str, decode: Decode) -> None:
@@ -212,7 +213,7 @@ class FlightSource(threading.Thread):
                     self._look()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
-            if not isinstance(error, ValueError | RuntimeError):  # of those the sentence says it all
+            if not isinstance(error, self.plain):
                 traceback.print_exc()
         finally:
             self._end()
