@@ -17,7 +17,6 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,6 +101,10 @@ def workload_of(options: argparse.Namespace) -> Workload:
         raise ValueError(
             f"--workload {options.workload} with --workers: a program needs an engine of its own"
         )
+    if any(turn.token_ids for session in found.sessions for turn in session.turns[1:]):
+        raise ValueError(
+            f"--workload {options.workload} with --workers: a client goes on with texts, not with token ids"
+        )
     return found
 
 
@@ -159,21 +162,14 @@ def engine_options(options: argparse.Namespace, workload: Workload) -> list[str]
 class Traffic(threading.Thread):
     """Sends a workload to a server by HTTP, as one client with several connections.
 
-    url, key: of the server. encode: text to token ids, of the texts and the replies. Attributes: sent, and
-    failures, a sentence each; done: nothing more will be sent.
+    A client has no tokenizer: it sends texts, which the workload's player knows as their characters' numbers,
+    or token ids where the workload has nothing else. sent: requests so far; failures: a sentence each.
     """
 
-    def __init__(
-        self,
-        url: str,
-        key: str,
-        workload: Workload,
-        encode: Callable[[str], Sequence[int]],
-        step: float = STEP,
-    ) -> None:
+    def __init__(self, url: str, key: str, workload: Workload, step: float = STEP) -> None:
         super().__init__(name="traffic", daemon=True)
-        self._server, self._key, self._encode, self._step = urlsplit(url), key, encode, step
-        self._player = workloads.Player(workload, encode)
+        self._server, self._key, self._step = urlsplit(url), key, step
+        self._player = workloads.Player(workload, lambda text: list(map(ord, text)))
         self._answers: queue.Queue[tuple[Asked, SimpleNamespace]] = queue.Queue()
         self._stopping = threading.Event()
         self.sent, self.failures = 0, list[str]()
@@ -215,7 +211,7 @@ class Traffic(threading.Thread):
         output = SimpleNamespace(request_id=name, index=0, token_ids=[], finish_reason="error")
         try:
             choice = self._post(self._body(asked))["choices"][0]
-            output.token_ids = [int(token) for token in self._encode(choice["text"])]
+            output.token_ids = list(map(ord, choice["text"]))
             output.finish_reason = choice["finish_reason"]
         except Exception as error:  # a client that fails is no reason for the others to wait
             if not self._stopping.is_set():
@@ -223,9 +219,9 @@ class Traffic(threading.Thread):
         self._answers.put((asked, output))
 
     def _body(self, asked: Asked) -> Json:
-        params = asked.params
+        params, ready = asked.params, asked.session.turns[asked.turn].token_ids
         found: Json = {
-            "prompt": [int(token) for token in asked.prompt], "max_tokens": params.max_new_tokens,
+            "prompt": list(ready) or "".join(map(chr, asked.prompt)), "max_tokens": params.max_new_tokens,
             "temperature": params.temperature, "n": params.n, "ignore_eos": params.ignore_eos,
         }  # fmt: skip
         if params.stop:
@@ -286,7 +282,6 @@ class RoutedSource(FlightSource):
         super().__init__("routed", title, decode)
         self.plain = (CannotStart,)
         self.workload, self.traffic = workload, None
-        self._encode = _encoder(folder)
         self._began = time.monotonic()
         self._work = ThreadPoolExecutor(1, thread_name_prefix="commands")
         self.router.start(wait=False)
@@ -360,7 +355,7 @@ class RoutedSource(FlightSource):
             raise ValueError("the workload is still being sent")
         if not any(worker.alive for worker in self.router.workers):
             raise ValueError("no worker is there yet")
-        self.traffic = Traffic(self.router.url, self.router.settings.key, self.workload, self._encode)
+        self.traffic = Traffic(self.router.url, self.router.settings.key, self.workload)
         self.traffic.start()
         return {"requests": self.workload.requests}
 
@@ -392,15 +387,6 @@ class RoutedSource(FlightSource):
         states = [worker.alive for worker in self.router.workers]
         text = f"{sum(states)} of {len(states)} workers ready"
         return text, "on" if all(states) else "off" if any(states) else "error"
-
-
-def _encoder(folder: Path | None) -> Callable[[str], Sequence[int]]:
-    """Text to token ids, as the workers have it; the tokenizer is loaded when it is first needed."""
-    from minirad.route.router import tokenizer
-    from minirad.tokenizing import Tokenizing
-
-    texts = Tokenizing(None, None if folder is None else lambda: tokenizer(folder), ())
-    return lambda text: texts.encode(text).tolist() if text else ()
 
 
 def until_over(source: RoutedSource, steps: int | None) -> None:

@@ -10,11 +10,11 @@ Only with --serve are starlette and uvicorn imported.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import importlib.util
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -124,26 +124,17 @@ def example(url: str, key: str | None) -> str:
 
 
 class Front:
-    """A server's socket, bound when it is made, and its thread, once there is an app to serve.
+    """A server's socket, bound when it is made, and its thread, once there is something to serve.
 
-    name: of the option that asked for it. ValueError for a port that cannot be had: another one would not be
-    what was asked for.
+    ValueError for a port that cannot be had: another one would not be what was asked for.
     """
 
-    def __init__(self, port: int, host: str = HOST, key: str | None = None, name: str = "--serve") -> None:
+    def __init__(self, port: int, host: str = HOST, key: str | None = None) -> None:
+        from minirad.server.connections import Server, listening
+
         self.key = key
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._socket.bind((host, port))
-        except OSError as error:
-            self._socket.close()
-            raise ValueError(
-                f"{name} {port}: cannot listen there on {host}: {error.strerror or error}"
-            ) from None
-        self._socket.listen(128)  # who comes before the engine is there waits
-        self._server: Any = None
+        self._socket = listening(host, port)  # who comes before the engine is there waits
+        self._server: Server | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -153,27 +144,23 @@ class Front:
         name = {"0.0.0.0": HOST, "::": "::1"}.get(address, address)
         return f"http://{f'[{name}]' if ':' in name else name}:{number}"
 
-    def start(self, app: Any) -> None:
-        """Serves `app` from a thread of its own."""
-        import uvicorn
+    def start(self, app: Any, service: Service) -> None:
+        """Serves from a thread of its own."""
+        from minirad.server.connections import Server
 
-        config = uvicorn.Config(
-            app, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
-            server_header=False, timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        self._server = uvicorn.Server(config)
+        server = self._server = Server(app, service, lambda: None, grace=0.0)
         self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="serve", daemon=True
+            target=lambda: asyncio.run(server.serve(sockets=[self._socket])), name="serve", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        """Closes what is open, and the thread's end is waited for."""
-        if self._thread is None:
+        """No more connections; those that are open have a moment for their last words."""
+        if self._server is None or self._thread is None:
             self._socket.close()
             return
-        self._server.should_exit = True
-        self._thread.join(timeout=5)
+        self._server.end_soon()
+        self._thread.join(timeout=ENDING)
 
 
 # ---------------------------------------------------------------------- the engine's thread
@@ -266,9 +253,11 @@ class ServedDriver(Driver):
     def _serve(self, run: ServedRun) -> None:
         """The server takes requests from now on."""
         from minirad.server.app import make_app
+        from minirad.server.metrics import Metrics
 
-        self.service = run.service = _Heard(run.engine, self.served.limits, None, self._came)
-        self.front.start(make_app(self.service, self.served))
+        metrics = Metrics()
+        service = self.service = run.service = _Heard(run.engine, self.served.limits, metrics, self._came)
+        self.front.start(make_app(service, self.served, metrics=metrics), service)
 
     # ------------------------------------------------------------ from other threads
 
