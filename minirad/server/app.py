@@ -68,7 +68,7 @@ class _Api:
                 Route("/server_info", self.server_info, methods=["GET"]),
                 Route("/flush_cache", self.flush_cache, methods=["POST"]),
             ],
-            exception_handlers={ApiError: _refused, HTTPException: _not_here},
+            exception_handlers={ApiError: _on_refusal, HTTPException: _not_here},
         )
 
     # ------------------------------------------------------------ generating
@@ -199,7 +199,7 @@ class _Door:
             traceback.print_exc()
             if status != GONE:
                 raise  # an answer has begun: the connection is closed
-            await _refused(None, ApiError(f"{type(error).__name__}: {error}", 500, "server_error"))(
+            await _refused(ApiError(f"{type(error).__name__}: {error}", 500, "server_error"))(
                 scope, receive, noting
             )
         finally:
@@ -211,7 +211,7 @@ class _Door:
         origin = request.headers.get("origin")
         if origin is not None and not _same_site(origin, request.headers.get("host", "")):
             said = "a page of another site may not ask this server"
-            return _refused(None, ApiError(said, 403, code="forbidden_origin"))
+            return _refused(ApiError(said, 403, code="forbidden_origin"))
         if key is None or scope["path"] in OPEN_TO_ALL:
             return None
         given = request.headers.get("authorization", "").encode()
@@ -219,7 +219,7 @@ class _Door:
             return None
         said = "Incorrect API key provided." if given else "You didn't provide an API key."
         headers = {"WWW-Authenticate": "Bearer"}
-        return _refused(None, ApiError(said, 401, code="invalid_api_key", headers=headers))
+        return _refused(ApiError(said, 401, code="invalid_api_key", headers=headers))
 
 
 def _same_site(origin: str, host: str) -> bool:
@@ -242,7 +242,7 @@ class _Answer:
         self.service, self.spec, self.writer = service, spec, writer
         self.ticket: Ticket | None = None
         self.left = spec.samples
-        self.stalled = False
+        self.on_stalled = self.cancel  # the client does not read what it is sent
         self._loop = asyncio.get_running_loop()
         self._pieces: deque[Piece] = deque()
         self._news = asyncio.Event()
@@ -271,8 +271,7 @@ class _Answer:
     def _take(self, pieces: list[Piece]) -> None:
         self._pieces += pieces
         if len(self._pieces) > self.service.limits.unread * self.spec.samples:
-            self.stalled = True
-            self.cancel()
+            self.on_stalled()
         self._news.set()
 
     async def news(self) -> list[Piece]:
@@ -313,6 +312,7 @@ class _Reply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._answer
+        answer.on_stalled = partial(self._hang_up, scope)
         watch = asyncio.ensure_future(self._until_gone(receive))
         work = asyncio.ensure_future(
             (self._stream if answer.spec.stream else self._whole)(scope, receive, send)
@@ -345,7 +345,7 @@ class _Reply(Response):
                 answer.writer.take(pieces)
             response = _json(answer.writer.whole())
         except ApiError as error:
-            response = _refused(None, error)
+            response = _refused(error)
         await response(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -354,7 +354,7 @@ class _Reply(Response):
         try:
             pieces = await answer.news()
         except ApiError as error:
-            return await _refused(None, error)(scope, receive, send)
+            return await _refused(error)(scope, receive, send)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
                    (b"x-accel-buffering", b"no")]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -363,7 +363,7 @@ class _Reply(Response):
         except ApiError as error:
             await self._send(send, event({"error": error.error()}), more=False)
         except (TimeoutError, asyncio.TimeoutError):
-            self._hang_up(scope)
+            answer.on_stalled()
 
     async def _events(self, pieces: list[Piece], send: Send) -> None:
         answer = self._answer
@@ -375,8 +375,6 @@ class _Reply(Response):
                 last = event(answer.writer.usage_chunk()) if answer.writer.body.include_usage else b""
                 return await self._send(send, last + DONE, more=False)
             pieces = await answer.news()
-        if answer.stalled:
-            raise asyncio.TimeoutError
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         """TimeoutError where the client reads nothing for too long."""
@@ -408,16 +406,20 @@ def _json(data: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(data), status, media_type="application/json")
 
 
-def _refused(request: Any, error: Any) -> Response:
-    headers = {**error.headers, **({"Connection": "close"} if error.status in (408, 413) else {})}
+def _refused(error: ApiError) -> Response:
+    headers = {**error.headers, **({"Connection": "close"} if error.status == 408 else {})}
     return Response(error.body(), error.status, headers, "application/json")
 
 
-def _not_here(request: Request, error: Any) -> Response:
+async def _on_refusal(request: Request, error: Any) -> Response:
+    return _refused(error)
+
+
+async def _not_here(request: Request, error: Any) -> Response:
     """404 and 405 of the router, in OpenAI's form."""
     said = f"{request.method} {request.url.path}: {error.detail}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return _refused(None, ApiError(said, error.status_code, code=code, headers=dict(error.headers or {})))
+    return _refused(ApiError(said, error.status_code, code=code, headers=dict(error.headers or {})))
 
 
 def _no_model(name: str) -> ApiError:

@@ -92,10 +92,14 @@ class Ticket:
         self.left = spec.samples
         self.cancelled, self.reason = False, ""
         self.heard: list[_Heard] = []
+        self.told: dict[int, float] = {}  # of each reply, when its last token came
 
 
 class NoMetrics:
     """What is told of requests, and by nobody kept; metrics.py does."""
+
+    def attach(self, engine: Engine) -> None:
+        """From now on this engine serves."""
 
     def token(self, ticket: Ticket, index: int, now: float) -> None:
         """A token of a reply came."""
@@ -179,6 +183,7 @@ class Service:
     def _use(self, engine: Engine) -> None:
         engine.texts  # noqa: B018  (loads the tokenizer now, and refuses here)
         self.engine, self._watch = engine, Watch(engine.runner)
+        self.metrics.attach(engine)
 
     # ------------------------------------------------------------ from any thread
 
@@ -379,7 +384,7 @@ class Service:
         if ticket not in self._open:
             return  # it has ended meanwhile
         self._forget(ticket)
-        if not self.error:
+        if ticket.names and not self.error:
             self.engine.leave(ticket.names)
         ticket.reason = reason
         if not ticket.cancelled:
