@@ -28,6 +28,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -626,13 +627,9 @@ def run_schedule(
 ) -> Row:
     """Arrivals over time, through the engine's own scheduler."""
     started = time.perf_counter()
-    longest = max((prompt.longest for prompt in source.prompts), default=1)
-    room = sum(prompt.room + page_size for prompt in source.prompts)  # nothing need ever be evicted
-    engine = ModelFreeEngine(
-        max(room, page_size) if capacity is None else capacity, page_size, eviction_policy, schedule_policy,
-        max_running, longest, max(1, chunk_tokens // source.unit_tokens),
-        _in_units(options or ScheduleOptions(), source.unit_tokens),
-    )  # fmt: skip
+    engine = engine_for(
+        source, capacity, page_size, eviction_policy, schedule_policy, max_running, chunk_tokens, options
+    )
     refused = drive(engine, source.feed(), len(source.prompts), progress)
     served = [engine.served[name] for name in engine.order]
     cached = sum(each.cached for each in served)
@@ -647,6 +644,26 @@ def run_schedule(
     )  # fmt: skip
 
 
+def engine_for(
+    source: Source,
+    capacity: int | None,
+    page_size: int,
+    eviction_policy: str,
+    schedule_policy: str,
+    max_running: int = 32,
+    chunk_tokens: int = 512,
+    options: ScheduleOptions | None = None,
+) -> ModelFreeEngine:
+    """An engine for a source's requests; capacity None: nothing need ever be evicted."""
+    longest = max((prompt.longest for prompt in source.prompts), default=1)
+    room = sum(prompt.room + page_size for prompt in source.prompts)
+    return ModelFreeEngine(
+        max(room, page_size) if capacity is None else capacity, page_size, eviction_policy, schedule_policy,
+        max_running, longest, max(1, chunk_tokens // source.unit_tokens),
+        _in_units(options or ScheduleOptions(), source.unit_tokens),
+    )  # fmt: skip
+
+
 def _in_units(options: ScheduleOptions, unit_tokens: int) -> ScheduleOptions:
     """Thresholds that are meant in tokens, where a unit is a block of them."""
     return replace(
@@ -655,9 +672,28 @@ def _in_units(options: ScheduleOptions, unit_tokens: int) -> ScheduleOptions:
     )  # fmt: skip
 
 
-def drive(
-    engine: ModelFreeEngine, feed: Feed, limit: int, progress: Callable[[], Any] | None = None
-) -> list[int]:
+class Stepped(Protocol):
+    """What a step says: who has finished."""
+
+    @property
+    def finished(self) -> Sequence[Finished]: ...
+
+
+class Driven(Protocol):
+    """What a feed can drive: an engine without a model, or several behind a router."""
+
+    now: int
+
+    @property
+    def has_work(self) -> bool: ...
+    def add_request(
+        self, prompt: Any, params: SamplingParams, extra_key: Any, priority: int, *,
+        reply: tuple[int, ...] | None,
+    ) -> str: ...  # fmt: skip
+    def step(self) -> Stepped: ...
+
+
+def drive(engine: Driven, feed: Feed, limit: int, progress: Callable[[], Any] | None = None) -> list[int]:
     """Runs a feed to its end, or its first `limit` requests; returns the lengths of refused prompts."""
     refused: list[int] = []
     sent = 0
@@ -870,7 +906,7 @@ def table(report: Report) -> str:
     ]
     if not report.rows:
         return "\n".join([*lines, "no requests: nothing to simulate"])
-    lines += ["", *_columns([_cells(row, unit) for row in report.rows])]
+    lines += ["", *columns([_cells(row, unit) for row in report.rows])]
     refused = max(row.refused for row in report.rows)
     if refused:
         lines.append(f"refused: larger than the cache, counted as computed (up to {refused:,} requests)")
@@ -883,7 +919,7 @@ def table(report: Report) -> str:
             }
             for p in report.prefixes
         ]  # fmt: skip
-        lines += _columns(cells)
+        lines += columns(cells)
     for each in report.breaks:
         lines += ["", *each.describe().splitlines()]
     return "\n".join(lines)
@@ -900,11 +936,11 @@ def _cells(row: Row, unit: str) -> dict[str, str]:
     if row.schedule_policy is not None:
         cells["schedule"] = row.schedule_policy
     cells["cached"] = f"{row.cached:,}"
-    cells["hit rate"] = _percent(row.hit_rate)
-    cells["optimum"] = _percent(row.optimum_rate)
-    cells["share of it"] = _percent(row.share)
+    cells["hit rate"] = percent(row.hit_rate)
+    cells["optimum"] = percent(row.optimum_rate)
+    cells["share of it"] = percent(row.share)
     if row.drive == "replay":
-        cells["one computed"] = _percent(row.len_rule / row.prompt if row.prompt else None)
+        cells["one computed"] = percent(row.len_rule / row.prompt if row.prompt else None)
     cells["evicted"] = f"{row.evicted:,}"
     cells["refused"] = f"{row.refused:,}"
     if row.steps is not None:
@@ -918,11 +954,11 @@ def _cells(row: Row, unit: str) -> dict[str, str]:
     return cells
 
 
-def _percent(rate: float | None) -> str:
+def percent(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.2%}"
 
 
-def _columns(rows: Sequence[dict[str, str]]) -> list[str]:
+def columns(rows: Sequence[dict[str, str]]) -> list[str]:
     """Right-aligned columns; a heading that begins with a space is for text, left-aligned."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     heads = {name: name for name in rows[0]}
@@ -977,6 +1013,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--figure", type=Path, help="write a Plotly figure to this HTML file, readable offline"
     )
+    import_module("minirad.route.simulated").add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -987,11 +1024,12 @@ def main(args: argparse.Namespace) -> int:
         return _diff(args)
     if not args.sources:
         raise ValueError("nothing to simulate: name a workload or a file, or say --diff A B")
+    if args.workers is not None or args.route is not None:
+        return int(import_module("minirad.route.simulated").main(args))
     if args.figure is not None:
         command.may_be_written("--figure", args.figure, (".html",), args.sources)
-    plan = _plan(args)
-    names = [n for name in args.sources for n in (_all_workloads() if name == "all" else [name])]
-    reports = [_one(name, args, plan) for name in names]
+    plan = plan_of(args)
+    reports = [_one(name, args, plan) for name in names_of(args.sources)]
     if args.figure is not None:
         command.figure_writer("simulate", "--figure")([report.as_dict() for report in reports], args.figure)
         print(f"figure written to {args.figure}", file=sys.stderr)
@@ -1002,18 +1040,17 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def names_of(sources: Sequence[str]) -> list[str]:
+    """What a command names, `all` written out."""
+    return [n for name in sources for n in (_all_workloads() if name == "all" else [name])]
+
+
 def _all_workloads() -> list[str]:
     return [name for name in WORKLOADS if name != "none"]
 
 
 def _one(name: str, args: argparse.Namespace, plan: Plan) -> Report:
-    with tqdm(desc=f"reading {name}", unit=" requests", delay=1, leave=False, disable=None) as bar:
-        source = read_source(
-            name, args.format, args.tokenizer, args.limit, args.step_ms, args.per_step, bar.update,
-            args.malformed,
-        )  # fmt: skip
-    for note in source.notes:
-        print(note, file=sys.stderr)
+    source = source_of(name, args)
     runs = len(plan.combinations(source, source.units)) if source.prompts else 0
     with tqdm(
         total=runs * len(source.prompts), desc=f"simulating {source.name}", unit=" requests", delay=0.5,
@@ -1022,7 +1059,20 @@ def _one(name: str, args: argparse.Namespace, plan: Plan) -> Report:
         return simulate(source, plan, bar.update)
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def source_of(name: str, args: argparse.Namespace) -> Source:
+    """The workload or file that a command names, read; what was left out is said."""
+    with tqdm(desc=f"reading {name}", unit=" requests", delay=1, leave=False, disable=None) as bar:
+        source = read_source(
+            name, args.format, args.tokenizer, args.limit, args.step_ms, args.per_step, bar.update,
+            args.malformed,
+        )  # fmt: skip
+    for note in source.notes:
+        print(note, file=sys.stderr)
+    return source
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    """The runs that a command asks for; ValueError names what cannot be."""
     for name in ("step_ms", "per_step"):
         if not 0 < getattr(args, name) < float("inf"):
             raise ValueError(f"{name} must be above 0, got {getattr(args, name)}")
@@ -1030,8 +1080,8 @@ def _plan(args: argparse.Namespace) -> Plan:
         at_least("limit", args.limit, 1)
     return Plan(
         args.drive,
-        None if args.capacity is None else tuple(map(_capacity, _items("capacity", args.capacity))),
-        tuple(_number("page size", each) for each in _items("page size", args.page_size)),
+        None if args.capacity is None else tuple(map(_capacity, items("capacity", args.capacity))),
+        tuple(_number("page size", each) for each in items("page size", args.page_size)),
         _names("eviction policy", args.eviction_policy, EVICTION),
         _names("schedule policy", args.schedule_policy, SCHEDULE),
         args.max_running,
@@ -1040,15 +1090,16 @@ def _plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def _items(name: str, text: str) -> list[str]:
-    items = [each.strip() for each in text.split(",")]
-    if not all(items):
+def items(name: str, text: str) -> list[str]:
+    """The parts of a list such as 1,2; ValueError for an empty one."""
+    found = [each.strip() for each in text.split(",")]
+    if not all(found):
         raise ValueError(f"{name} must be a list such as 1,2, got {text!r}")
-    return list(dict.fromkeys(items))
+    return list(dict.fromkeys(found))
 
 
 def _names(name: str, text: str, known: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(known) if text == "all" else tuple(_items(name, text))
+    return tuple(known) if text == "all" else tuple(items(name, text))
 
 
 def _number(name: str, text: str) -> int:
@@ -1065,7 +1116,7 @@ def _capacity(text: str) -> int | None:
 def _diff(args: argparse.Namespace) -> int:
     text = tokenizer(args.tokenizer)
     first, second = (_prompt(each) for each in args.diff)
-    (page_size,) = (_number("page size", each) for each in _items("page size", args.page_size)[:1])
+    (page_size,) = (_number("page size", each) for each in items("page size", args.page_size)[:1])
     diagnosis = diagnose(first, second, text, page_size)
     if args.json:
         print(json.dumps(asdict(diagnosis), indent=1, ensure_ascii=False))

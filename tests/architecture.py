@@ -225,6 +225,7 @@ LOOKED_UP: dict[str, str] = {
     "minirad.kv.poison": "a debugging aid, and brings torch",
     "minirad.model.smollm2": "reads GGUF files, which only one model needs",
     "minirad.bench.dummy": "random weights, for measurements only",
+    "minirad.route.simulated": "several workers behind a router stand on top of one",
 }
 
 # In which order to read; a module of the path that is not named here comes last.

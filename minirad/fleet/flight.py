@@ -510,8 +510,8 @@ def _short(text: str) -> str:
 
 
 def _numbers_of_events(events: Sequence[Event]) -> int:
-    tokens = [getattr(event, "tokens", ()) for event in events]  # a router's event has their number alone
-    return _NUMBERS_OF_AN_EVENT * len(tokens) + sum(len(ids) for ids in tokens if isinstance(ids, tuple))
+    told = (getattr(event, "tokens", ()) for event in events)  # of routes only how many there are
+    return sum(_NUMBERS_OF_AN_EVENT + (len(tokens) if isinstance(tokens, tuple) else 0) for tokens in told)
 
 
 def _numbers_of_state(state: State) -> int:

@@ -107,6 +107,7 @@ class Policy:
     """What all policies have in common: one overrides `pick`, and `match` if it knows more."""
 
     name: ClassVar[str] = ""
+    reads_events: ClassVar[bool] = False  # it goes by `WorkerView.tree`
 
     def __init__(self, options: RouteOptions | None = None) -> None:
         self.options = options or RouteOptions()
@@ -191,7 +192,7 @@ class Random(Policy):
 class FromEvents(Policy):
     """Match against load, by what the workers say that they hold (`WorkerView.tree`)."""
 
-    name = "events"
+    name, reads_events = "events", True
 
     def pick(self, seen: Seen) -> tuple[int, str]:
         options = self.options
@@ -221,7 +222,7 @@ class FromEvents(Policy):
 class CacheAware(FromEvents):
     """The same by what was sent to each worker, which is all that a router knows by itself."""
 
-    name = "cache-aware"
+    name, reads_events = "cache-aware", False
 
     def __init__(self, options: RouteOptions | None = None) -> None:
         super().__init__(options)
@@ -293,8 +294,8 @@ def _of_several(seen: Seen, holders: Sequence[int]) -> str:
 # ------------------------------------------------------------------ options of commands
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The thresholds as options of a command; `options_of` reads them."""
+def add_arguments(parser: argparse._ActionsContainer) -> None:
+    """The thresholds as options of a command (or a group of them); `options_of` reads them."""
     default = RouteOptions()
     parser.add_argument(
         "--match-threshold", type=float, default=default.match_threshold,

@@ -17,6 +17,7 @@ import contextlib
 import hmac
 import itertools
 import json
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -207,7 +208,7 @@ class Job:
     @property
     def name(self) -> str:
         """How events call it."""
-        return f"q{self.number}"
+        return f"R{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +249,11 @@ class Proxy:
                 await client.refuse(error)
         except ClientGone:
             client.status = client.status or 499
+        except Exception as error:  # ours: it is to be seen, and the client not to wait
+            traceback.print_exc()
+            if client.status:
+                raise  # an answer has begun: the connection is closed
+            await client.refuse(refusal(500, one_line(f"the router broke: {error!r}"), "router_failed"))
         finally:
             self._answered(client.status or 500)
 

@@ -99,6 +99,8 @@ class Settings:
         if self.workers > MOST_WORKERS:
             raise ValueError(f"a router starts 1 to {MOST_WORKERS} workers, got {self.workers}")
         make_policy(self.policy)
+        if any(letter.isspace() or not letter.isprintable() for letter in self.key):
+            raise ValueError(f"an API key has neither spaces nor control characters, got {self.key!r}")
         if not self.follow and (self.policy == "events" or self.record is not None or self.keep):
             raise ValueError("the policy events, and a recording, need the workers' KV events")
         if self.kv_port is not None:
@@ -299,6 +301,8 @@ class Router:
             await asyncio.sleep(0.02)
 
     async def _tick(self) -> None:
+        """Loads the tokenizer before it is needed, and ends the recording's frames."""
+        await asyncio.get_running_loop().run_in_executor(self._reader, lambda: self._texts.texts)
         while True:
             await asyncio.sleep(TICK)
             if self.flight is not None:

@@ -363,7 +363,7 @@ class Workers:
     def _open(self, worker: Worker, url: str) -> None:
         import httpx
 
-        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {b"authorization": f"Bearer {self._key}".encode()} if self._key else {}
         # A connection for each request: one that is kept may be closed at the other end as it is used.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         worker.url = url

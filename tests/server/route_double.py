@@ -1,9 +1,10 @@
 """A worker's double: a server that answers as told, and fails in every way a worker can, within milliseconds.
 
-    with Doubles() as doubles, Router(doubles.settings(workers=3)) as router: ...
+    with Doubles() as doubles, doubles.router(workers=3) as router: ...
 
 All doubles of a test live in one thread, each on a port of its own. What it does with a request stands in the
-request: its field `user` (which the API passes over) is JSON, `{"0": "die"}` for worker 0, "*" for all.
+request: its field `user` (which the API passes over) is JSON, `{"0": "die"}` for worker 0, "*" for all. With
+KV events (`follow=True`) a double has a tree of its own, of all prompts that it was asked, and publishes it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
+from minirad.cache.radix_cache import RadixCache, RadixKey
+from minirad.fleet.publish import Publisher
 from minirad.route.proxy import Limits
-from minirad.route.router import Settings
+from minirad.route.router import Router, Settings
 from minirad.route.workers import Patience
 
 # No answer, half a head, half an event, a stream that ends too early (with or without its own words), ...
 BEFORE = ("die", "drop", "garbage", "half-head", "empty", "short", "500", "502", "503", "429", "error", "hang")
 MIDDLE = ("die-in", "drop-in", "half-in", "short-in", "error-in", "hang-in")
-FINE = ("answer", "slow", "dribble")
+FINE = ("answer", "slow", "dribble", "flood")
 EVENTS = 5  # of a stream, before the last one
 QUICK = Patience(
     starting=5.0, every=0.05, deadline=0.4, hung=0.6, again=0.05, longest=0.2, restarts=3, grace=0.5
@@ -33,8 +39,9 @@ QUICK = Patience(
 class Double:
     """One incarnation of a worker; also its own process, as far as a router can see.
 
-    seen: bodies of the requests that came. dropped: how many were given up by who asked. frozen: it takes
-    connections, and says nothing (as after SIGSTOP). mute: only /health says nothing. ill: status of /health.
+    seen: bodies of the requests that came. dropped: how many were given up by who asked. thawed: unset, it
+    takes connections and says nothing (as after SIGSTOP). ill: status of /health. unflushable: how often it
+    refuses to empty its cache.
     """
 
     def __init__(self, doubles: Doubles, rank: int, ended: Callable[[], None]) -> None:
@@ -43,16 +50,24 @@ class Double:
         self.seen: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.dropped = self.flushed = self.busy = 0
-        self.frozen, self.ill, self.unflushable = asyncio.Event(), 200, 0
+        self.ill, self.unflushable = 200, 0
         self.thawed = asyncio.Event()
         self.thawed.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._words = ""
+        self.cache: RadixCache | None = None
+        self.publisher: Publisher | None = None
 
     # ------------------------------------------------------------ as a process
 
     async def open(self) -> None:
+        router = self.doubles.owner
+        if router is not None and router.kv_port:
+            self.cache = RadixCache(router.engine.page_size)
+            engine: Any = SimpleNamespace(cache=self.cache, bus=self.cache.bus)
+            where = router.endpoints[self.rank], router.replays[self.rank]
+            self.publisher = Publisher(engine, *where)
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
@@ -77,6 +92,8 @@ class Double:
                 writer.transport.abort()
             for task in self._tasks:
                 task.cancel()
+            if self.publisher is not None:
+                self.publisher.close()
             self._ended()
 
     # ------------------------------------------------------------ from the test's thread
@@ -107,6 +124,8 @@ class Double:
             elif path == "/flush_cache":
                 self.flushed += 1
                 self.unflushable -= self.unflushable > 0
+                if self.cache is not None and not self.unflushable:
+                    self.cache.reset()
                 await _whole(writer, 409 if self.unflushable else 200, {})
             else:
                 await self._request(json.loads(body), reader, writer)
@@ -127,6 +146,9 @@ class Double:
         self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.seen.append(body)
+        if self.cache is not None:
+            key = RadixKey(np.array(body["prompt"]))
+            self.cache.insert(key, np.zeros(len(key), dtype=np.int64))
         plan = json.loads(body.get("user") or "{}")
         what = plan.get(str(self.rank), plan.get("*", "answer"))
         gone = asyncio.ensure_future(reader.read(1))
@@ -161,7 +183,7 @@ class Double:
             kind = "invalid_request_error" if what in ("400", "404") else "server_error"
             said = {"message": f"w{self.rank} says {what}", "type": kind, "param": None, "code": None}
             await _whole(writer, int(what), {"error": said}, "7" if what == "429" else "")
-        if what in ("answer", "slow", "dribble", "empty", "short", "error", *MIDDLE):
+        if what in ("empty", "short", "error", *FINE, *MIDDLE):
             await (self._stream if stream else self._answer)(what, body, writer)
 
     async def _answer(self, what: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -169,7 +191,7 @@ class Double:
             return await _whole(writer, 500, {"error": {"message": "broken", "type": "server_error"}})
         data = json.dumps(self.reply(body)).encode()
         writer.write(_head(200, "application/json", len(data)))
-        if what in ("answer", "slow", "dribble"):
+        if what in FINE:
             writer.write(data)
             return await writer.drain()
         writer.write(data[: len(data) // 2 if what.endswith("-in") else 0])
@@ -183,7 +205,10 @@ class Double:
         elif what not in ("empty", "short"):
             pause = 0.02 if what == "dribble" else 0.001
             for number in range(EVENTS if what in FINE else EVENTS // 2):
-                _chunk(writer, _event(self.piece(body, number)))
+                if what == "dribble":
+                    self.doubles.written.append(time.monotonic())
+                more = {"more": "x" * (4 << 20)} if what == "flood" else {}
+                _chunk(writer, _event({**self.piece(body, number), **more}))
                 await writer.drain()
                 await asyncio.sleep(pause)
         if what in FINE:
@@ -233,12 +258,15 @@ class Double:
 class Doubles:
     """Starts doubles in the place of workers. made: all of them, the oldest first.
 
-    unborn: ranks whose processes end at once, with that code. stubborn: `end` ends none.
+    unborn: ranks whose processes end at once, with that code. stubborn: `end` ends none. written: when each
+    event of a stream that dribbles was.
     """
 
     def __init__(self) -> None:
         self.made: list[Double] = []
         self.unborn: dict[int, int] = {}
+        self.written: list[float] = []
+        self.owner: Router | None = None
         self.stubborn = False
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -264,13 +292,14 @@ class Doubles:
             double.kill(self.unborn[rank], "no memory left")
         return double
 
-    def settings(self, workers: int = 3, **more: Any) -> Settings:
-        """Settings of a router whose workers are doubles, without texts and without KV events."""
-        limits = more.pop("limits", Limits(quiet_seconds=2.0, stalled_seconds=1.0, body_seconds=1.0))
-        return Settings(
-            workers=workers, engine=["--dummy-weights", "smollm2-135m"], launch=self.launch, follow=False,
-            limits=limits, **{"policy": "round-robin", "patience": QUICK, **more},
-        )  # fmt: skip
+    def router(self, workers: int = 3, **more: Any) -> Router:
+        """A router, not yet started, whose workers are doubles; without KV events unless told otherwise."""
+        usual = {
+            "policy": "round-robin", "patience": QUICK, "follow": False,
+            "limits": Limits(quiet_seconds=1.0, stalled_seconds=0.5, body_seconds=0.5),
+        }  # fmt: skip
+        self.owner = Router(Settings(workers=workers, launch=self.launch, **{**usual, **more}))
+        return self.owner
 
     def call(self, what: Callable[[], Any]) -> None:
         """Calls this in the doubles' thread, and waits for it."""
