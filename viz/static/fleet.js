@@ -18,7 +18,7 @@ export function makeFleet(page) {
   const short = (n) => (n < 10000 ? many(n) : n < 1e6 ? (n / 1e3).toFixed(n < 1e5 ? 1 : 0) + "k" : (n / 1e6).toFixed(1) + "M");
 
   el.side = h("section.side.fleetside", {},
-    h("section.card.ranks", {}, h("h2", {}, "Ranks", (el.ranksText = h("small")), (el.all = button("all ranks", "All ranks in one tree (a)", () => page.pickRank(null)))),
+    h("section.card.ranks", {}, h("h2", {}, (el.ranksTitle = h("span", {}, "Ranks")), (el.ranksText = h("small")), (el.all = button("all ranks", "All ranks in one tree (a)", () => page.pickRank(null)))),
       (el.ranks = h("div.ranktable", {}, (el.table = h("table"))))),
     h("section.card.shares", {}, h("h2", {}, "Shared", (el.sharesText = h("small"))), (el.shares = h("div.chart")), (el.sharesKeys = h("div.keys"))));
   el.growthCard = h("section.card.growth", {}, h("h2", {}, "Growth", (el.growthText = h("small"))), (el.growth = h("div.chart")), (el.growthKeys = h("div.keys")));
@@ -28,7 +28,8 @@ export function makeFleet(page) {
   function drawRanks() {
     const { ranks } = state.view.fleet, shown = FLEET_LETTERS.split("").filter((letter) => ranks.some((r) => r.media[letter]));
     const first = routed() ? routing.workerHeads : ["rank", "state", "last", "batches"];
-    const heads = [...first, ...shown.map((letter) => `${letter} tokens`), "lost", "unknown", "endpoint"];
+    const rest = routed() ? [] : ["lost", "unknown", "endpoint"], what = routed() ? "worker" : "rank";
+    const heads = [...first, ...shown.map((letter) => `${letter} tokens`), ...rest];
     const pickable = page.ranks(), body = ranks.map((r) => {
       const where = r.where.replace(/^tcp:\/\//, "");
       const cells = [
@@ -38,22 +39,30 @@ export function makeFleet(page) {
           h("td.n", { title: "the last batch's number" }, r.seq < 0 ? "–" : many(r.seq)),
           h("td.n", { title: `${plural(r.batches, "batch").replace("batchs", "batches")}, ${many(r.replayed)} of them from the replay buffer` }, many(r.batches))]),
         ...shown.map((letter) => { const [blocks, tokens] = r.media[letter] ?? [0, 0]; return h("td.n", { title: `${many(tokens)} tokens in ${plural(blocks, "block")} (${media()[letter]})` }, tokens ? short(tokens) : "–", h("small", {}, blocks ? ` ${short(blocks)}` : "")); }),
-        h("td.n" + (r.lost ? ".bad" : ""), { title: "batches that were lost" }, many(r.lost)),
-        h("td.n", { title: "events and fields that are not known here" }, many(r.unknown)),
-        h("td.where", { title: r.where }, where.length > 17 ? "…" + where.slice(-16) : where),
+        ...(routed() ? [] : [h("td.n" + (r.lost ? ".bad" : ""), { title: "batches that were lost" }, many(r.lost)),
+          h("td.n", { title: "events and fields that are not known here" }, many(r.unknown)),
+          h("td.where", { title: r.where }, where.length > 17 ? "…" + where.slice(-16) : where)]),
       ];
       const able = pickable.includes(r.rank), picked = state.rank === r.rank;
       const pick = () => page.pickRank(picked ? null : r.rank);
-      return h("tr" + (able ? ".able" : "") + (picked ? ".picked" : ""), able ? { tabindex: 0, role: "button", "aria-pressed": String(picked), "data-rank": r.rank, title: picked ? "Back to all ranks" : `Rank ${r.rank} alone`, onclick: pick, onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); pick(); } } } : { "data-rank": r.rank }, ...cells);
+      return h("tr" + (able ? ".able" : "") + (picked ? ".picked" : ""), able ? { tabindex: 0, role: "button", "aria-pressed": String(picked), "data-rank": r.rank, title: picked ? `Back to all ${what}s` : `${routed() ? routing.nameOf(r.rank) : `Rank ${r.rank}`} alone`, onclick: pick, onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); pick(); } } } : { "data-rank": r.rank }, ...cells);
     });
     const focus = document.activeElement?.closest?.(".ranktable tr")?.dataset.rank;
     if (!el.table.isConnected) el.ranks.replaceChildren(el.table);
     el.table.replaceChildren(h("tr", {}, ...heads.map((head) => h("th", head.endsWith("tokens") ? { title: `tokens and blocks: ${media()[head[0]]}` } : {}, head))), ...body);
     if (focus) el.table.querySelector(`tr[data-rank="${focus}"]`)?.focus();
-    const here = ranks.filter((r) => !["connecting", "lost"].includes(r.state)).length;
-    el.ranksText.textContent = state.rank === null ? `${here} of ${ranks.length} here${pickable.length > 1 ? " · click one to see it alone" : ""}` : "";
+    const here = ranks.filter((r) => !["connecting", "lost"].includes(r.state)).length, click = pickable.length > 1 ? "click one to see it alone" : "";
+    el.ranksTitle.textContent = routed() ? "Workers" : "Ranks";
+    el.all.textContent = `all ${what}s`;
+    el.ranksText.textContent = state.rank !== null ? "" : routed() ? `${sharedWords()}${click && " · " + click}` : `${here} of ${ranks.length} here${click && " · " + click}`;
     el.all.hidden = state.rank === null;
-    el.aloneText.textContent = state.rank === null ? "" : `rank ${state.rank} alone`;
+    el.aloneText.textContent = state.rank === null ? "" : `${routed() ? routing.nameOf(state.rank) : `rank ${state.rank}`} alone`;
+  }
+
+  /** How many tokens several ranks hold, of how many. */
+  function sharedWords() {
+    const { shares } = state.view.fleet, sum = (from) => shares.slice(from).reduce((a, b) => a + b, 0);
+    return `${many(sum(1))} of ${plural(sum(0), "token").replace(String(sum(0)), many(sum(0)))}${routed() ? " held more than once" : ""}`;
   }
 
   /** Tokens that one, two, ... ranks hold, as bars. */
@@ -67,8 +76,7 @@ export function makeFleet(page) {
         s("text", { x: x + slot / 2, y: height - 3, "text-anchor": "middle" }, k % each ? "" : String(k + 1))];
     });
     el.shares.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": shares.map((tokens, k) => `${many(tokens)} tokens held by ${plural(k + 1, "rank")}`).join(", ") || "nothing is held" }, s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }), ...bars));
-    const several = shares.slice(1).reduce((a, b) => a + b, 0);
-    el.sharesText.textContent = total ? `${many(several)} of ${many(total)} tokens are held by more than one rank` : "nothing is held";
+    el.sharesText.textContent = total ? `${sharedWords()} are held by more than one rank` : "nothing is held";
     el.sharesKeys.replaceChildren("tokens by how many ranks hold them");
   }
 

@@ -17,12 +17,12 @@ export function makeRoutes(page) {
   el.again = button("send again", "The workload once more", () => page.command("send"));
   el.flush = button("flush", "Empty every worker's tree", () => page.command("flush"));
   el.tools = h("span.routetools", { hidden: true }, el.policy, el.again, el.flush);
-  el.routesText = h("small");
+  el.routesText = h("p.reason", { role: "note" });
   el.table = h("table");
   el.list = h("div.routelist", {}, el.table);
   el.keys = h("div.keys", {}, h("span.key", {}, h("i", { style: { background: "#51cf66" } }), "match: how much of the prompt the router expects there"),
     h("span.key", {}, h("i", { style: { background: "#ffa94d" } }), "load: requests in flight"), h("span.key.limitkey", {}, h("i"), "threshold"), h("span", {}, "best: what the best worker really had"));
-  el.card = h("section.card.routes", {}, h("h2", {}, "Where requests went", el.routesText, el.tools), el.list, el.keys);
+  el.card = h("section.card.routes", {}, h("h2", {}, "Where requests went", el.tools), el.routesText, el.list, el.keys);
   el.sums = h("table");
   el.sumsText = h("small");
   el.sumsCard = h("section.card.policies", {}, h("h2", {}, "By policy", el.sumsText), (el.sumsHost = h("div.ranktable", {}, el.sums)));
@@ -39,20 +39,20 @@ export function makeRoutes(page) {
     const match = r.matches[k] ?? 0, load = r.loads[k] ?? 0, name = routes().workers[k]?.name ?? String(k);
     const title = `${name}: ${many(match)} of ${plural(r.tokens, "token")} expected there, ${plural(load, "request")} in flight${r.worker === k ? "; chosen" : ""}`;
     return h("td.seen" + (r.worker === k ? ".chosen" : ""), { title },
-      s("svg", { viewBox: `0 0 ${BAR} 14`, width: BAR, height: 14, "aria-hidden": "true" }, ...bar(match, r.tokens, r.match_limit, "match", 1), ...bar(load, mostLoad, r.load_limit, "load", 8)),
+      s("svg", { viewBox: `0 0 ${BAR} 15`, width: BAR, height: 15, "aria-hidden": "true" }, ...bar(match, r.tokens, r.match_limit, "match", 1), ...bar(load, mostLoad, r.load_limit, "load", 9)),
       h("small", {}, `${many(match)}·${load}`));
   }
 
   function drawRoutes() {
     const { last, workers } = routes();
-    el.routesText.textContent = last.length ? `${last[0].id} → ${workers[last[0].worker]?.name ?? last[0].worker}: ${last[0].reason}` : "no request has come yet";
-    el.routesText.title = el.routesText.textContent;
+    const tell = (r) => el.routesText.replaceChildren(...(r ? [h("b", {}, r.id), " goes to ", h("b", {}, workers[r.worker]?.name ?? String(r.worker)), `: ${r.reason}`] : ["no request has come yet"]));
+    tell(last[0]);
     const mostLoad = Math.max(4, ...last.flatMap((r) => [...r.loads, r.load_limit ?? 0]));
     const heads = ["request", "went to", ...workers.map((w) => w.name), "found", "best", "regret"];
     if (!el.table.isConnected) el.list.replaceChildren(el.table);
     el.table.replaceChildren(h("tr", {}, ...heads.map((head) => h("th", {}, head))), ...last.map((r) => {
       const found = r.outcome === "finished" ? `${many(r.cached)}/${many(r.tokens)}` : r.outcome || "…", known = (n) => (n === null ? "?" : many(n));
-      return h("tr", { "data-request": r.id, title: `${r.policy}: ${r.reason}` },
+      return h("tr", { "data-request": r.id, title: `${r.policy}: ${r.reason}`, onpointerenter: () => tell(r), onpointerleave: () => tell(last[0]) },
         h("th", {}, r.id), h("td.to", {}, workers[r.worker]?.name ?? String(r.worker)), ...workers.map((_, k) => workerCell(r, k, mostLoad)),
         h("td.n" + (["", "finished"].includes(r.outcome) ? "" : ".bad"), { title: OUTCOMES[r.outcome] ?? r.outcome }, found),
         h("td.n", { title: "prompt tokens that the best worker really had" }, known(r.best)), h("td.n" + (r.regret > 0 ? ".bad" : ""), { title: "how many of them the chosen one had not" }, known(r.regret)));
@@ -90,8 +90,11 @@ export function makeRoutes(page) {
       h("td.n", {}, many(w.load)), h("td.n", { title: `${many(w.cached)} of ${plural(w.tokens, "prompt token")} were cached` }, many(w.requests))];
   }
 
+  const nameOf = (rank) => routes().workers.find((each) => each.rank === rank)?.name ?? `worker ${rank}`;
+
   function mount() {
     if (el.card.isConnected) return;
+    document.body.classList.add("routed");
     document.querySelector(".low").prepend(el.card);
     document.querySelector(".fleetside .ranks").after(el.sumsCard);
   }
@@ -99,5 +102,5 @@ export function makeRoutes(page) {
   const parts = {
     routes: [() => el.list, "Where requests went", drawRoutes, "routes"], policies: [() => el.sumsHost, "The sums", drawSums, "routes"],
   };
-  return { parts, mount, drawTools, workerHeads, workerCells };
+  return { parts, mount, drawTools, workerHeads, workerCells, nameOf };
 }

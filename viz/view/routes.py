@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from minirad.observe.event import Event
-from minirad.observe.route_events import RequestRouted, RouteFinished
+from minirad.observe.route_events import RequestRouted, RouteFinished, worker_name
+from minirad.observe.snapshot import State
 
 MOST = 1e12  # that a threshold may be, in a file from a stranger
 WITH_THRESHOLDS = ("cache-aware", "events")  # policies that weigh matches against loads
@@ -44,6 +45,16 @@ class Limits:
         """With more requests in flight than this the workers are out of balance."""
         low = min(loads, default=0)
         return max(low + self.balance_abs, low * self.balance_rel)
+
+
+def dead(workers: Iterable[State]) -> str:
+    """Which workers get no requests, and why, in one sentence; "" where there are none."""
+    told = []
+    for row in workers:
+        if row["state"] == "dead":
+            why = f": {row['why']}" if row["why"] else ""
+            told.append(f"{worker_name(row['worker'])} is dead{why}")
+    return "; ".join(told)
 
 
 class PolicySum(NamedTuple):

@@ -8,7 +8,7 @@ are shortened and made visible here, and set as text by static/fleet.js.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -149,8 +149,17 @@ class FleetPage(Page):
         return {
             "ranks": [self._rank(row, found.ranks.get(int(row["rank"]), {})) for row in ranks],
             "shares": list(found.shares),
-            "wrong": short(fleet.wrong(whole.state, self._still_news(view)), _SENTENCE),
+            "wrong": short(self._wrong(whole.state, self._still_news(view)), _SENTENCE),
         }
+
+    def _wrong(self, state: State, news: Sequence[Event]) -> str:
+        """Of workers behind a router it is told which are dead: their connections come and go with them."""
+        if not self.routed:
+            return fleet.wrong(state, news)
+        ranks = [{**row, "state": "live"} for row in state["tree"]["ranks"]]
+        told = [event for event in news if not isinstance(event, fe.RankRestarted)]
+        rest = fleet.wrong({**state, "tree": {**state["tree"], "ranks": ranks}}, told)
+        return "; ".join(filter(None, (routes.dead(state["tree"].get("workers", ())), rest)))
 
     def _rank(self, row: State, media: Mapping[str, tuple[int, int]]) -> Json:
         numbers = {name: row[name] for name in ("rank", "seq", "batches", "replayed", "lost", "unknown")}

@@ -380,13 +380,15 @@ class RoutedSource(FlightSource):
         if not alive:
             text = f"The router is at {where}/v1, and its {len(self.router.workers)} workers are starting."
             return {"text": text, "example": ""}
-        text = f"The router is at {where}/v1{': the workload is being sent' if sending else ''}. Ask it:"
-        return {"text": text, "example": example(where, key)}
+        if sending:
+            return {"text": f"The workload is sent to the router, {where}/v1", "example": ""}
+        return {"text": "All is answered. Ask the router:", "example": example(where, key)}
 
     def _state(self) -> tuple[str, str]:
         states = [worker.alive for worker in self.router.workers]
         text = f"{sum(states)} of {len(states)} workers ready"
-        return text, "on" if all(states) else "off" if any(states) else "error"
+        dead = any(worker.state == "dead" for worker in self.router.workers)
+        return text, "on" if all(states) else "error" if dead else "off"
 
 
 def until_over(source: RoutedSource, steps: int | None) -> None:
