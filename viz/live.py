@@ -274,7 +274,7 @@ def _route(options: argparse.Namespace) -> int:
     """The page, or the export, of workers behind a router."""
     _check_flight(options)
     workload = routed.workload_of(options)
-    source = routed.RoutedSource(routed.settings_of(options, workload), workload)
+    source = routed.RoutedSource(routed.router_of(options, workload), workload)
     print(f"minirad router: {source.router.url}/v1   ({options.workers} workers are starting)", flush=True)
     if not options.export:
         return _serve_page(source, options)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
-
-import pytest
 
 from minirad.fleet import wire
 from minirad.fleet.flight import Flight
 from minirad.fleet.follow import Delivered
 from minirad.fleet.follow import State as RankState
-from minirad.observe.recorder import Recorder
 from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
 from minirad.route.oracle import Oracle
 from minirad.route.policies import RouteOptions, WorkerView, make_policy
 from minirad.route.trees import SentTree
-from viz.live import Replay, main
-from viz.trace import Trace, ids_as_text
-from viz.view.routes import Limits, PolicySum, PolicySums
-from viz.web.export import page_data
-from viz.web.fleet import FleetPage
 
 OPTIONS = RouteOptions(match_threshold=0.5, balance_abs=2, balance_rel=1.5)
 NOTES = {

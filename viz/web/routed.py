@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from minirad import command, workloads
-from minirad.fleet.flight import Flight
 from minirad.model.classroom import corpus
 from minirad.route.policies import POLICIES, RouteOptions, make_policy
 from minirad.workloads import Asked, Session, Turn, Workload
@@ -33,14 +32,14 @@ from viz.web.stream import PACE, FleetRun, FlightSource, Json
 from viz.words import decoder_from, ids_as_text
 
 if TYPE_CHECKING:
-    from minirad.route.router import Router, Settings
+    from minirad.route.router import Router
 
 POLICY = "cache-aware"
 # Few requests are in flight on one machine: with the router's own threshold of 8 balance would never count.
 OPTIONS = RouteOptions(balance_abs=3)
 STEP = 0.1  # seconds that stand for a step of a workload
 AT_ONCE = 16  # requests of the workload that may be in flight
-PATIENCE = 20.0  # seconds after which the workload is sent to those workers that are ready
+PATIENCE = 12.0  # seconds after which the workload is sent to those workers that are ready
 ANSWER = 120.0  # seconds that an answer may take
 _ENGINE = (
     "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens", "host_write",
@@ -128,18 +127,19 @@ def texts(workers: int, requests: int = 96) -> Workload:
     return Workload("texts", title, tuple(sessions), kv_tokens=420)
 
 
-def settings_of(options: argparse.Namespace, workload: Workload) -> Settings:
-    """What the router is told. ValueError where it cannot be."""
+def router_of(options: argparse.Namespace, workload: Workload) -> Router:
+    """The router that is asked for, not started. ValueError for what cannot be."""
     from minirad.route.proxy import Limits
-    from minirad.route.router import Settings
+    from minirad.route.router import Router, Settings
 
     limits = Limits() if options.max_body is None else Limits(max_body=options.max_body)
-    return Settings(
+    settings = Settings(
         workers=options.workers, policy=options.route or POLICY, options=OPTIONS,
         engine=engine_options(options, workload), host=options.host, port=options.serve or 0,
         key=options.api_key or "", limits=limits, keep=True,
         record=None if options.record is None else Path(options.record),
     )  # fmt: skip
+    return Router(settings)
 
 
 def engine_options(options: argparse.Namespace, workload: Workload) -> list[str]:
@@ -266,30 +266,26 @@ def post(server: str, path: str, body: Json, key: str = "") -> tuple[int, float,
 class RoutedSource(FlightSource):
     """A router with its workers, and the page of both. Starts them when it is made.
 
-    ValueError for what cannot be started. workload: what is sent as soon as the workers are there.
+    router: not started; its settings have `keep`. workload: what is sent as soon as the workers are there.
+    ValueError for a port that is taken.
     """
 
     what, ending = "the router", 20.0
 
-    def __init__(self, settings: Settings, workload: Workload) -> None:
-        from minirad.route.router import Router
+    def __init__(self, router: Router, workload: Workload) -> None:
         from minirad.route.workers import CannotStart
 
-        self.router: Router = Router(settings)
-        folder = self.router.folder
-        decode = ids_as_text if folder is None else decoder_from(str(folder))
-        title = f"{settings.workers} workers · {workload.title}"
-        super().__init__("routed", title, decode)
+        decode = ids_as_text if router.folder is None else decoder_from(str(router.folder))
+        super().__init__("routed", f"{len(router.workers)} workers · {workload.title}", decode)
         self.plain = (CannotStart,)
-        self.workload, self.traffic = workload, None
+        self.router, self.workload = router, workload
+        self.traffic: Traffic | None = None
         self._began = time.monotonic()
         self._work = ThreadPoolExecutor(1, thread_name_prefix="commands")
-        self.router.start(wait=False)
-        assert self.router.flight is not None
-        self._flight: Flight = self.router.flight
+        router.start(wait=False)
+        assert router.flight is not None
+        self._flight = router.flight
         self._begin()
-
-    traffic: Traffic | None
 
     # ------------------------------------------------------------ in this thread
 
