@@ -33,7 +33,7 @@ from minirad.server.asked import chat_spec, completion_spec
 from minirad.server.protocol import ApiError, Chat, Completion
 from minirad.server.replies import DONE, Writer, event
 from minirad.server.service import Busy, Ended, Piece, Service, Spec, Ticket
-from minirad.server.settings import Settings
+from minirad.server.settings import Limits, Settings
 
 OPEN_TO_ALL = ("/health", "/metrics")  # without a key, as SGLang has it
 MORE_CONNECTIONS = 64  # requests that may be read and refused beside those that have a place
@@ -46,7 +46,9 @@ def make_app(
 ) -> ASGIApp:  # fmt: skip
     """The ASGI app in front of a service. info: what /server_info adds; metrics: a metrics.Metrics, for
     /metrics."""
-    return _Door(_Api(service, settings or Settings(), info or dict, metrics))
+    settings = settings or Settings()
+    api = _Api(service, settings, info or dict, metrics)
+    return Door(api.app, settings.api_key, None if metrics is None else metrics.answered)
 
 
 class _Api:
@@ -68,7 +70,7 @@ class _Api:
                 Route("/server_info", self.server_info, methods=["GET"]),
                 Route("/flush_cache", self.flush_cache, methods=["POST"]),
             ],
-            exception_handlers={ApiError: _on_refusal, HTTPException: _not_here},
+            exception_handlers=HANDLERS,
         )
 
     # ------------------------------------------------------------ generating
@@ -86,7 +88,7 @@ class _Api:
         try:
             if self.reading > self.service.capacity + MORE_CONNECTIONS:
                 raise _busy(f"{self.reading} requests are being read or answered", 1)
-            data = await self._body(request)
+            data = await body_of(request, self.settings.limits)
             loop = asyncio.get_running_loop()
             body, spec = await loop.run_in_executor(
                 self.workers, partial(self._understand, data, parse, spec_of)
@@ -108,21 +110,6 @@ class _Api:
         if body.model is not None and body.model != self.settings.model:
             raise _no_model(body.model)
         return body, spec_of(body, self.service)
-
-    async def _body(self, request: Request) -> bytes:
-        """A body of JSON, of bounded size and in bounded time."""
-        limits = self.settings.limits
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise ApiError("the body must be JSON: Content-Type: application/json", 415)
-        length = request.headers.get("content-length", "0")
-        if length.isdigit() and len(length) < 20 and int(length) > limits.body:
-            raise _too_large(limits.body)
-        try:
-            return await asyncio.wait_for(_read(request, limits.body), limits.body_seconds)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise ApiError(f"the body did not come within {limits.body_seconds:g} seconds", 408) from None
-        except ClientDisconnect:
-            raise ApiError("the client went away", GONE) from None
 
     # ------------------------------------------------------------ everything else
 
@@ -175,15 +162,20 @@ class _Api:
         return _json({"status": "the cache is empty"})
 
 
-class _Door:
-    """In front of the routes: who may come in, and what is noted of each request."""
+class Door:
+    """In front of the routes: who may come in, and what is noted of each request.
 
-    def __init__(self, api: _Api) -> None:
-        self._api, self.state = api, api.app.state
+    key: None lets everybody in. answered: told the path and the status of each answer.
+    """
+
+    def __init__(
+        self, app: Starlette, key: str | None, answered: Callable[[str, int], None] | None = None
+    ) -> None:  # fmt: skip
+        self._app, self._key, self._answered, self.state = app, key, answered, app.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await self._api.app(scope, receive, send)
+            return await self._app(scope, receive, send)
         status = GONE
 
         async def noting(message: Message) -> None:
@@ -194,7 +186,7 @@ class _Door:
 
         try:
             refused = self._refusal(scope)
-            await (refused or self._api.app)(scope, receive, noting)
+            await (refused or self._app)(scope, receive, noting)
         except Exception as error:
             traceback.print_exc()
             if status != GONE:
@@ -203,11 +195,11 @@ class _Door:
                 scope, receive, noting
             )
         finally:
-            if self._api.metrics is not None:
-                self._api.metrics.answered(scope["path"], status)
+            if self._answered is not None:
+                self._answered(scope["path"], status)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        request, key = Request(scope), self._api.settings.api_key
+        request, key = Request(scope), self._key
         origin = request.headers.get("origin")
         if origin is not None and not _same_site(origin, request.headers.get("host", "")):
             said = "a page of another site may not ask this server"
@@ -393,6 +385,21 @@ class _Reply(Response):
 # ---------------------------------------------------------------------- words
 
 
+async def body_of(request: Request, limits: Limits) -> bytes:
+    """A body of JSON, of bounded size and in bounded time; else ApiError."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError("the body must be JSON: Content-Type: application/json", 415)
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and len(length) < 20 and int(length) > limits.body:
+        raise _too_large(limits.body)
+    try:
+        return await asyncio.wait_for(_read(request, limits.body), limits.body_seconds)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise ApiError(f"the body did not come within {limits.body_seconds:g} seconds", 408) from None
+    except ClientDisconnect:
+        raise ApiError("the client went away", GONE) from None
+
+
 async def _read(request: Request, most: int) -> bytes:
     data = bytearray()
     async for part in request.stream():
@@ -420,6 +427,9 @@ async def _not_here(request: Request, error: Any) -> Response:
     said = f"{request.method} {request.url.path}: {error.detail}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return _refused(ApiError(said, error.status_code, code=code, headers=dict(error.headers or {})))
+
+
+HANDLERS: Any = {ApiError: _on_refusal, HTTPException: _not_here}
 
 
 def _no_model(name: str) -> ApiError:

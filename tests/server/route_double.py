@@ -27,7 +27,20 @@ from minirad.route.router import Router, Settings
 from minirad.route.workers import Patience
 
 # No answer, half a head, half an event, a stream that ends too early (with or without its own words), ...
-BEFORE = ("die", "drop", "garbage", "half-head", "empty", "short", "500", "502", "503", "429", "error", "hang")
+BEFORE = (
+    "die",
+    "drop",
+    "garbage",
+    "half-head",
+    "empty",
+    "short",
+    "500",
+    "502",
+    "503",
+    "429",
+    "error",
+    "hang",
+)
 MIDDLE = ("die-in", "drop-in", "half-in", "short-in", "error-in", "hang-in")
 FINE = ("answer", "slow", "dribble", "flood")
 EVENTS = 5  # of a stream, before the last one

@@ -1,0 +1,406 @@
+"""Workers that fail in every way, clients that go away: each request gets one answer, and nothing is held.
+
+The workers are doubles (tests/server/route_double.py) and fail within milliseconds; at the end of this file
+real servers are killed, stopped and continued.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from route_double import BEFORE, FINE, MIDDLE, QUICK, Doubles
+from test_route import _posted, ask, body_of, events_of, get, is_whole, piece_of, until
+
+from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
+from minirad.route.proxy import Limits
+from minirad.route.router import Router
+from minirad.route.workers import CannotStart
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Doubles, Router]]:
+    """Three doubles and a router that tells what it does; a test waits until all are well."""
+    limits = Limits(quiet_seconds=0.3, stalled_seconds=0.5)
+    with Doubles() as doubles, doubles.router(limits=limits) as router:
+        yield doubles, router.start()
+
+
+@pytest.fixture
+def fleet(shared: tuple[Doubles, Router]) -> Iterator[tuple[Doubles, Router]]:
+    doubles, router = shared
+    until(lambda: all(worker.alive for worker in router.workers))
+    yield shared
+    nothing_is_held(doubles, router)
+
+
+@pytest.fixture
+def doubles() -> Iterator[Doubles]:
+    with Doubles() as made:
+        yield made
+
+
+def nothing_is_held(doubles: Doubles, router: Router) -> None:
+    """No request is in flight anywhere, and nobody waits for one."""
+    until(lambda: router.proxy.in_flight == 0)
+    until(lambda: [worker.load for worker in router.workers] == [0] * len(router.workers))
+    assert [worker.queued_tokens for worker in router.workers] == [0] * len(router.workers)
+    assert not any(worker.attempts for worker in router.workers)
+    until(lambda: not any(double.busy for double in doubles.made))
+
+
+def turn(router: Router) -> int:
+    """The worker whose turn it is, of a router that goes round."""
+    return router.policy._turn % len(router.workers)
+
+
+# ------------------------------------------------------------------ a worker fails
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("what", BEFORE)
+def test_a_worker_that_fails_before_any_output_costs_only_time(
+    fleet: tuple[Doubles, Router], what: str, stream: bool
+) -> None:
+    _, router = fleet
+    first, prompt = turn(router), [3, 4, 5]
+    answer = ask(router, prompt, {str(first): what}, stream=stream)
+    assert is_whole(answer, prompt, stream)
+    assert answer.headers["x-minirad-worker"] != f"w{first}"
+
+
+@pytest.mark.parametrize("what", MIDDLE)
+def test_an_answer_of_one_piece_is_never_torn(fleet: tuple[Doubles, Router], what: str) -> None:
+    _, router = fleet
+    answer = ask(router, [7, 8], {str(turn(router)): what})
+    assert is_whole(answer, [7, 8], stream=False)
+
+
+@pytest.mark.parametrize("what", MIDDLE)
+def test_a_stream_that_breaks_ends_with_one_clear_error(fleet: tuple[Doubles, Router], what: str) -> None:
+    doubles, router = fleet
+    first = turn(router)
+    answer = ask(router, [7, 8], {str(first): what}, stream=True)
+    *pieces, last = events_of(answer)
+    assert [piece["choices"][0]["text"] for piece in pieces] == [f"w{first}:15:0 ", f"w{first}:15:1 "]
+    error = last["error"]
+    assert error["type"] == "server_error"
+    told = (
+        "the engine broke" if what == "error-in" else f"w{first} failed after a part of the answer was sent"
+    )
+    assert told in error["message"]
+    assert sum(bool(double.seen) and double.seen[-1]["prompt"] == [7, 8] for double in doubles.made) >= 1
+
+
+def test_all_workers_are_tried_once_and_all_failures_are_named(fleet: tuple[Doubles, Router]) -> None:
+    doubles, router = fleet
+    for double in doubles.made:
+        double.seen.clear()
+    answer = ask(router, [1], {"0": "500", "1": "drop", "2": "429"}, stream=True)
+    assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+    message = answer.json()["error"]["message"]
+    assert all(f"w{rank}: " in message for rank in range(3)) and "w0 says 500" in message
+    assert sum(len(double.seen) for double in doubles.made) == 3
+
+
+def test_one_that_is_full_is_passed_over_and_all_full_is_429(fleet: tuple[Doubles, Router]) -> None:
+    _, router = fleet
+    first = turn(router)
+    assert is_whole(ask(router, [1], {str(first): "429"}), [1], stream=False)
+    answer = ask(router, [1], {"*": "429"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+    assert answer.json()["error"]["code"] == "queue_full"
+
+
+def test_a_failure_is_never_a_reason_to_ask_twice(fleet: tuple[Doubles, Router]) -> None:
+    """What came whole is not asked for again although the connection is then cut."""
+    doubles, router = fleet
+    before = sum(len(double.seen) for double in doubles.made)
+    assert is_whole(ask(router, [9], {"*": "answer"}, stream=True), [9], stream=True)
+    assert sum(len(double.seen) for double in doubles.made) == before + 1
+
+
+# ------------------------------------------------------------------ a client goes away
+
+
+@pytest.mark.parametrize("what", ["hang", "hang-in", "dribble"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_workers_request_is_cancelled_when_its_client_goes_away(
+    doubles: Doubles, what: str, stream: bool
+) -> None:
+    if what == "dribble" and not stream:
+        what = "hang-in"
+    with doubles.router(limits=Limits(quiet_seconds=30.0)) as router:
+        told: list[Any] = []
+        router.start()
+        router.listen(told.append)
+        sent = _posted(router, body_of([1, 2], {"*": what}, stream=stream))
+        until(lambda: doubles.of(0).busy == 1)
+        if stream and what != "hang":
+            assert sent.recv(1000)
+        begun = time.monotonic()
+        sent.close()
+        until(lambda: doubles.of(0).dropped == 1, seconds=1.0)
+        assert time.monotonic() - begun < 1.0
+        nothing_is_held(doubles, router)
+        assert [e.outcome for e in told if isinstance(e, RouteFinished)] == ["cancelled"]
+        assert all(worker.alive and not worker.failed for worker in router.workers)
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(doubles: Doubles) -> None:
+    with doubles.router(limits=Limits(stalled_seconds=0.3)) as router:
+        router.start()
+        sent = _posted(router, body_of([1], {"*": "flood"}, stream=True))
+        sent.settimeout(5)
+        until(lambda: doubles.of(0).busy == 1)
+        nothing_is_held(doubles, router)
+        size = 0
+        with sent:  # the connection was cut: its end comes, and not all of the answer
+            try:
+                while part := sent.recv(1 << 20):
+                    size += len(part)
+            except ConnectionError:
+                pass
+        assert 0 < size < 15 << 20
+
+
+# ------------------------------------------------------------------ a worker dies, hangs, comes back
+
+
+def test_a_worker_that_hangs_is_given_up_and_taken_back_empty(doubles: Doubles) -> None:
+    told: list[Any] = []
+    with doubles.router(limits=Limits(quiet_seconds=30.0), policy="cache-aware") as router:
+        router.listen(told.append)
+        router.start()
+        prompt = list(range(30))
+        assert ask(router, prompt).headers["x-minirad-worker"] == "w0"
+        doubles.of(0).unflushable = 3
+        doubles.of(0).freeze()
+        begun = time.monotonic()
+        answer = ask(router, prompt, stream=True)  # goes to w0, which holds it, and from there elsewhere
+        assert is_whole(answer, prompt, stream=True) and answer.headers["x-minirad-worker"] != "w0"
+        assert time.monotonic() - begun < 3.0
+        assert router.workers.all[0].state == "dead" and "/health" in router.workers.all[0].why
+        assert ask(router, [5, 6]).status_code == 200
+        doubles.of(0).thaw()
+        until(lambda: router.workers.all[0].state == "back")
+        assert doubles.of(0).flushed >= 3 and len([d for d in doubles.made if d.rank == 0]) == 1
+        routed = [event for event in told if isinstance(event, RequestRouted)]
+        assert routed[1].worker == 0 and routed[1].matches[0] == 30
+        assert ask(router, prompt).status_code == 200
+        last = [event for event in told if isinstance(event, RequestRouted)][-1]
+        assert last.matches[0] == 0 and max(last.matches) == 30  # what w0 had is forgotten
+        nothing_is_held(doubles, router)
+    states = [event.state for event in told if isinstance(event, WorkerChanged) and event.worker == 0]
+    assert states[:4] == ["starting", "ready", "slow", "dead"] and "back" in states
+
+
+def test_a_worker_that_hangs_for_long_is_started_again(doubles: Doubles) -> None:
+    with doubles.router() as router:
+        router.start()
+        hung = doubles.of(1)
+        hung.freeze()
+        until(lambda: hung.code == -9)
+        until(lambda: router.workers.all[1].alive and doubles.of(1) is not hung)
+        assert router.workers.all[1].restarts == 1
+
+
+def test_a_worker_that_is_late_is_slow_and_not_dead(doubles: Doubles) -> None:
+    with doubles.router() as router:
+        router.start()
+        doubles.of(2).ill = 503
+        until(lambda: router.workers.all[2].state == "slow")
+        assert "503" in router.workers.all[2].why
+        doubles.of(2).ill = 200
+        until(lambda: router.workers.all[2].state == "ready")
+        assert [worker.restarts for worker in router.workers] == [0, 0, 0]
+
+
+def test_requests_in_flight_at_a_worker_that_dies_go_elsewhere(doubles: Doubles) -> None:
+    with doubles.router(limits=Limits(quiet_seconds=30.0)) as router:
+        router.start()
+        answers: list[httpx.Response] = []
+        plan = {"0": "hang"}
+        threads = [
+            threading.Thread(target=lambda n=n: answers.append(ask(router, [n], plan, stream=n % 2 == 0)))
+            for n in range(9)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: doubles.of(0).busy == 3)
+        doubles.of(0).kill()
+        for thread in threads:
+            thread.join(10)
+        assert len(answers) == 9 and all(answer.status_code == 200 for answer in answers)
+        nothing_is_held(doubles, router)
+
+
+def test_when_all_are_dead_it_is_said_and_when_one_is_back_it_goes_on(doubles: Doubles) -> None:
+    with doubles.router() as router:
+        router.start()
+        for double in doubles.made[:3]:
+            double.freeze()
+        until(lambda: not any(worker.alive for worker in router.workers))
+        answer = ask(router, [1])
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["code"] == "no_worker"
+        health = get(router, "/health")
+        assert health.status_code == 503 and health.json()["alive"] == 0
+        doubles.of(1).thaw()
+        until(lambda: router.workers.all[1].alive)
+        assert is_whole(ask(router, [1]), [1], stream=False)
+
+
+def test_workers_that_fail_again_and_again_are_given_up_and_the_router_ends(doubles: Doubles) -> None:
+    with doubles.router(workers=2) as router:
+        router.start()
+        doubles.unborn.update({0: 1, 1: 1})
+        began = len(doubles.made)
+        for double in doubles.made[:2]:
+            double.kill(-11)
+        with pytest.raises(CannotStart, match="no worker is left: w1 .*no memory left.* in a row"):
+            assert router.wait(10)
+        each = QUICK.restarts
+        assert len(doubles.made) == began + 2 * each
+        assert all(double.code is not None for double in doubles.made)
+
+
+def test_the_others_go_on_while_one_cannot_come_back(doubles: Doubles) -> None:
+    with doubles.router() as router:
+        router.start()
+        doubles.unborn[2] = 1
+        doubles.of(2).kill()
+        until(lambda: "given up" in router.workers.all[2].why)
+        for number in range(4):
+            assert is_whole(ask(router, [number]), [number], stream=False)
+        assert not router.wait(0)
+
+
+# ------------------------------------------------------------------ all of it at once
+
+
+class Player:
+    """A client that asks again and again, at times goes away, and judges each answer."""
+
+    def __init__(self, router: Router, seed: int, requests: int) -> None:
+        self.router, self.chance, self.requests = router, random.Random(seed), requests
+        self.whole = self.errors = self.left = 0
+        self.wrong: list[str] = []
+        self.thread = threading.Thread(target=self._play)
+        self.thread.start()
+
+    def _play(self) -> None:
+        for number in range(self.requests):
+            try:
+                self._one(number)
+            except Exception as error:
+                self.wrong.append(repr(error))
+
+    def _one(self, number: int) -> None:
+        chance = self.chance
+        plan = {
+            str(rank): chance.choice(BEFORE + MIDDLE + FINE[:3]) if chance.random() < 0.4 else "answer"
+            for rank in range(3)
+        }  # fmt: skip
+        prompt, stream = [chance.randrange(50) for _ in range(4)], chance.random() < 0.6
+        if chance.random() < 0.2:
+            sent = _posted(self.router, body_of(prompt, plan, stream=stream))
+            time.sleep(chance.random() * 0.05)
+            sent.close()
+            self.left += 1
+            return
+        answer = ask(self.router, prompt, plan, stream=stream)
+        if is_whole(answer, prompt, stream):
+            self.whole += 1
+        elif is_one_error(answer, prompt):
+            self.errors += 1
+        else:
+            self.wrong.append(f"{plan} {stream}: {answer.status_code} {answer.text[-300:]}")
+
+
+def is_one_error(answer: httpx.Response, prompt: list[int]) -> bool:
+    """An error in OpenAI's form, at once or at the end of a stream whose pieces are one worker's."""
+    if answer.status_code in (429, 503):
+        return bool(answer.json()["error"]["message"])
+    if answer.status_code != 200 or not answer.headers["content-type"].startswith("text/event-stream"):
+        return False
+    *pieces, last = events_of(answer)
+    rank = answer.headers["x-minirad-worker"]
+    texts = [piece_of(piece) for piece in pieces]
+    expected = [f"{rank}:{sum(prompt)}:{number} " for number in range(len(texts))]
+    told = last["error"]["message"] if isinstance(last, dict) and "error" in last else ""
+    return texts == expected and bool(texts) and bool(told)
+
+
+def _harm(doubles: Doubles, seed: int, over: Callable[[], bool]) -> None:
+    """Kills and freezes workers now and then."""
+    chance = random.Random(seed)
+    while not over():
+        time.sleep(chance.random() * 0.3)
+        victim = doubles.of(chance.randrange(3))
+        kind = chance.randrange(4)
+        if kind == 0:
+            victim.kill(-9)
+        elif kind == 1:
+            victim.freeze()
+        elif kind == 2:
+            victim.ill = 503
+        for other in list(doubles.made):
+            if chance.random() < 0.5:
+                other.ill = 200
+                other.thaw()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_fails_each_request_gets_one_answer(doubles: Doubles, seed: int) -> None:
+    told: list[Any] = []
+    limits = Limits(quiet_seconds=0.3, stalled_seconds=1.0)
+    patience = replace(QUICK, restarts=1000)
+    policy = ("cache-aware", "least-loaded")[seed % 2]
+    with doubles.router(limits=limits, policy=policy, patience=patience) as router:
+        router.listen(told.append)
+        router.start()
+        players = [Player(router, 100 * seed + number, requests=12) for number in range(8)]
+        _harm(doubles, seed, lambda: not any(player.thread.is_alive() for player in players))
+        for player in players:
+            player.thread.join(30)
+            assert not player.thread.is_alive() and not player.wrong
+        for double in list(doubles.made):
+            double.thaw()
+        nothing_is_held(doubles, router)
+    assert sum(player.whole for player in players) > 20
+    check_events(told)
+
+
+def check_events(told: list[Any]) -> None:
+    """Each attempt has an end, one after the other, each worker at most once, nothing after an answer."""
+    attempts: dict[str, list[Any]] = {}
+    for event in told:
+        if isinstance(event, RequestRouted | RouteFinished):
+            attempts.setdefault(event.request, []).append(event)
+    for events in attempts.values():
+        begun, ended = events[::2], events[1::2]
+        assert all(isinstance(event, RequestRouted) for event in begun)
+        assert all(isinstance(event, RouteFinished) for event in ended)
+        assert [e.worker for e in begun] == [e.worker for e in ended]
+        assert len({event.worker for event in begun}) == len(begun)
+        assert all(event.outcome == "moved" for event in ended[:-1])
+
+
+def test_the_judges_of_these_tests_see_what_is_wrong(fleet: tuple[Doubles, Router]) -> None:
+    _, router = fleet
+    answer = ask(router, [1, 2], stream=True)
+    broken = ask(router, [1, 2], {"*": "short-in"}, stream=True)
+    assert is_whole(answer, [1, 2], True) and not is_one_error(answer, [1, 2])
+    assert is_one_error(broken, [1, 2]) and not is_whole(broken, [1, 2], True)
+    assert not is_whole(answer, [1, 3], True) and not is_one_error(broken, [1, 3])
+    end = "data: [DONE]\n\n"
+    for text in (answer.text * 2, answer.text + broken.text, answer.text.replace(end, ""), broken.text + end):
+        mixed = httpx.Response(200, headers=answer.headers, text=text)
+        assert not is_whole(mixed, [1, 2], True) and not is_one_error(mixed, [1, 2])
