@@ -225,9 +225,8 @@ def test_the_command_line_on_the_page_works():
     with serving() as (driver, _):
         serving_now = driver.status()["serving"]
         assert serving_now["text"].startswith("Nobody has asked yet")
-        done = subprocess.run(
-            ["sh", "-c", serving_now["example"]], capture_output=True, text=True, timeout=30
-        )
+        line = ["sh", "-c", serving_now["example"]]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=30)
         if done.returncode == 127:
             pytest.skip("there is no curl")
         assert json.loads(done.stdout)["choices"][0]["message"]["content"]
@@ -325,20 +324,17 @@ def test_a_long_recording_does_not_end_a_workload(monkeypatch):
         ("--max-queue 3", "--max-queue 3 goes with --serve only"),
         ("--serve 0 --max-queue 0", "1 or more"),
         ("--serve 0 --api-key=", "--api-key"),
-        ("--serve 0 --kv-tokens 0", "kv_tokens"),
+        ("--serve 0 --kv-tokens 0", "a pool of 0 tokens"),
         ("--serve 0 --workload nowhere", "nowhere"),
         ("--serve 0 --host nowhere.invalid", "nowhere.invalid"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(arguments, said, capsys, monkeypatch):
     monkeypatch.setattr("viz.live._serve_page", lambda *a, **k: pytest.fail("something was started"))
-    with (
-        pytest.raises(SystemExit)
-        if said.startswith("a port") or "or more" in said
-        else (contextlib.nullcontext()) as left
-    ):
+    try:
         code = main(arguments.split())
-    code = left.value.code if left is not None else code
+    except SystemExit as left:  # of the parser itself
+        code = left.code
     told = capsys.readouterr().err
     assert code == 2 and told.count("\n") == 1 and said in told
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from minirad.observe.event import Event
-from minirad.observe.route_events import RequestRouted, RouteFinished, worker_name
+from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged, worker_name
 from minirad.observe.snapshot import State
 
 MOST = 1e12  # that a threshold may be, in a file from a stranger
+ALIVE = ("ready", "slow", "back")  # states in which a worker gets requests
 WITH_THRESHOLDS = ("cache-aware", "events")  # policies that weigh matches against loads
 
 
@@ -81,24 +82,45 @@ class PolicySum(NamedTuple):
 Sums = Mapping[str, PolicySum]
 
 
-class PolicySums:
-    """Follows a recording's events. Of each request it remembers who sent it: an answer does not say so."""
+class Followed:
+    """What a recording's events say beyond its states: who sent a request, and who was alive at that time.
 
-    def __init__(self) -> None:
-        self._sent_by: dict[tuple[str, int], str] = {}  # request and worker: the policy
+    limits: the thresholds; None: they are not known.
+    """
 
-    def take(self, sums: Sums, events: Iterable[Event]) -> Sums:
-        """The sums after these events, where they were `sums` before; those are not changed.
+    def __init__(self, start: State, limits: Limits | None = None) -> None:
+        self.limits = limits
+        self._alive = {row["worker"]: row["state"] in ALIVE for row in start["tree"].get("workers", ())}
+        self._sent: dict[tuple[str, int], tuple[str, float | None]] = {}  # by whom, and the limit of loads
 
-        What was sent before the first event that was ever taken is not counted when it is answered.
+    def take(self, events: Iterable[Event]) -> None:
+        """Follows on; each event once, in their order."""
+        for event in events:
+            if isinstance(event, WorkerChanged):
+                self._alive[event.worker] = event.state in ALIVE
+            elif isinstance(event, RequestRouted):
+                self._sent[event.request, event.worker] = event.policy, self._load_limit(event)
+
+    def _load_limit(self, event: RequestRouted) -> float | None:
+        if self.limits is None or event.policy not in WITH_THRESHOLDS:
+            return None
+        return self.limits.load([load for at, load in enumerate(event.loads) if self._alive.get(at, False)])
+
+    def load_limit(self, request: str, worker: int) -> float | None:
+        """With more requests in flight than this the workers were out of balance when it was sent."""
+        return self._sent.get((request, worker), ("", None))[1]
+
+    def sums(self, sums: Sums, events: Iterable[Event]) -> Sums:
+        """The sums after these events, which were followed; `sums` are those before, and stay as they are.
+
+        What was sent before the recording began is not counted when it is answered.
         """
         for event in events:
             if isinstance(event, RequestRouted):
-                self._sent_by[event.request, event.worker] = event.policy
                 sums = {**sums, event.policy: _routed(sums.get(event.policy, PolicySum()), event)}
             elif isinstance(event, RouteFinished):
-                policy = self._sent_by.get((event.request, event.worker))
-                if policy is not None:
+                policy = self._sent.get((event.request, event.worker), ("", None))[0]
+                if policy:
                     sums = {**sums, policy: _finished(sums.get(policy, PolicySum()), event)}
         return sums
 

@@ -46,8 +46,8 @@ class FleetPage(Page):
         self._news: list[tuple[int, Event]] = []  # troubles by frame
         self._ranks = {int(row["rank"]) for row in trace.recording.header["start"]["tree"]["ranks"]}
         self.routed = has_routes(trace.recording.header["start"])  # the ranks are workers behind a router
-        self.limits = routes.Limits.of(trace.recording.header.get("notes"))
-        self._policies = routes.PolicySums()
+        header = trace.recording.header
+        self._routing = routes.Followed(header["start"], routes.Limits.of(header.get("notes")))
         self._policy_sums: list[routes.Sums] = [{}]  # after each frame, the start first
 
     def meta(self, title: str = "", note: str = "") -> Json:
@@ -68,7 +68,8 @@ class FleetPage(Page):
         frame = self.trace.recording.frames[index]
         grown = self._growth.take(frame.events)
         self._sums.append(grown)
-        self._policy_sums.append(self._policies.take(self._policy_sums[-1], frame.events))
+        self._routing.take(frame.events)
+        self._policy_sums.append(self._routing.sums(self._policy_sums[-1], frame.events))
         self.routed = self.routed or any(isinstance(event, WorkerChanged) for event in frame.events)
         self._news += [(index, event) for event in frame.events if isinstance(event, _NEWS)]
         self._ranks.update(event.rank for event in frame.events if isinstance(event, fe.RankStateSeen))
@@ -170,7 +171,7 @@ class FleetPage(Page):
         """The workers behind a router, the last requests that it sent to them, and sums by policy."""
         tree = view.state["tree"]
         workers, last = tree.get("workers", []), tree.get("routes", [])
-        sums = self._policies.take(self._policy_sums[max(view.frame, 0)], view.so_far)
+        sums = self._routing.sums(self._policy_sums[max(view.frame, 0)], view.so_far)
         return {
             "workers": [_worker(row) for row in workers],
             "last": [self._route(row) for row in reversed(last)],
@@ -179,15 +180,15 @@ class FleetPage(Page):
         }
 
     def _route(self, row: State) -> Json:
-        weighs = self.limits is not None and row["policy"] in routes.WITH_THRESHOLDS
+        limits = self._routing.limits if row["policy"] in routes.WITH_THRESHOLDS else None
         names = ("worker", "matches", "loads", "best", "regret", "tokens", "outcome", "cached")
         return {
             **{name: row[name] for name in names},
             "id": short(str(row["request"]), 40),
             "policy": short(str(row["policy"]), 40),
             "reason": short(str(row["reason"]), _SENTENCE),
-            "match_limit": self.limits.match(row["tokens"]) if weighs and self.limits else None,
-            "load_limit": self.limits.load(row["loads"]) if weighs and self.limits else None,
+            "match_limit": limits.match(row["tokens"]) if limits else None,
+            "load_limit": self._routing.load_limit(row["request"], row["worker"]),
         }
 
     def _still_news(self, view: View) -> list[Event]:

@@ -124,7 +124,7 @@ def texts(workers: int, requests: int = 96) -> Workload:
         turn = Turn(prompt, max_new_tokens=chance.randrange(6, 20), ignore_eos=True)
         sessions.append(Session(f"text {text}, question {number}", (turn,), 3 * number - 3 * number % 15))
     title = f"Questions about {count} texts, room for two in each worker"
-    return Workload("texts", title, tuple(sessions), kv_tokens=420)
+    return Workload("texts", title, tuple(sessions), kv_tokens=384)
 
 
 def router_of(options: argparse.Namespace, workload: Workload) -> Router:

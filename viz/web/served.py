@@ -73,7 +73,7 @@ def check(options: argparse.Namespace) -> None:
     """ValueError, in one sentence, for options that do not go together. Opens nothing."""
     given = [name for name in LIMITS if getattr(options, name) is not None]
     if options.serve is None:
-        if given:
+        if given and options.workers is None:
             raise ValueError(
                 f"--{given[0].replace('_', '-')} {getattr(options, given[0])} goes with --serve only"
             )
