@@ -34,7 +34,7 @@ SYSTEM = "You are a helpful assistant."
 # Commands without a model, and their modules: options live beside them, as those of the benchmarks.
 WITHOUT_MODEL = {
     "simulate": "simulate", "theorem": "theorem", "kv-events": "fleet.command", "why": "why.command",
-    "serve": "server.command",
+    "serve": "server.command", "route": "route.command",
 }  # fmt: skip
 
 

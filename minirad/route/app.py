@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from minirad.route.proxy import refusal
-from minirad.server.protocol import ApiError
+from minirad.server.app import HANDLERS, Door
 
 if TYPE_CHECKING:
     from minirad.route.router import Router
@@ -22,48 +20,29 @@ if TYPE_CHECKING:
 
 TOLD = ("name", "state", "why", "url", "pid", "load", "queued_tokens", "routed", "failed", "restarts")
 ASKING = 5.0  # seconds that a worker has to answer something small
-Answer = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(router: Router) -> Starlette:
-    """The front of a router. Only /health is open to who has no key."""
+def make_app(router: Router) -> Door:
+    """The front of a router. Only /health and /metrics are open to who has no key."""
     front = _Front(router)
-
-    def asked(path: str, answer: Answer, method: str = "GET", is_open: bool = False) -> Route:
-        async def checked(request: Request) -> Response:
-            if not is_open:
-                router.proxy.admit(dict(request.scope["headers"]))
-            return await answer(request)
-
-        return Route(path, checked, methods=[method])
-
-    return Starlette(
-        routes=[
-            Route("/v1/completions", router.proxy, methods=["POST"]),
-            Route("/v1/chat/completions", router.proxy, methods=["POST"]),
-            asked("/v1/models", front.models),
-            asked("/health", front.health, is_open=True),
-            asked("/metrics", front.metrics),
-            asked("/workers", front.workers),
-            asked("/server_info", front.server_info),
-            asked("/flush_cache", front.flush_cache, "POST"),
-        ],
-        exception_handlers={ApiError: _refused, HTTPException: _not_there},
+    return Door(
+        Starlette(
+            routes=[
+                Route("/v1/completions", router.proxy, methods=["POST"]),
+                Route("/v1/chat/completions", router.proxy, methods=["POST"]),
+                Route("/v1/models", front.models),
+                Route("/v1/models/{name:path}", front.models),
+                Route("/health", front.health),
+                Route("/metrics", front.metrics),
+                Route("/workers", front.workers),
+                Route("/server_info", front.server_info),
+                Route("/flush_cache", front.flush_cache, methods=["POST"]),
+            ],
+            exception_handlers=HANDLERS,
+        ),
+        router.settings.key or None,
+        router.metrics.answered,
     )
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return Response(error.body(), error.status, {"content-type": "application/json", **error.headers})
-
-
-async def _not_there(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path, method = request.url.path, request.method
-    said = f"there is nothing at {path}" if error.status_code == 404 else f"{path} does not take {method}"
-    told = refusal(error.status_code, said)
-    told.headers.update(error.headers or {})
-    return await _refused(request, told)
 
 
 class _Front:
@@ -71,7 +50,6 @@ class _Front:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._models: bytes = b""  # what a worker said of its model: all say the same
         self._since = int(time.time())
 
     @property
@@ -80,14 +58,11 @@ class _Front:
 
     async def models(self, request: Request) -> Response:
         """What a worker says that it serves."""
-        for worker in [] if self._models else self._alive:
-            answer = await self._ask(worker, "GET", "/v1/models")
-            if answer is not None and answer.status_code == 200:
-                self._models = answer.content
-                break
-        if not self._models:
-            raise refusal(503, "no worker is alive", "no_worker", 5)
-        return Response(self._models, media_type="application/json")
+        for worker in self._alive:
+            answer = await self._ask(worker, "GET", request.url.path)
+            if answer is not None and answer.status_code < 500:
+                return Response(answer.content, answer.status_code, media_type="application/json")
+        raise refusal(503, "no worker is alive", "no_worker", 5)
 
     async def health(self, request: Request) -> Response:
         """200 while a worker is alive."""

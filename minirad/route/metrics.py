@@ -30,7 +30,7 @@ class Metrics:
         def counter(name: str, said: str, *labels: str) -> Counter:
             return Counter(f"minirad_route_{name}", said, labels, registry=registry)
 
-        self.answers = counter("answers", "Answers of the front by HTTP status.", "status")
+        self.answers = counter("answers", "Completions by HTTP status; 499: the client left.", "status")
         self.requests = counter("requests", "Requests that were sent to a worker.", "worker")
         self.outcomes = counter("outcomes", "What became of requests at a worker.", "worker", "outcome")
         self.retries = counter("retries", "Requests that went on to another worker, by the first.", "worker")
@@ -51,9 +51,10 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
 
-    def answered(self, status: int) -> None:
-        """The front has answered; 499: the client did not wait."""
-        self.answers.labels(str(status)).inc()
+    def answered(self, path: str, status: int) -> None:
+        """The front has answered."""
+        if path.endswith("/completions"):
+            self.answers.labels(str(status)).inc()
 
     def take(self, event: RequestRouted | RouteFinished | WorkerChanged) -> None:
         """Counts one event."""

@@ -14,24 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import itertools
 import json
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 
 from minirad.cache.node import Slots
 from minirad.command import one_line
+from minirad.errors import whole
 from minirad.route.workers import Worker
+from minirad.server.app import body_of
 from minirad.server.protocol import INVALID, ApiError
-
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+from minirad.server.settings import Limits as ServerLimits
 
 MOST_PIECES = 256  # of an answer that wait for a slow client; then the worker waits
 MOST_ANSWER = 64 << 20  # bytes of an answer that is no stream
@@ -45,26 +44,27 @@ _ENDS = (b"\n\n", b"\r\n\r\n")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the front takes. Seconds: for a request's body to come, for a worker's next piece of an answer,
-    for a client to take one.
+    """What the front takes. requests: in flight. body: bytes of one.
 
-    max_requests: in flight. max_body: bytes.
+    Seconds in which something has to come: body_seconds: a request's body; quiet: the next piece of a
+    worker's answer; stalled: a client that takes one.
     """
 
-    max_requests: int = 1024
-    max_body: int = 4 << 20
+    requests: int = 1024
+    body: int = 4 << 20
     body_seconds: float = 30.0
-    quiet_seconds: float = 300.0
-    stalled_seconds: float = 60.0
+    quiet: float = 300.0
+    stalled: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "body"):
+            whole(name, getattr(self, name), 1)
 
 
 def refusal(status: int, message: str, code: str | None = None, retry_after: int | None = None) -> ApiError:
     """An answer that is an error, in OpenAI's form. retry_after: seconds."""
-    kind = INVALID if status < 500 else "server_error"
-    kind = "rate_limit_error" if status == FULL else kind
+    kind = "rate_limit_error" if status == FULL else "server_error"
     headers = {} if retry_after is None else {"retry-after": str(retry_after)}
-    if status == 401:
-        headers["www-authenticate"] = "Bearer"
     return ApiError(message, status, kind, None, code, headers)
 
 
@@ -111,37 +111,11 @@ class ClientGone(Exception):
 class Client:
     """Who asked: what was sent to it, and whether it is still there."""
 
-    def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:
-        self._receive, self._send, self._limits = receive, send, limits
-        self.status = 0  # of the answer that was begun
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+        self._scope, self._receive, self._send, self._limits = scope, receive, send, limits
         self.gone = False
         self._tell: Callable[[], None] = lambda: None
         self._watching: asyncio.Task[None] | None = None
-
-    async def body(self, headers: dict[bytes, bytes]) -> bytes:
-        """The body of the request; ApiError for one that is too large or does not come."""
-        most = self._limits.max_body
-        said = headers.get(b"content-length", b"")
-        if said.isdigit() and int(said) > most:
-            raise refusal(413, f"a request may have {most:,} bytes, this one has {int(said):,}", "too_large")
-        try:
-            return await asyncio.wait_for(self._read(most), self._limits.body_seconds)
-        except asyncio.TimeoutError:
-            seconds = self._limits.body_seconds
-            raise refusal(408, f"the request has not come whole within {seconds:g} s", "timeout") from None
-
-    async def _read(self, most: int) -> bytes:
-        parts, size, more = [], 0, True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > most:
-                raise refusal(413, f"a request may have {most:,} bytes, this one has more", "too_large")
-            more = message.get("more_body", False)
-        return b"".join(parts)
 
     @contextlib.asynccontextmanager
     async def watched(self) -> Any:
@@ -151,8 +125,7 @@ class Client:
             yield
         finally:
             self._watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
+            await asyncio.wait([self._watching])
 
     def tell(self, call: Callable[[], None]) -> None:
         """Calls this when the client is gone, now if it is."""
@@ -167,7 +140,6 @@ class Client:
         self._tell()
 
     async def begin(self, status: int, headers: dict[str, str]) -> None:
-        self.status = status
         coded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._put({"type": "http.response.start", "status": status, "headers": coded})
 
@@ -178,16 +150,18 @@ class Client:
         await self.begin(status, {**headers, "content-length": str(len(body))})
         await self.piece(body, more=False)
 
-    async def refuse(self, error: ApiError) -> None:
-        await self.whole(error.status, {"content-type": "application/json", **error.headers}, error.body())
-
-    async def _put(self, message: dict[str, Any]) -> None:
-        """Sends; ClientGone for a client that has not taken it in time, or is gone."""
+    async def _put(self, message: Message) -> None:
+        """Sends; ClientGone for a client that is gone, or has not read for too long: it is cut off then."""
         if self.gone:
             raise ClientGone
         try:
-            await asyncio.wait_for(self._send(message), self._limits.stalled_seconds)
-        except (asyncio.TimeoutError, OSError):
+            await asyncio.wait_for(self._send(message), self._limits.stalled)
+        except OSError:
+            raise ClientGone from None
+        except asyncio.TimeoutError:
+            connection = self._scope.get("state", {}).get("connection")
+            if connection is not None:
+                connection.transport.abort()
             raise ClientGone from None
 
 
@@ -225,66 +199,39 @@ class Proxy:
     """The ASGI application that passes requests on.
 
     read: what a path and a body ask for; ApiError for what is no request. choose: a worker for a job, None
-    where none is left. over: told how each attempt ended. answered: told each status. limits, key: of the
-    front ("": no key). closing: set once nothing new is taken.
+    where none is left. over: told how each attempt ended. closing: set once nothing new is taken.
     """
 
     def __init__(
         self, read: Callable[[str, bytes], Awaitable[Asked]], choose: Callable[[Job], Worker | None],
-        over: Callable[[Job, Worker, Ended], None], answered: Callable[[int], None],
-        limits: Limits | None = None, key: str = "",
+        over: Callable[[Job, Worker, Ended], None], limits: Limits | None = None,
     ) -> None:  # fmt: skip
         self.limits, self.closing = limits or Limits(), False
         self.in_flight = 0  # requests whose answers are not over
-        self._read, self._choose, self._over, self._answered = read, choose, over, answered
-        self._key, self._numbers = key, itertools.count(1)
+        self._read, self._choose, self._over = read, choose, over
+        self._numbers = itertools.count(1)
+        self._front = ServerLimits(body=self.limits.body, body_seconds=self.limits.body_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request for a completion."""
-        client = Client(receive, send, self.limits)
-        try:
-            try:
-                await self._serve(client, scope)
-            except ApiError as error:
-                await client.refuse(error)
-        except ClientGone:
-            client.status = client.status or 499
-        except Exception as error:  # ours: it is to be seen, and the client not to wait
-            traceback.print_exc()
-            if client.status:
-                raise  # an answer has begun: the connection is closed
-            await client.refuse(refusal(500, one_line(f"the router broke: {error!r}"), "router_failed"))
-        finally:
-            self._answered(client.status or 500)
-
-    async def _serve(self, client: Client, scope: Scope) -> None:
-        headers = dict(scope["headers"])
-        self.admit(headers)
-        body = await client.body(headers)
-        # Between this look and the place taken below nothing else runs.
+        """Answers one request for a completion; ApiError where it gets no answer of a worker."""
+        body = await body_of(Request(scope, receive), self._front)
         self._take_one_more()
         self.in_flight += 1
+        client = Client(scope, receive, send, self.limits)
         try:
             async with client.watched():
-                path = scope["path"]
-                asked = await self._read(path, body)
-                await self._place(Job(next(self._numbers), path, body, client, asked))
+                asked = await self._read(scope["path"], body)
+                await self._place(Job(next(self._numbers), scope["path"], body, client, asked))
+        except ClientGone:
+            pass
         finally:
             self.in_flight -= 1
 
-    def admit(self, headers: dict[bytes, bytes]) -> None:
-        """ApiError for who has not the key."""
-        if not self._key:
-            return
-        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key.encode()):
-            raise refusal(401, "the API key is missing or wrong", "invalid_api_key")
-
     def _take_one_more(self) -> None:
+        most = self.limits.requests
         if self.closing:
             raise refusal(503, "the router is ending", "ending", 5)
-        if self.in_flight >= self.limits.max_requests:
-            most = self.limits.max_requests
+        if self.in_flight >= most:
             raise refusal(FULL, f"{most:,} requests are in flight, and no more are taken", "queue_full", 1)
 
     # ------------------------------------------------------------ from worker to worker
@@ -356,8 +303,7 @@ class _Attempt:
             client.tell(lambda: None)
             worker.attempts.discard(self._lost)
             reader.cancel()  # closes the connection, by which the worker knows
-            with contextlib.suppress(asyncio.CancelledError):
-                await reader
+            await asyncio.wait([reader])
 
     def _lost(self, why: str) -> None:
         self._inbox.put_nowait(_End(why))
@@ -387,7 +333,7 @@ class _Attempt:
             inbox.put_nowait(_End(one_line(repr(error))))
 
     async def _next(self) -> _Head | bytes | _End:
-        quiet = self._limits.quiet_seconds
+        quiet = self._limits.quiet
         try:
             came = await asyncio.wait_for(self._inbox.get(), quiet)
         except asyncio.TimeoutError:
@@ -432,12 +378,14 @@ class _Attempt:
         """Passes on whole events only, so that an error of ours can follow at any time."""
         rest, last = b"", b""
         while True:
+            seen = max(0, len(rest) - 3)  # before that there is no end of an event
             came = await self._next()
             if isinstance(came, _End):
                 return await self._stream_end(came.failed, last)
             assert isinstance(came, bytes)
             rest += came
-            end = max(rest.rfind(each) + len(each) if each in rest else 0 for each in _ENDS)
+            ends = [(rest.rfind(each, seen), len(each)) for each in _ENDS]
+            end = max(at + length if at >= 0 else 0 for at, length in ends)
             if len(rest) - end > LONGEST_EVENT:
                 return await self._stream_end(f"an event has more than {LONGEST_EVENT:,} bytes", last)
             if not end:

@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import atexit
 import contextlib
+import os
 import socket
 import sys
 import threading
@@ -50,6 +51,7 @@ from minirad.route.policies import RouteOptions, WorkerView, make_policy
 from minirad.route.proxy import Asked, Ended, Job, Limits, Proxy
 from minirad.route.trees import EventTree
 from minirad.route.workers import Launch, Patience, ServerProcess, Worker, Workers, free_ports
+from minirad.server.connections import Connection, listening
 from minirad.server.prompts import chat_prompt, completion_prompts
 from minirad.server.protocol import chat, completion
 from minirad.tokenizing import Tokenizing
@@ -59,6 +61,7 @@ Listener = Callable[[RouteEvent], object]
 
 MOST_WORKERS = 64
 DRAIN = 3.0  # seconds that requests in flight have when the router ends
+GRACE = 2.0  # seconds that a worker's have when nobody is there any more to read them
 TICK = 0.1  # seconds
 # How an attempt ended (proxy.Ended), as events say it.
 _OUTCOMES = {
@@ -99,8 +102,8 @@ class Settings:
         if self.workers > MOST_WORKERS:
             raise ValueError(f"a router starts 1 to {MOST_WORKERS} workers, got {self.workers}")
         make_policy(self.policy)
-        if any(letter.isspace() or not letter.isprintable() for letter in self.key):
-            raise ValueError(f"an API key has neither spaces nor control characters, got {self.key!r}")
+        if not (self.key.isascii() and self.key.isprintable() and " " not in self.key):
+            raise ValueError("an API key must be printable ASCII without spaces")
         if not self.follow and (self.policy == "events" or self.record is not None or self.keep):
             raise ValueError("the policy events, and a recording, need the workers' KV events")
         if self.kv_port is not None:
@@ -130,9 +133,7 @@ class Router:
         names = [worker_name(rank) for rank in range(settings.workers)]
         launch = settings.launch or self._launch
         self.workers = Workers(names, launch, self._worker_changed, settings.patience, settings.key)
-        self.proxy = Proxy(
-            self._read, self._choose, self._over, self.metrics.answered, settings.limits, settings.key
-        )  # fmt: skip
+        self.proxy = Proxy(self._read, self._choose, self._over, settings.limits)
         self.folder = _folder(self.engine)
         self._texts = Tokenizing(None, None if self.folder is None else self._load, ())
         self._reader = ThreadPoolExecutor(1, "router-texts")  # a tokenizer is not for two threads at once
@@ -153,7 +154,7 @@ class Router:
         that is taken; OSError for a file that cannot be written.
         """
         settings = self.settings
-        front = _listening(settings.host, settings.port)
+        front = listening(settings.host, settings.port)
         try:
             host, port = front.getsockname()[:2]
             self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -195,14 +196,15 @@ class Router:
 
     def stop(self) -> None:
         """Ends requests, front and workers, within seconds; calling it twice does no harm."""
-        self._ask_to_stop()
+        self.end_soon()
         if self._thread is not None and threading.current_thread() is not self._thread:
             patience = self.settings.patience.grace + DRAIN + 10
             self._thread.join(patience)
             self.workers.kill()
         atexit.unregister(self.workers.kill)
 
-    def _ask_to_stop(self) -> None:
+    def end_soon(self) -> None:
+        """Asks it to end; does not wait."""
         self._stopped = True
         loop, stopping = self._loop, self._stopping
         if loop is not None and stopping is not None:
@@ -262,12 +264,11 @@ class Router:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         if self._stopped:
             return
-        server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(self), log_config=None, log_level="critical", access_log=False, lifespan="off",
-                ws="none", server_header=False, timeout_graceful_shutdown=1,
-            )
+        config = uvicorn.Config(
+            make_app(self), http=Connection, ws="none", lifespan="off", log_config=None, access_log=False,
+            log_level="critical", server_header=False, timeout_graceful_shutdown=1, timeout_keep_alive=15,
         )  # fmt: skip
+        server = uvicorn.Server(config)
         follower = Follower(self.endpoints, self.replays, tell=self._hand_over) if self.endpoints else None
         tasks = [
             asyncio.ensure_future(each)
@@ -312,12 +313,13 @@ class Router:
 
     def _launch(self, rank: int, ended: Callable[[], None]) -> ServerProcess:
         settings = self.settings
-        command = [sys.executable, "-m", "minirad", "serve", "--port", "0", "--exit-with-parent"]
+        parent = str(os.getpid())
+        words = [sys.executable, "-m", "minirad", "serve", "--port", "0", "--exit-with-parent", parent]
+        words += ["--max-body", str(settings.limits.body), "--grace", str(GRACE)]
         if self.endpoints:
-            command += ["--kv-events", self.endpoints[rank], "--kv-replay", self.replays[rank]]
-        if settings.key:
-            command += ["--api-key", settings.key]
-        return ServerProcess(worker_name(rank), [*command, *settings.engine], ended)
+            words += ["--kv-events", self.endpoints[rank], "--kv-replay", self.replays[rank]]
+        secret = {"MINIRAD_API_KEY": settings.key}  # no process list shows it
+        return ServerProcess(worker_name(rank), [*words, *settings.engine], ended, secret)
 
     def _worker_changed(self, worker: Worker, state: str, why: str) -> None:
         if state == "dead":
@@ -462,16 +464,6 @@ def _tokenizer(folder: Path) -> Any:
     from minirad.model.load import load_tokenizer
 
     return load_tokenizer(folder)
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; ValueError, in one sentence, where that cannot be."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ValueError(f"nothing can listen at {host}:{port}: {why}") from None
 
 
 def _short(text: str) -> str:

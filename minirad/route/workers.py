@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -88,17 +88,19 @@ Launch = Callable[[int, Callable[[], None]], Process]
 class ServerProcess:
     """A command that serves: the first URL on its stdout is where. What it says on stderr is passed on.
 
-    It does not get the terminal's Ctrl-C: its owner ends it. Its stdin is a pipe that closes with its owner.
+    It does not get the terminal's Ctrl-C: its owner ends it. secret: of its environment.
     """
 
-    def __init__(self, name: str, command: Sequence[str], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], ended: Callable[[], None], secret: Mapping[str, str]
+    ) -> None:
         alone: dict[str, Any] = {"start_new_session": True}
         if sys.platform == "win32":
             alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         # What a pipe holds is seen at once, and texts are UTF-8 whatever the machine's own is.
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+        environment = {**os.environ, **secret, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment, **alone,
         )  # fmt: skip
         self._name, self._ended, self._said = name, ended, deque[str](maxlen=LAST_LINES)
@@ -198,7 +200,6 @@ class Workers:
     ) -> None:  # fmt: skip
         self.all = [Worker(rank, name) for rank, name in enumerate(names)]
         self.patience = patience or Patience()
-        self.given_up: str = ""  # why there will never be a worker again
         self._launch, self._changed, self._key = launch, changed, key
         self._running: dict[int, Process] = {}
         self._ending = False
@@ -213,8 +214,11 @@ class Workers:
         """Keeps all of them running until it is cancelled; CannotStart where that is hopeless."""
         tasks = [asyncio.ensure_future(self._keep(worker)) for worker in self.all]
         try:
-            await asyncio.gather(*tasks)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
         finally:
+            self._ending = True  # before Python 3.12 `wait_for` may swallow that it was cancelled
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -246,6 +250,8 @@ class Workers:
         while not self._ending:
             begun = time.monotonic()
             served = await self._live(worker)
+            if self._ending:
+                return
             failures = 0 if served and time.monotonic() - begun > STABLE else failures + 1
             if not served and not worker.restarts:
                 raise CannotStart(f"{worker.name} cannot start: {worker.why}")
@@ -282,7 +288,7 @@ class Workers:
     async def _start(self, worker: Worker, process: Process) -> bool:
         """Waits for a new process to answer; False, and the worker is dead, where it does not."""
         until = time.monotonic() + self.patience.starting
-        while time.monotonic() < until:
+        while time.monotonic() < until and not self._ending:
             if process.poll() is not None:
                 self._to(worker, "dead", await self._end_of(process))
                 return False
@@ -292,14 +298,15 @@ class Workers:
                 self._to(worker, "ready", f"at {worker.url}")
                 return True
             await self._pause(worker, 0.05)
-        where = f"at {worker.url} it does not answer" if worker.url else "it has not said where it serves"
-        self._to(worker, "dead", f"after {self.patience.starting:g} s {where}")
+        if not self._ending:
+            where = f"at {worker.url} it does not answer" if worker.url else "it has not said where it serves"
+            self._to(worker, "dead", f"after {self.patience.starting:g} s {where}")
         return False
 
     async def _watch(self, worker: Worker, process: Process) -> None:
         """Asks a worker after its health until its process is over, or is ended here."""
         patience, heard = self.patience, time.monotonic()
-        while True:
+        while not self._ending:
             asked = time.monotonic()
             sick = await self._sick(worker, patience.deadline / 2)
             now = time.monotonic()

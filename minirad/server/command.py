@@ -46,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-events", metavar="ENDPOINT", nargs="?", const=ENDPOINT,
         help=f"publish what the cache holds, as SGLang does (without ENDPOINT: {ENDPOINT})",
     )  # fmt: skip
+    parser.add_argument(
+        "--kv-replay", metavar="ENDPOINT",
+        help="where those who missed some can ask for them (default: the port behind that of --kv-events)",
+    )  # fmt: skip
     parser.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     parser.add_argument(
         "--grace", metavar="SECONDS", type=command.above_zero, default=5.0,
@@ -74,7 +78,8 @@ def main(args: argparse.Namespace) -> int:
             stack.enter_context(Recorder(engine, args.record))
         publisher = None
         if args.kv_events is not None:
-            publisher = stack.enter_context(Publisher(engine, args.kv_events, beside(args.kv_events)))
+            replay = args.kv_replay or beside(args.kv_events)
+            publisher = stack.enter_context(Publisher(engine, args.kv_events, replay))
         return _serve(args, engine, settings, publisher, watch)
 
 
@@ -94,10 +99,11 @@ def _checked(args: argparse.Namespace) -> Settings:
         command.may_be_written("--record", args.record, (".jsonl",), keep=True)
     if args.kv_events is not None:
         with_rank("--kv-events", args.kv_events, 0)
-    key = args.api_key if args.api_key is not None else os.environ.get("MINIRAD_API_KEY") or None
-    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
-        raise ValueError("--api-key must be printable ASCII without spaces, and not empty")
-    if not _is_loopback(args.host) and key is None:
+        with_rank("--kv-replay", args.kv_replay or beside(args.kv_events), 0)
+    elif args.kv_replay is not None:
+        raise ValueError(f"--kv-replay {args.kv_replay} goes with --kv-events only")
+    key = api_key(args.api_key)
+    if not is_loopback(args.host) and key is None:
         print(
             f"minirad serve: {args.host} can be reached from other machines, and without --api-key anybody"
             " who reaches it may use it", file=sys.stderr,
@@ -106,7 +112,16 @@ def _checked(args: argparse.Namespace) -> Settings:
     return Settings(name, key, Limits(queue=args.max_queue, body=args.max_body))
 
 
-def _is_loopback(host: str) -> bool:
+def api_key(said: str | None) -> str | None:
+    """The key that was said, else the environment's, else None. ValueError for what cannot be one."""
+    key = said if said is not None else os.environ.get("MINIRAD_API_KEY") or None
+    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise ValueError("--api-key must be printable ASCII without spaces, and not empty")
+    return key
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches that address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -175,7 +190,7 @@ def _info(engine: Engine, publisher: Publisher | None) -> dict[str, Any]:
     }  # fmt: skip
     if publisher is not None:
         host, port = publisher.endpoint.removeprefix("tcp://").rsplit(":", 1)
-        named = "*" if _is_loopback(host) else host  # of a wildcard whoever asks knows the host already
+        named = "*" if is_loopback(host) else host  # of a wildcard whoever asks knows the host already
         replay = None if publisher.replay is None else int(publisher.replay.rsplit(":", 1)[1])
         info["kv_events"] = {
             "publisher": "zmq", "endpoint_host": named, "endpoint_port_base": int(port),
