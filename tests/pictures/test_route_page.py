@@ -252,6 +252,16 @@ def test_workers_come_up_die_and_come_back(page):
 def test_one_worker_alone_is_shown_with_the_routes(page):
     alone = page.view("step", page.trace.count("step") - 1, rank=1)
     assert alone["rank"] == 1 and len(alone["routes"]["workers"]) == 4 and "failed" not in alone
+    frames = page.trace.recording.frames
+    at = next(
+        at
+        for at, f in enumerate(frames)
+        if any(isinstance(e, RequestRouted) and e.worker == 1 for e in f.events)
+    )
+    assert any(row["tag"] == "route" for row in page.view("step", at + 1, rank=1)["events"])
+    assert not any(row["tag"] == "route" for row in page.view("step", at + 1, rank=0)["events"])
+    place = page.trace.position_of("event", at)
+    assert page.view("event", place, rank=3)["say"] == "Nothing of rank 3 changed here"
 
 
 def test_a_stream_without_a_router_has_none_of_it():

@@ -106,7 +106,7 @@ class FleetPage(Page):
         if len(events) > 1:  # that no batch came is not worth a word beside what did
             told = [e for e in events if not isinstance(e, fe.BatchesTaken) or any(e.batches)]
             shown["kind"], shown["say"] = summary(told)
-        if rank is not None and not shown["events"] and shown["frame"] >= 0:
+        if rank is not None and not events and shown["frame"] >= 0:
             shown["say"] = f"Nothing of rank {rank} changed here"
         if shown["frame"] < 0:
             shown["say"] = self._beginning()
