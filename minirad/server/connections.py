@@ -150,7 +150,8 @@ class ParentWatch(threading.Thread):
 
     def run(self) -> None:
         _wait_for_end(self._parent)
-        print("minirad serve: the process that started it is gone", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # stderr may have been a pipe to it
+            print("minirad serve: the process that started it is gone", file=sys.stderr, flush=True)
         self.on_gone()
         time.sleep(30)  # a step that never ends must not keep an orphan alive
         os._exit(1)
