@@ -203,7 +203,8 @@ ROOMS: dict[str, Room] = {
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
         ("viz.*",),
-        (*_OUTSIDE, "fleet", "frontend", "labs", "logs", "server", "route", "bench", "why", "draw", "grading"),
+        (*_OUTSIDE, "fleet", "frontend", "labs", "logs", "server", "route", "bench", "why", "draw",
+         "grading"),
         torch=True,
     ),
 }  # fmt: skip

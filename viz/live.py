@@ -309,22 +309,25 @@ def _export_flight(source: stream.FlightSource, options: argparse.Namespace, wai
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> int:
     publisher = _publisher(options)
     _one_thread(settings)
-    driver = _driver(options, settings, replay)
-    if publisher is not None:
-        driver.begun = lambda run: publisher.attach(run.alone.engine) if run.alone else None
     with publisher or nullcontext():
+        driver = _driver(options, settings, replay, publisher)
+        if publisher is not None:
+            driver.begun = lambda run: publisher.attach(run.alone.engine) if run.alone else None
         return _serve_page(driver, options, bool(settings.cache))
 
 
-def _driver(options: argparse.Namespace, settings: Settings, replay: Replay | None) -> Driver:
+def _driver(
+    options: argparse.Namespace, settings: Settings, replay: Replay | None, publisher: Publisher | None
+) -> Driver:
     """The engine's thread, of a server as well where one is asked for."""
     if options.serve is None:
         speed = 3.0 if options.speed is None else options.speed
         return Driver(settings, speed, paused=options.paused, replay=replay)
-    front = served.Front(options.serve, options.host, options.api_key)
+    told = served.served_of(options)
+    front = served.Front(options.serve, options.host)
     print(f"minirad server: {front.url}/v1", flush=True)
     return served.ServedDriver(
-        settings, options.speed or 0.0, front, served.served_of(options), paused=options.paused
+        settings, options.speed or 0.0, front, told, paused=options.paused, publisher=publisher
     )
 
 

@@ -16,6 +16,8 @@ from test_live import Client, wait
 
 from minirad.config import SamplingParams
 from minirad.engine import Engine
+from minirad.fleet.endpoints import server_info
+from minirad.fleet.publish import Publisher
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
 from minirad.workloads import Session, Turn, Workload
@@ -58,7 +60,7 @@ class Asking:
 
 @contextlib.contextmanager
 def serving(settings=NONE, speed=0.0, key=None, kind=served.ServedDriver, **more):
-    driver = kind(settings, speed, served.Front(0, key=key), served.Served(api_key=key), **more)
+    driver = kind(settings, speed, served.Front(0), served.Served(api_key=key), **more)
     with Live(driver) as live:
         wait(lambda: driver.run_now is not None and driver.service is not None, 60)
         yield driver, Client(live)
@@ -219,6 +221,21 @@ def test_a_key_is_asked_for_and_not_shown():
         assert Asking(driver, key="secret").answer()[0] == 200
         assert "secret" not in client.request("GET", "/")[1].decode()
         assert "secret" not in json.dumps([driver.status(), driver.hello(driver.run_now)])
+
+
+def test_who_asks_the_server_can_follow_its_kv_events():
+    with Publisher(None, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") as publisher:
+
+        class Publishing(served.ServedDriver):
+            def __init__(self, *arguments, **more):
+                super().__init__(*arguments, publisher=publisher, **more)
+                self.begun = lambda run: publisher.attach(run.engine)
+
+        with serving(kind=Publishing) as (driver, _):
+            assert Asking(driver).answer()[0] == 200
+            wait(lambda: publisher.batches > 0)
+            info = server_info(driver.front.url)
+            assert (info.endpoints, info.block_size) == ([publisher.endpoint], 1)
 
 
 def test_the_command_line_on_the_page_works():

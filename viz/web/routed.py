@@ -131,12 +131,13 @@ def router_of(options: argparse.Namespace, workload: Workload) -> Router:
     """The router that is asked for, not started. ValueError for what cannot be."""
     from minirad.route.proxy import Limits
     from minirad.route.router import Router, Settings
+    from minirad.server.command import api_key
 
-    limits = Limits() if options.max_body is None else Limits(max_body=options.max_body)
+    limits = Limits() if options.max_body is None else Limits(body=options.max_body)
     settings = Settings(
         workers=options.workers, policy=options.route or POLICY, options=OPTIONS,
         engine=engine_options(options, workload), host=options.host, port=options.serve or 0,
-        key=options.api_key or "", limits=limits, keep=True,
+        key=api_key(options.api_key) or "", limits=limits, keep=True,
         record=None if options.record is None else Path(options.record),
     )  # fmt: skip
     return Router(settings)

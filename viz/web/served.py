@@ -18,9 +18,12 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minirad import command, workloads
+from minirad.fleet.publish import Publisher
 from minirad.server.service import Piece, Service, Spec, Ticket
 from minirad.server.settings import Limits
 from minirad.server.settings import Settings as Served
@@ -80,8 +83,6 @@ def check(options: argparse.Namespace) -> None:
         return
     if options.serve and options.serve == options.port:
         raise ValueError(f"--serve {options.serve} and --port {options.port}: page and server need two ports")
-    if options.api_key == "":
-        raise ValueError("--api-key is empty: leave it out to let everybody in")
     if options.workers is not None:
         return
     why = {
@@ -96,13 +97,16 @@ def check(options: argparse.Namespace) -> None:
 
 
 def served_of(options: argparse.Namespace) -> Served:
-    """As what, to whom and how much is served."""
+    """As what, to whom and how much is served. ValueError for a key that is none."""
+    from minirad.server.command import api_key
+
     usual = Limits()
     limits = Limits(
         queue=usual.queue if options.max_queue is None else options.max_queue,
         body=usual.body if options.max_body is None else options.max_body,
     )
-    return Served(options.served_model_name or Served().model, options.api_key, limits)
+    name = options.served_model_name or Path(options.model or "classroom").name
+    return Served(name, api_key(options.api_key), limits)
 
 
 def needed(option: str) -> None:
@@ -129,10 +133,9 @@ class Front:
     ValueError for a port that cannot be had: another one would not be what was asked for.
     """
 
-    def __init__(self, port: int, host: str = HOST, key: str | None = None) -> None:
+    def __init__(self, port: int, host: str = HOST) -> None:
         from minirad.server.connections import Server, listening
 
-        self.key = key
         self._socket = listening(host, port)  # who comes before the engine is there waits
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
@@ -224,15 +227,20 @@ class ServedRun(Run):
 
 
 class ServedDriver(Driver):
-    """A page's driver that serves, too. front: where. served: as what, to whom, and how much."""
+    """A page's driver that serves, too. front: where. served: as what, to whom, and how much.
+
+    publisher: of the engine's KV events, of which /server_info tells.
+    """
 
     ending = ENDING
 
     def __init__(
-        self, settings: Settings, speed: float, front: Front, served: Served, *, paused: bool = False
-    ) -> None:
+        self, settings: Settings, speed: float, front: Front, served: Served, *, paused: bool = False,
+        publisher: Publisher | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(settings, speed, paused=paused)
         self.front, self.served = front, served
+        self._publisher = publisher
         self.service: Service | None = None
         self.asked = 0  # requests that came by HTTP
 
@@ -253,11 +261,13 @@ class ServedDriver(Driver):
     def _serve(self, run: ServedRun) -> None:
         """The server takes requests from now on."""
         from minirad.server.app import make_app
+        from minirad.server.command import server_info
         from minirad.server.metrics import Metrics
 
         metrics = Metrics()
         service = self.service = run.service = _Heard(run.engine, self.served.limits, metrics, self._came)
-        self.front.start(make_app(service, self.served, metrics=metrics), service)
+        told = partial(server_info, run.engine, self._publisher)
+        self.front.start(make_app(service, self.served, info=told, metrics=metrics), service)
 
     # ------------------------------------------------------------ from other threads
 
@@ -278,7 +288,7 @@ class ServedDriver(Driver):
     def _serving(self) -> Json:
         where, example_ = (
             f"{self.front.url}/v1",
-            "" if self.asked else example(self.front.url, self.front.key),
+            "" if self.asked else example(self.front.url, self.served.api_key),
         )
         if not self.playing:
             text = f"{where} is paused with this page: requests wait until play is pressed."
