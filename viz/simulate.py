@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from minirad import command
+from viz import routes
 
 # Okabe and Ito's colours, told apart by almost all viewers.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000")
@@ -55,7 +56,9 @@ def figure(reports: Sequence[Report]) -> go.Figure:
 
 def write_html(reports: Sequence[Report], path: str | Path) -> None:
     """A file that opens anywhere, without a network (about 5 MB: Plotly's JavaScript is inside)."""
-    text = figure(reports).to_html(include_plotlyjs=True, full_html=True)
+    routed = any("policy" in row for report in reports for row in report["rows"])
+    drawn = routes.figure(reports) if routed else figure(reports)
+    text = drawn.to_html(include_plotlyjs=True, full_html=True)
     with command.named(path):
         Path(path).write_text(text, encoding="utf-8")
 

@@ -74,7 +74,7 @@ class RouteOptions:
     """
 
     match_threshold: float = 0.5
-    balance_abs: int = 8
+    balance_abs: int = 4
     balance_rel: float = 1.5
     tree_tokens: int = MOST_SENT
     page_size: int = 1

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from minirad import command
 from minirad.cache.radix_cache import RadixCache, Slots, as_int64
 from minirad.config import SamplingParams, at_least
 from minirad.errors import require
@@ -455,9 +456,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the command; ValueError for what cannot be done, with the value."""
     if args.figure is not None:
-        raise ValueError(f"--figure {args.figure} draws runs of one cache: leave out --workers and --route")
+        command.may_be_written("--figure", args.figure, (".html",), args.sources)
     plan = _route_plan(args)
     reports = [_one(name, args, plan) for name in names_of(args.sources)]
+    if args.figure is not None:
+        command.figure_writer("simulate", "--figure")([report.as_dict() for report in reports], args.figure)
+        print(f"figure written to {args.figure}", file=sys.stderr)
     if args.json:
         print(json.dumps([report.as_dict() for report in reports], indent=1, ensure_ascii=False))
     else:

@@ -7,7 +7,7 @@ what was sent least recently. `EventTree` knows what the worker says, as late as
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from minirad.fleet.wire import Hash, Record, Stored
 from minirad.observe.kv_events import key_text
 
 MOST_SENT = 1 << 22  # tokens that a SentTree remembers unless told otherwise
+NOTHING: Mapping[Hash, Block] = {}
 
 
 class PrefixView(Protocol):
@@ -97,16 +98,17 @@ class EventTree:
         size, wanted = self.page_size, space_of(space)
         if size is None:
             return 0
-        ids, length = tokens.tolist(), 0
+        ids, at = tuple(tokens.tolist()), self._at
         before: list[Hash | None] = [None]
-        while length + size <= len(ids):
-            page = tuple(ids[length : length + size])
-            found = [block for each in before for block in self._at.get((each, page), {}).values()]
-            before = [block.hash for block in found if block.hash in self._held and block.space == wanted]
+        for length in range(0, len(ids) - size + 1, size):
+            page, blocks, before = ids[length : length + size], before, []
+            for each in blocks:
+                for block in at.get((each, page), NOTHING).values():
+                    if block.media and block.space == wanted:
+                        before.append(block.hash)
             if not before:
-                break
-            length += size
-        return length
+                return length
+        return len(ids) // size * size
 
     # ------------------------------------------------------------ what the forest tells (blocks.Listener)
 
