@@ -510,8 +510,8 @@ def _short(text: str) -> str:
 
 
 def _numbers_of_events(events: Sequence[Event]) -> int:
-    told = (getattr(event, "tokens", ()) for event in events)  # of routes only how many there are
-    return sum(_NUMBERS_OF_AN_EVENT + (len(tokens) if isinstance(tokens, tuple) else 0) for tokens in told)
+    rows = [getattr(event, name, ()) for event in events for name in ("tokens", "matches", "loads")]
+    return _NUMBERS_OF_AN_EVENT * len(events) + sum(len(row) for row in rows if isinstance(row, tuple))
 
 
 def _numbers_of_state(state: State) -> int:

@@ -457,7 +457,7 @@ def sessions(count=12):
 def test_the_page_of_a_router_and_its_workers(doubles, monkeypatch):
     monkeypatch.setattr(routed, "STEP", 0.02)
     workload = Workload("ids", "Three beginnings", sessions(), kv_tokens=400)
-    router = doubles.router(workers=3, **WATCHED, policy="cache-aware", options=routed.OPTIONS)
+    router = doubles.router(workers=3, **WATCHED, policy="cache-aware")
     source = routed.RoutedSource(router, workload)
     with Live(source) as live:
         client = Client(live)
@@ -606,4 +606,3 @@ def test_the_workers_engines_are_those_asked_for():
     router = routed.router_of(asked, workload)
     assert (router.policy.name, router.settings.key, router.engine.kv_tokens) == ("events", "k", 900)
     assert router.engine.host_kv_tokens == 64 and len(router.workers) == 3
-    assert router.policy.options.balance_abs == routed.OPTIONS.balance_abs

@@ -54,7 +54,7 @@ export function makeFleet(page) {
     const here = ranks.filter((r) => !["connecting", "lost"].includes(r.state)).length, click = pickable.length > 1 ? "click one to see it alone" : "";
     el.ranksTitle.textContent = routed() ? "Workers" : "Ranks";
     el.all.textContent = `all ${what}s`;
-    el.ranksText.textContent = state.rank !== null ? "" : routed() ? `${sharedWords()}${click && " · " + click}` : `${here} of ${ranks.length} here${click && " · " + click}`;
+    el.ranksText.textContent = state.rank !== null || (routed() && !state.view.fleet.shares.length) ? "" : routed() ? `${sharedWords()}${click && " · " + click}` : `${here} of ${ranks.length} here${click && " · " + click}`;
     el.all.hidden = state.rank === null;
     el.aloneText.textContent = state.rank === null ? "" : `${routed() ? routing.nameOf(state.rank) : `rank ${state.rank}`} alone`;
   }

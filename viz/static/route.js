@@ -72,8 +72,8 @@ export function makeRoutes(page) {
   }
 
   function drawSums() {
-    const { sums } = routes(), heads = ["policy", "requests", "hit rate", "balance", "regret", "failed"];
-    const titles = ["", "", "prompt tokens that the workers found in their trees", "the most loaded worker's share of prompt tokens to compute, over the mean: 1.00 is even", "prompt tokens that another worker had, all requests together", "requests without a whole answer"];
+    const { sums } = routes(), heads = ["policy", "requests", "hit rate", "balance", "regret", "no answer"];
+    const titles = ["", "", "prompt tokens that the workers found in their trees", "the most loaded worker's share of prompt tokens to compute, over the mean: 1.00 is even", "prompt tokens that another worker had, all requests together", "tries without a whole answer: the worker died or was full (then the request went elsewhere), or its client left"];
     if (!el.sums.isConnected) el.sumsHost.replaceChildren(el.sums);
     el.sums.replaceChildren(h("tr", {}, ...heads.map((head, k) => h("th" + (k ? ".n" : ""), { title: titles[k] }, head))), ...sums.map((sum) =>
       h("tr" + (sum.policy === routes().policy ? ".picked" : ""), {}, h("th", {}, sum.policy), h("td.n", {}, many(sum.requests)), h("td.n", {}, percent(sum.cached, sum.tokens)),

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from minirad import command, workloads
 from minirad.model.classroom import corpus
-from minirad.route.policies import POLICIES, RouteOptions, make_policy
+from minirad.route.policies import POLICIES, make_policy
 from minirad.workloads import Asked, Session, Turn, Workload
 from viz.web.served import example, needed
 from viz.web.stream import PACE, FleetRun, FlightSource, Json
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from minirad.route.router import Router
 
 POLICY = "cache-aware"
-# Few requests are in flight on one machine: with the router's own threshold of 8 balance would never count.
-OPTIONS = RouteOptions(balance_abs=3)
 STEP = 0.1  # seconds that stand for a step of a workload
 AT_ONCE = 16  # requests of the workload that may be in flight
 PATIENCE = 12.0  # seconds after which the workload is sent to those workers that are ready
@@ -135,7 +133,7 @@ def router_of(options: argparse.Namespace, workload: Workload) -> Router:
 
     limits = Limits() if options.max_body is None else Limits(body=options.max_body)
     settings = Settings(
-        workers=options.workers, policy=options.route or POLICY, options=OPTIONS,
+        workers=options.workers, policy=options.route or POLICY,
         engine=engine_options(options, workload), host=options.host, port=options.serve or 0,
         key=api_key(options.api_key) or "", limits=limits, keep=True,
         record=None if options.record is None else Path(options.record),
