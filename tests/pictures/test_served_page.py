@@ -21,8 +21,8 @@ from minirad.fleet.publish import Publisher
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
 from minirad.workloads import Session, Turn, Workload
-from viz.live import Live, Settings, main
-from viz.web import served
+from viz.live import Live, Settings, _parser, main
+from viz.web import routed, served
 from viz.web.driver import Driver
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -354,6 +354,18 @@ def test_wrong_options_are_refused_before_anything_starts(arguments, said, capsy
         code = left.code
     told = capsys.readouterr().err
     assert code == 2 and told.count("\n") == 1 and said in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "check"),
+    [(["--serve", "0"], lambda options: served.check(options)),
+     (["--workers", "2"], lambda options: routed.check(options, _parser()))],
+)  # fmt: skip
+def test_ranks_are_not_served_from_here(arguments, check):
+    options = _parser().parse_args(arguments)
+    options.tp = 2
+    with pytest.raises(ValueError, match="with --tp"):
+        check(options)
 
 
 def test_a_taken_port_is_said_and_not_replaced(capsys):

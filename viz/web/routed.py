@@ -54,6 +54,7 @@ _NOT_HERE = {
     "paused": "workers run at their own pace",
     "speed": "workers run at their own pace",
     "served_model_name": "all workers serve the same model under one name",
+    "tp": "each worker computes alone",
     "max_queue": "each worker has its own queue",
 }
 

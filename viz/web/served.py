@@ -90,6 +90,11 @@ def check(options: argparse.Namespace) -> None:
         "replay": "nothing runs, so nothing can be served",
         "export": "nobody can ask a run that is over at once",
     }
+    if getattr(options, "tp", 1) > 1:
+        raise ValueError(
+            f"--serve {options.serve} with --tp {options.tp}: a page of ranks serves nobody; "
+            "torchrun ... -m minirad serve --tp does"
+        )
     for name, reason in why.items():
         if getattr(options, name):
             raise ValueError(f"--serve {options.serve} with --{name}: {reason}")
