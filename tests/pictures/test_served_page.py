@@ -288,7 +288,9 @@ def test_an_engine_that_breaks_tells_page_and_clients(capfd):
         driver.run_now.engine.runner.launch = broken
         driver.command("play", {"on": True})
         status, said = asked.answer()
-        assert status == 503 and "the card is gone" in said["error"]["message"]
+        assert (
+            status == 503 and said["error"]["message"] == "the engine broke: RuntimeError: the card is gone"
+        )
         wait(lambda: driver.error)
         assert "the card is gone" in driver.status()["error"]
     assert "RuntimeError: the card is gone" in capfd.readouterr().err
@@ -354,6 +356,14 @@ def test_wrong_options_are_refused_before_anything_starts(arguments, said, capsy
         code = left.code
     told = capsys.readouterr().err
     assert code == 2 and told.count("\n") == 1 and said in told
+
+
+def test_it_is_said_that_anybody_can_ask(capsys, monkeypatch):
+    monkeypatch.delenv("MINIRAD_API_KEY", raising=False)
+    for arguments, said in (("", ""), ("--host 0.0.0.0", "no --api-key"), ("--host 0.0.0.0 --api-key k", "")):
+        served.served_of(_parser().parse_args(["--serve", "0", *arguments.split()]))
+        told = capsys.readouterr().out
+        assert (said in told) and bool(told) == bool(said)
 
 
 @pytest.mark.parametrize(

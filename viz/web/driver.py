@@ -35,6 +35,7 @@ class Driver(threading.Thread, Session):
         threading.Thread.__init__(self, name="engine", daemon=True)
         Session.__init__(self, settings, speed, not paused and replay is None, replay)
         self.error = ""
+        self.failure: Exception | None = None  # the same, as it was raised
         self._listeners: list[Callable[[], None]] = []
         self._token = secrets.token_hex(4)
         self._commands: queue.Queue[tuple[Command, Json, Future[Json]]] = queue.Queue()
@@ -129,7 +130,7 @@ class Driver(threading.Thread, Session):
             while not self._stopping.is_set():
                 self._turn()
         except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
+            self.error, self.failure = f"{type(error).__name__}: {error}", error
             if not (self.settings.cache and isinstance(error, InvariantError)):
                 traceback.print_exc()  # of a student's tree the one line that is printed says more
         finally:

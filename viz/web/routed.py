@@ -27,7 +27,7 @@ from minirad import command, workloads
 from minirad.model.classroom import corpus
 from minirad.route.policies import POLICIES, make_policy
 from minirad.workloads import Asked, Session, Turn, Workload
-from viz.web.served import example, needed
+from viz.web.served import example, key_of, needed
 from viz.web.stream import PACE, FleetRun, FlightSource, Json
 from viz.words import decoder_from, ids_as_text
 
@@ -130,13 +130,12 @@ def router_of(options: argparse.Namespace, workload: Workload) -> Router:
     """The router that is asked for, not started. ValueError for what cannot be."""
     from minirad.route.proxy import Limits
     from minirad.route.router import Router, Settings
-    from minirad.server.command import api_key
 
     limits = Limits() if options.max_body is None else Limits(body=options.max_body)
     settings = Settings(
         workers=options.workers, policy=options.route or POLICY,
         engine=engine_options(options, workload), host=options.host, port=options.serve or 0,
-        key=api_key(options.api_key) or "", limits=limits, keep=True,
+        key=key_of(options) or "", limits=limits, keep=True,
         record=None if options.record is None else Path(options.record),
     )  # fmt: skip
     return Router(settings)

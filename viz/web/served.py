@@ -103,15 +103,13 @@ def check(options: argparse.Namespace) -> None:
 
 def served_of(options: argparse.Namespace) -> Served:
     """As what, to whom and how much is served. ValueError for a key that is none."""
-    from minirad.server.command import api_key
-
     usual = Limits()
     limits = Limits(
         queue=usual.queue if options.max_queue is None else options.max_queue,
         body=usual.body if options.max_body is None else options.max_body,
     )
     name = options.served_model_name or Path(options.model or "classroom").name
-    return Served(name, api_key(options.api_key), limits)
+    return Served(name, key_of(options), limits)
 
 
 def needed(option: str) -> None:
@@ -119,6 +117,20 @@ def needed(option: str) -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"{option} needs {', '.join(missing)}: pip install -e '.[serve]'")
+
+
+def key_of(options: argparse.Namespace) -> str | None:
+    """The key that is asked for; it is said where other machines could ask without one.
+
+    ValueError for what is no key.
+    """
+    from minirad.server.command import api_key, is_loopback
+
+    key = api_key(options.api_key)
+    if key is None and not is_loopback(options.host):
+        where = f"every machine that reaches {options.host}"
+        print(f"{where} can ask the server: it has no --api-key", flush=True)
+    return key
 
 
 # ---------------------------------------------------------------------- the server's thread
@@ -200,14 +212,19 @@ class _Heard(Service):
 
 
 class ServedRun(Run):
-    """A run whose steps are the server's turns. came: set while something waits to be taken in."""
+    """A run whose steps are the server's turns.
+
+    came: set while something waits to be taken in. before: the run whose engine and server this one goes on
+    with; the server of a first run is set when it is there.
+    """
 
     def __init__(
         self, number: int, settings: Settings, workload: workloads.Workload | None,
-        engine: Engine | None = None, service: Service | None = None,
+        before: ServedRun | None = None,
     ) -> None:  # fmt: skip
-        self.service, self.came = service, threading.Event()
-        super().__init__(number, settings, workload, engine)
+        self.service: Service | None = before.service if before else None
+        self.came: threading.Event = before.came if before else threading.Event()
+        super().__init__(number, settings, workload, before.engine if before else None)
 
     def note_idle(self) -> None:
         """As Run's. What comes is told before it is looked whether this is idle: so one of both is seen."""
@@ -246,6 +263,7 @@ class ServedDriver(Driver):
         super().__init__(settings, speed, paused=paused)
         self.front, self.served = front, served
         self._publisher = publisher
+        self._news = threading.Event()
         self.service: Service | None = None
         self.asked = 0  # requests that came by HTTP
 
@@ -258,7 +276,7 @@ class ServedDriver(Driver):
         if workload is None and settings.workload == NONE.name:
             workload = NONE
         run = ServedRun(1, settings, workload)
-        self.run_now = run
+        self.run_now, self._news = run, run.came
         self._serve(run)
         self.begun(run)
         return run
@@ -280,21 +298,16 @@ class ServedDriver(Driver):
         """Something has come by HTTP (asks: a request): it is taken in with the next step, or at once where
         no step is to come."""
         self.asked += asks
-        run = self.run_now
-        if isinstance(run, ServedRun):
-            run.came.set()
-            if run.idle or not self.playing:
-                self._commands.put((_take_in, {}, Future()))
+        self._news.set()  # and only then it is looked which run there is, and whether that waits
+        if (self.run_now is not None and self.run_now.idle) or not self.playing:
+            self._commands.put((_take_in, {}, Future()))
 
     def status(self) -> Json:
         """As Driver's, and where the server is."""
         return {**super().status(), "serving": self._serving()}
 
     def _serving(self) -> Json:
-        where, example_ = (
-            f"{self.front.url}/v1",
-            "" if self.asked else example(self.front.url, self.served.api_key),
-        )
+        where = f"{self.front.url}/v1"
         if not self.playing:
             text = f"{where} is paused with this page: requests wait until play is pressed."
         elif self.speed:
@@ -304,15 +317,16 @@ class ServedDriver(Driver):
             text = f"Serving at {where}, as fast as it goes; requests so far: {self.asked:,}"
         else:
             text = "Nobody has asked yet. Ask it:"
-        return {"text": text, "example": example_}
+        shown = "" if self.asked else example(self.front.url, self.served.api_key)
+        return {"text": text, "example": shown}
 
     # ------------------------------------------------------------ in the engine's thread
 
     def _end(self) -> None:
         """Whoever waits for an answer is told, before the page is."""
         if self.service is not None:
-            if self.error:
-                self.service.broke(RuntimeError(self.error))
+            if self.failure is not None:
+                self.service.broke(self.failure)
             else:
                 self.service.end()
                 self.service.end_all("the server is ending")
@@ -331,7 +345,8 @@ class ServedDriver(Driver):
         """The recording has grown long: a new one of the same engine takes its place."""
         run.close()
         settings = dataclasses.replace(self.settings, workload=NONE.name)
-        self.run_now = ServedRun(run.number + 1, settings, NONE, run.engine, run.service)
+        self.run_now = after = ServedRun(run.number + 1, settings, NONE, run)
+        after.note_idle()  # once more: what came while it was made found the run before it at work
         self._announce()
 
 
