@@ -209,7 +209,8 @@ ROOMS: dict[str, Room] = {
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
         ("viz.*",),
-        (*_OUTSIDE, "fleet", "ranks", "frontend", "labs", "logs", "server", "bench", "why", "draw", "grading"),
+        (*_OUTSIDE, "fleet", "ranks", "frontend", "labs", "logs", "server", "route", "bench", "why", "draw",
+         "grading"),
         torch=True,
     ),
 }  # fmt: skip

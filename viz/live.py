@@ -10,6 +10,8 @@
     python -m viz.live --publish tcp://127.0.0.1:5557      tells routers what the tree holds, as SGLang does
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
     python -m viz.live --connect tcp://host:5557     the cache of another server (viz/web/stream.py)
+    python -m viz.live --serve 8000                  OpenAI's API over the same engine (viz/web/served.py)
+    python -m viz.live --workers 4 --route random    several engines behind a router (viz/web/routed.py)
 
 This is the command line; the parts are in viz/web. Three kinds of threads: ONE drives the engine (driver.py;
 all others put commands into its queue), one serves (server.py lets requests in, routes.py answers them) and
@@ -36,6 +38,7 @@ import sys
 import threading
 import time
 import webbrowser
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +54,7 @@ from minirad.observe.recorder import Recorder
 from minirad.observe.snapshot import is_fleet
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.draw.dot import DotError
-from viz.web import launch, stream
+from viz.web import launch, routed, served, stream
 from viz.web.commands import COMMANDS, FASTEST, make_run
 from viz.web.compare import Shown
 from viz.web.driver import Driver
@@ -77,7 +80,7 @@ class Live:
     host: the address to listen on; allowed: further names by which a browser may know it (viz/web/server.py).
     """
 
-    driver: Driver | stream.FleetSource
+    driver: Driver | stream.FlightSource
     port: int = 0
     host: str = HOST
     allowed: tuple[str, ...] = ()
@@ -91,19 +94,12 @@ class Live:
 
     def __exit__(self, *exc: object) -> None:
         self.driver.stop()
-        self.driver.join(timeout=0.3)
+        self.driver.join(timeout=self.driver.ending)
         self.server.stop()
 
     @property
     def url(self) -> str:
         return self.server.url
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {port}")
-    return port
 
 
 def _pace(text: str) -> float:
@@ -132,9 +128,11 @@ def _parser() -> argparse.ArgumentParser:
                         help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip
     parser.add_argument("--compare", metavar="A,B",
                         help="two schedule or two eviction policies, side by side")  # fmt: skip
-    parser.add_argument("--speed", type=_pace, default=3.0, help="steps per second; 0: as fast as it goes")
+    parser.add_argument(
+        "--speed", type=_pace, help="steps per second; 0: as fast as it goes (default: 3; 0 with --serve)"
+    )
     parser.add_argument("--paused", action="store_true", help="wait for the page to press play")
-    parser.add_argument("--port", type=_port, default=PORT, help="any free one if it is taken")
+    parser.add_argument("--port", type=served.port, default=PORT, help="any free one if it is taken")
     parser.add_argument("--host", default=HOST, metavar="ADDRESS",
                         help=f"address to listen on (default: {HOST}, this machine alone)")  # fmt: skip
     parser.add_argument("--allow-host", metavar="NAME[:PORT]", action="append", default=[],
@@ -156,6 +154,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="where missed ones are asked for (default: the port after it)")  # fmt: skip
     parser.add_argument("--steps", type=command.positive, help="with --export: steps at most (default: 2000)")
     stream.add_options(parser)
+    served.add_options(parser)
+    routed.add_options(parser)
     return parser
 
 
@@ -164,8 +164,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
     workload = options.workload
     if workload is None:
         workload = telling_workload(options.compare, options.host_kv_tokens)
+    kv_tokens = options.kv_tokens
+    if options.serve is not None and options.workload is None:
+        workload, kv_tokens = "none", served.KV_TOKENS if kv_tokens is None else kv_tokens
     return Settings(
-        workload, options.model, options.kv_tokens, options.page_size, options.schedule_policy,
+        workload, options.model, kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
         bigram_keys=options.bigram_keys, tp=options.tp,
@@ -184,6 +187,10 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.tp > 1 and launch.my_rank():
         return launch.follow(options.model)
     stream.check(options, parser)
+    served.check(options)
+    routed.check(options, parser)
+    if routed.asked(options):
+        return _route(options)
     if stream.asked(options):
         return _follow(options)
     if options.tp > 1:
@@ -270,11 +277,7 @@ def _replay(path: str, tokenizer: str | None = None) -> Replay | Ranks:
 
 def _follow(options: argparse.Namespace) -> int:
     """The page, or the export, of another server's stream."""
-    for path in options.export:
-        command.may_be_written("--export", path, (".html", ".gif", ".htm"))
-    if options.record is not None:
-        command.may_be_written("--record", options.record, (".jsonl",), keep=True)
-    Gate(options.host, tuple(options.allow_host))
+    _check_flight(options)
     tokenizer = stream.tokenizer(options.tokenizer) if options.tokenizer is not None else None
     info = stream.followed(options)
     for notice in info.notices:
@@ -282,14 +285,39 @@ def _follow(options: argparse.Namespace) -> int:
     source = stream.FleetSource(info, tokenizer, options.record, bind=options.bind is not None)
     if not options.export:
         return _serve_page(source, options)
+    return _export_flight(source, options, lambda: stream.until_told(source, options.steps))
+
+
+def _route(options: argparse.Namespace) -> int:
+    """The page, or the export, of workers behind a router."""
+    _check_flight(options)
+    workload = routed.workload_of(options)
+    source = routed.RoutedSource(routed.router_of(options, workload), workload)
+    print(f"minirad router: {source.router.url}/v1   ({options.workers} workers are starting)", flush=True)
+    if not options.export:
+        return _serve_page(source, options)
+    return _export_flight(source, options, lambda: routed.until_over(source, options.steps))
+
+
+def _check_flight(options: argparse.Namespace) -> None:
+    """ValueError for files that may not be written, and a host that is none: before anything is opened."""
+    for path in options.export:
+        command.may_be_written("--export", path, (".html", ".gif", ".htm"))
+    if options.record is not None:
+        command.may_be_written("--record", options.record, (".jsonl",), keep=True)
+    Gate(options.host, tuple(options.allow_host))
+
+
+def _export_flight(source: stream.FlightSource, options: argparse.Namespace, wait: Callable[[], None]) -> int:
+    """Files of what a source has shown when `wait` returns."""
     from viz.web.export import export
 
     source.start()
     try:
-        stream.until_told(source, options.steps)
+        wait()
     finally:
         source.stop()
-        source.join(timeout=5)
+        source.join(timeout=max(5.0, source.ending))
     for path in options.export:
         size = export(source.run_now.page, path, title=source.run_now.workload.title)
         print(f"{path}: {len(source.run_now.trace)} steps, {size / 1000:.0f} KB")
@@ -299,18 +327,34 @@ def _follow(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | Ranks | None) -> int:
     publisher = _publisher(options)
     _one_thread(settings)
-    driver = Driver(settings, options.speed, paused=options.paused, replay=replay)
-    if publisher is not None:
-        driver.begun = lambda run: publisher.attach(run.alone.engine) if run.alone else None
-    with publisher or nullcontext(), launch.ranks_of(driver):
-        return _serve_page(driver, options, bool(settings.cache))
+    with publisher or nullcontext():
+        driver = _driver(options, settings, replay, publisher)
+        if publisher is not None:
+            driver.begun = lambda run: publisher.attach(run.alone.engine) if run.alone else None
+        with launch.ranks_of(driver):
+            return _serve_page(driver, options, bool(settings.cache))
+
+
+def _driver(
+    options: argparse.Namespace, settings: Settings, replay: Shown | None, publisher: Publisher | None
+) -> Driver:
+    """The engine's thread, of a server as well where one is asked for."""
+    if options.serve is None:
+        speed = 3.0 if options.speed is None else options.speed
+        return Driver(settings, speed, paused=options.paused, replay=replay)
+    told = served.served_of(options)
+    front = served.Front(options.serve, options.host)
+    print(f"minirad server: {front.url}/v1", flush=True)
+    return served.ServedDriver(
+        settings, options.speed or 0.0, front, told, paused=options.paused, publisher=publisher
+    )
 
 
 def _serve_page(
-    driver: Driver | stream.FleetSource, options: argparse.Namespace, students: bool = False
+    driver: Driver | stream.FlightSource, options: argparse.Namespace, students: bool = False
 ) -> int:
     """Until Ctrl-C. students: the tree is a learner's, and the page shows how it broke."""
-    what = "the stream" if isinstance(driver, stream.FleetSource) else "the engine"
+    what = driver.what
     with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
         if live.server.address not in LOOPBACK:

@@ -164,7 +164,10 @@ class Router:
                 self.flight = Flight(
                     self.endpoints, block_size=self.engine.page_size, path=settings.record,
                     tokenizer=None if self.folder is None else str(self.folder),
-                    notes={"title": f"{settings.workers} workers, {settings.policy}"},
+                    notes={
+                        "title": f"{settings.workers} workers, {settings.policy}",
+                        "route": asdict(settings.options),  # a page draws the thresholds
+                    },
                 )  # fmt: skip
         except BaseException:
             front.close()

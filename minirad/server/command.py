@@ -148,7 +148,7 @@ def _serve(
 
     metrics = Metrics()
     service = Service(engine, settings.limits, metrics)
-    app = make_app(service, settings, info=lambda: _info(engine, publisher), metrics=metrics)
+    app = make_app(service, settings, info=lambda: server_info(engine, publisher), metrics=metrics)
     socket = listening(args.host, args.port)
     host = f"[{args.host}]" if ":" in args.host else args.host
     place = f"http://{host}:{socket.getsockname()[1]}"
@@ -173,7 +173,7 @@ def _serve(
     return 0
 
 
-def _info(engine: Engine, publisher: Publisher | None) -> dict[str, Any]:
+def server_info(engine: Engine, publisher: Publisher | None) -> dict[str, Any]:
     """What /server_info says; `kv_events` as SGLang's, and as minirad/fleet/endpoints.py reads it."""
     import minirad
 

@@ -2,21 +2,23 @@
 //
 // page.js calls what `makeFleet` returns. All text from the stream goes through textContent (h).
 import { button, h, plural, s } from "./parts.js";
+import { makeRoutes } from "./route.js";
 
 export const FLEET_WORDS = { connecting: "connecting", replaying: "catching up", live: "live", silent: "silent", lost: "lost" };
 const FLEET_LETTERS = "DHKX?";
 
-/** page: {source, state, chartSize, cursor, pickRank(rank or null), ranks(): those that can be shown alone}.
- *  Returns what page.js draws of it: {parts, mount, tipOf, charts}. */
+/** page: {source, state, chartSize, cursor, pickRank(rank or null), ranks(): those that can be shown alone, command}.
+ *  Returns what page.js draws of it: {parts(), mount, tipOf, charts, drawTools}. */
 export function makeFleet(page) {
-  const { source, state } = page, el = {};
+  const { source, state } = page, el = {}, routing = makeRoutes(page);
+  const routed = () => Boolean(source.meta.fleet.routed); // the ranks are workers behind a router of ours
   const media = () => source.meta.fleet.media;
   const color = (letter) => source.meta.fleet.colours[letter] ?? "#ced4da";
   const many = (n) => n.toLocaleString("en");
   const short = (n) => (n < 10000 ? many(n) : n < 1e6 ? (n / 1e3).toFixed(n < 1e5 ? 1 : 0) + "k" : (n / 1e6).toFixed(1) + "M");
 
   el.side = h("section.side.fleetside", {},
-    h("section.card.ranks", {}, h("h2", {}, "Ranks", (el.ranksText = h("small")), (el.all = button("all ranks", "All ranks in one tree (a)", () => page.pickRank(null)))),
+    h("section.card.ranks", {}, h("h2", {}, (el.ranksTitle = h("span", {}, "Ranks")), (el.ranksText = h("small")), (el.all = button("all ranks", "All ranks in one tree (a)", () => page.pickRank(null)))),
       (el.ranks = h("div.ranktable", {}, (el.table = h("table"))))),
     h("section.card.shares", {}, h("h2", {}, "Shared", (el.sharesText = h("small"))), (el.shares = h("div.chart")), (el.sharesKeys = h("div.keys"))));
   el.growthCard = h("section.card.growth", {}, h("h2", {}, "Growth", (el.growthText = h("small"))), (el.growth = h("div.chart")), (el.growthKeys = h("div.keys")));
@@ -25,31 +27,42 @@ export function makeFleet(page) {
 
   function drawRanks() {
     const { ranks } = state.view.fleet, shown = FLEET_LETTERS.split("").filter((letter) => ranks.some((r) => r.media[letter]));
-    const heads = ["rank", "state", "last", "batches", ...shown.map((letter) => `${letter} tokens`), "lost", "unknown", "endpoint"];
+    const first = routed() ? routing.workerHeads : ["rank", "state", "last", "batches"];
+    const rest = routed() ? [] : ["lost", "unknown", "endpoint"], what = routed() ? "worker" : "rank";
+    const heads = [...first, ...shown.map((letter) => `${letter} tokens`), ...rest];
     const pickable = page.ranks(), body = ranks.map((r) => {
       const where = r.where.replace(/^tcp:\/\//, "");
       const cells = [
-        h("th", {}, String(r.rank)),
-        h("td", {}, h("span.state", { "data-state": r.state }, h("i.dot"), FLEET_WORDS[r.state] ?? r.state)),
-        h("td.n", { title: "the last batch's number" }, r.seq < 0 ? "–" : many(r.seq)),
-        h("td.n", { title: `${plural(r.batches, "batch").replace("batchs", "batches")}, ${many(r.replayed)} of them from the replay buffer` }, many(r.batches)),
+        ...(routed() ? routing.workerCells(r.rank) : [
+          h("th", {}, String(r.rank)),
+          h("td", {}, h("span.state", { "data-state": r.state }, h("i.dot"), FLEET_WORDS[r.state] ?? r.state)),
+          h("td.n", { title: "the last batch's number" }, r.seq < 0 ? "–" : many(r.seq)),
+          h("td.n", { title: `${plural(r.batches, "batch").replace("batchs", "batches")}, ${many(r.replayed)} of them from the replay buffer` }, many(r.batches))]),
         ...shown.map((letter) => { const [blocks, tokens] = r.media[letter] ?? [0, 0]; return h("td.n", { title: `${many(tokens)} tokens in ${plural(blocks, "block")} (${media()[letter]})` }, tokens ? short(tokens) : "–", h("small", {}, blocks ? ` ${short(blocks)}` : "")); }),
-        h("td.n" + (r.lost ? ".bad" : ""), { title: "batches that were lost" }, many(r.lost)),
-        h("td.n", { title: "events and fields that are not known here" }, many(r.unknown)),
-        h("td.where", { title: r.where }, where.length > 17 ? "…" + where.slice(-16) : where),
+        ...(routed() ? [] : [h("td.n" + (r.lost ? ".bad" : ""), { title: "batches that were lost" }, many(r.lost)),
+          h("td.n", { title: "events and fields that are not known here" }, many(r.unknown)),
+          h("td.where", { title: r.where }, where.length > 17 ? "…" + where.slice(-16) : where)]),
       ];
       const able = pickable.includes(r.rank), picked = state.rank === r.rank;
       const pick = () => page.pickRank(picked ? null : r.rank);
-      return h("tr" + (able ? ".able" : "") + (picked ? ".picked" : ""), able ? { tabindex: 0, role: "button", "aria-pressed": String(picked), "data-rank": r.rank, title: picked ? "Back to all ranks" : `Rank ${r.rank} alone`, onclick: pick, onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); pick(); } } } : { "data-rank": r.rank }, ...cells);
+      return h("tr" + (able ? ".able" : "") + (picked ? ".picked" : ""), able ? { tabindex: 0, role: "button", "aria-pressed": String(picked), "data-rank": r.rank, title: picked ? `Back to all ${what}s` : `${routed() ? routing.nameOf(r.rank) : `Rank ${r.rank}`} alone`, onclick: pick, onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); pick(); } } } : { "data-rank": r.rank }, ...cells);
     });
     const focus = document.activeElement?.closest?.(".ranktable tr")?.dataset.rank;
     if (!el.table.isConnected) el.ranks.replaceChildren(el.table);
     el.table.replaceChildren(h("tr", {}, ...heads.map((head) => h("th", head.endsWith("tokens") ? { title: `tokens and blocks: ${media()[head[0]]}` } : {}, head))), ...body);
     if (focus) el.table.querySelector(`tr[data-rank="${focus}"]`)?.focus();
-    const here = ranks.filter((r) => !["connecting", "lost"].includes(r.state)).length;
-    el.ranksText.textContent = state.rank === null ? `${here} of ${ranks.length} here${pickable.length > 1 ? " · click one to see it alone" : ""}` : "";
+    const here = ranks.filter((r) => !["connecting", "lost"].includes(r.state)).length, click = pickable.length > 1 ? "click one to see it alone" : "";
+    el.ranksTitle.textContent = routed() ? "Workers" : "Ranks";
+    el.all.textContent = `all ${what}s`;
+    el.ranksText.textContent = state.rank !== null || (routed() && !state.view.fleet.shares.length) ? "" : routed() ? `${sharedWords()}${click && " · " + click}` : `${here} of ${ranks.length} here${click && " · " + click}`;
     el.all.hidden = state.rank === null;
-    el.aloneText.textContent = state.rank === null ? "" : `rank ${state.rank} alone`;
+    el.aloneText.textContent = state.rank === null ? "" : `${routed() ? routing.nameOf(state.rank) : `rank ${state.rank}`} alone`;
+  }
+
+  /** How many tokens several ranks hold, of how many. */
+  function sharedWords() {
+    const { shares } = state.view.fleet, sum = (from) => shares.slice(from).reduce((a, b) => a + b, 0);
+    return `${many(sum(1))} of ${plural(sum(0), "token").replace(String(sum(0)), many(sum(0)))}${routed() ? " held more than once" : ""}`;
   }
 
   /** Tokens that one, two, ... ranks hold, as bars. */
@@ -63,8 +76,7 @@ export function makeFleet(page) {
         s("text", { x: x + slot / 2, y: height - 3, "text-anchor": "middle" }, k % each ? "" : String(k + 1))];
     });
     el.shares.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": shares.map((tokens, k) => `${many(tokens)} tokens held by ${plural(k + 1, "rank")}`).join(", ") || "nothing is held" }, s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }), ...bars));
-    const several = shares.slice(1).reduce((a, b) => a + b, 0);
-    el.sharesText.textContent = total ? `${many(several)} of ${many(total)} tokens are held by more than one rank` : "nothing is held";
+    el.sharesText.textContent = total ? `${sharedWords()} are held by more than one rank` : "nothing is held";
     el.sharesKeys.replaceChildren("tokens by how many ranks hold them");
   }
 
@@ -126,7 +138,7 @@ export function makeFleet(page) {
   function mount(own) {
     if (!el.side.isConnected) {
       document.querySelector("main").append(el.side);
-      document.querySelector(".low").prepend(el.growthCard);
+      routed() ? routing.mount() : document.querySelector(".low").prepend(el.growthCard);
       own.tiers.before(el.legend);
       own.say.before(el.wrong);
     }
@@ -135,9 +147,10 @@ export function makeFleet(page) {
   }
 
   // As page.js has its own: the place, its name, how it is drawn, and which parts of a view it needs.
-  const parts = {
+  const parts = () => ({
     wrong: [() => el.wrong, "What is wrong", drawWrong, "fleet"], ranks: [() => el.ranks, "The table of ranks", drawRanks, "fleet"],
-    shares: [() => el.shares, "What is shared", drawShares, "fleet"], growth: [() => el.growth, "Growth", drawGrowth],
-  };
-  return { parts, mount, tipOf, charts: [el.shares, el.growth] };
+    shares: [() => el.shares, "What is shared", drawShares, "fleet"],
+    ...(routed() ? routing.parts : { growth: [() => el.growth, "Growth", drawGrowth] }),
+  });
+  return { parts, mount, tipOf, charts: [el.shares, el.growth], drawTools: routing.drawTools };
 }

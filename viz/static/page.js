@@ -34,6 +34,7 @@ function build() {
     buildTransport(),
     (el.banner = h("section.banner", { hidden: true, role: "alert" })),
     (el.refused = h("section.banner.refused", { hidden: true, role: "status" })),
+    (el.serving = h("section.banner.serving", { hidden: true, role: "status" })),
     (el.say = h("section.say", {}, (el.sayText = h("span.text")), (el.sayMore = h("span.more")))),
     (el.why = h("section.panel.why", { hidden: true })),
     (el.ask = h("section.panel.quiz", { hidden: true })),
@@ -247,10 +248,10 @@ const PARTS = {
   lanes: [() => el.lanes, "The requests", drawLanes, "requests"], events: [() => el.events, "The events", drawEvents, "events"],
 };
 
-const theirs = makeFleet({ source, state, chartSize: (host) => chartSize(host), cursor: (...at) => cursor(...at), pickRank, ranks: () => (source instanceof FileSource ? source.ranks : state.view.fleet.ranks.map((r) => r.rank)) });
+const theirs = makeFleet({ source, state, chartSize: (host) => chartSize(host), cursor: (...at) => cursor(...at), pickRank, command: (...asked) => command(...asked), ranks: () => (source instanceof FileSource ? source.ranks : state.view.fleet.ranks.map((r) => r.rank)) });
 const miss = makeWhy({ source, state, toggle: (panel) => togglePanel(panel), light: (nodes) => brush(nodes && { nodes, requests: [] }), linked: (text) => linked(text) });
-const FLEET_PARTS = { ...Object.fromEntries(["tree", "say", "transport"].map((name) => [name, PARTS[name]])), ...theirs.parts, events: PARTS.events };
-const partsNow = () => (source.meta.fleet ? FLEET_PARTS : PARTS);
+const fleetParts = () => ({ ...Object.fromEntries(["tree", "say", "transport"].map((name) => [name, PARTS[name]])), ...theirs.parts(), events: PARTS.events });
+const partsNow = () => (source.meta.fleet ? fleetParts() : PARTS);
 
 /** One rank of a stream alone, or (null) all in one tree. */
 function pickRank(rank) {
@@ -371,11 +372,12 @@ function drawStatus() {
   const refused = source.status.refused || source.meta?.refused || ""; // a file has no status, only what was known at its end
   el.refused.hidden = !refused;
   if (el.refused.textContent !== refused) el.refused.textContent = refused;
+  drawServing(source.status.serving);
   const noneServed = refused && !Object.keys(source.requests).length;
   const starting = !error && source.run === "";
   const { stream } = source.status;
   const text = error ? (stream ? "stopped" : "engine stopped") : stream && !source.lost ? stream.text : source.lost ? "connection lost, trying again" : starting ? "the engine starts" : !drivable ? `recording of ${plural(frames, "step")}`
-    : idle ? (noneServed ? "no request was taken" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
+    : idle ? (noneServed ? "no request was taken" : source.status.serving ? "waiting for requests" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : stream ? stream.kind : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
@@ -393,10 +395,17 @@ function drawStatus() {
   el.doctorButton.hidden = source instanceof FileSource || Boolean(source.meta.fleet);
   el.missButton.hidden = source instanceof FileSource; // it is asked of the server
   el.quizButton.hidden = Boolean(source.meta.fleet);
-  if (source.meta.fleet) el.restartButton.hidden = true;
+  if (source.meta.fleet || source.status.serving) el.restartButton.hidden = true;
+  if (source.meta.fleet) theirs.drawTools();
   el.kind.textContent = drivable || error || starting || stream ? "live" : "recording";
   el.quizButton.setAttribute("aria-pressed", String(state.quizOn));
   if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
+}
+
+/** Where requests can be sent to this page's engine or router, how, and what holds them up. */
+function drawServing(serving) {
+  el.serving.hidden = !serving;
+  if (serving && el.serving.textContent !== serving.text + serving.example) el.serving.replaceChildren(h("span", {}, serving.text), h("code", {}, serving.example));
 }
 
 function drawTransport() {
@@ -948,6 +957,6 @@ window.addEventListener("hashchange", () => {
   if (to[1] < source.count(to[0]) - 1) leavePresent();
   show(...to); // writes the address anew: it may have asked for more than there is
 });
-const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); sizePool(el.host); for (const name of source.meta.fleet ? ["shares", "growth"] : ["usage", "hits"]) drawPart(name); } });
+const resized = new ResizeObserver(() => { measure(); if (state.view) { sizePool(el.pool); sizePool(el.host); for (const name of ["shares", "growth", "usage", "hits"]) if (name in partsNow()) drawPart(name); } });
 for (const host of [el.pool, el.host, el.usage, el.hits, el.tree, ...theirs.charts]) resized.observe(host);
 source.start();

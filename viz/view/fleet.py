@@ -267,7 +267,7 @@ def _joined(nodes: Mapping[int, State], above: Mapping[int, int], end: int) -> S
 
 def concerns(event: Event, rank: int, nodes: Mapping[int, State]) -> bool:
     """It is about this rank: it says so, or it is about a node that the rank holds."""
-    own = getattr(event, "rank", None)
+    own = getattr(event, "rank", getattr(event, "worker", None))  # worker 2 of a router is rank 2
     if own is not None:
         return bool(own == rank)
     if isinstance(event, fe.NodeStored | fe.NodeLeft):

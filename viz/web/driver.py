@@ -27,12 +27,15 @@ from viz.web.settings import Settings
 class Driver(threading.Thread, Session):
     """The one thread that touches the engine: runs steps at a pace, and commands in between."""
 
+    what, ending = "the engine", 0.3  # ending: seconds that its end may take
+
     def __init__(
         self, settings: Settings, speed: float, *, paused: bool = False, replay: Shown | None = None
     ) -> None:
         threading.Thread.__init__(self, name="engine", daemon=True)
         Session.__init__(self, settings, speed, not paused and replay is None, replay)
         self.error = ""
+        self.failure: Exception | None = None  # the same, as it was raised
         self._listeners: list[Callable[[], None]] = []
         self._token = secrets.token_hex(4)
         self._commands: queue.Queue[tuple[Command, Json, Future[Json]]] = queue.Queue()
@@ -134,7 +137,7 @@ class Driver(threading.Thread, Session):
             while not self._stopping.is_set():
                 self._turn()
         except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
+            self.error, self.failure = f"{type(error).__name__}: {error}", error
             students = self.settings.cache and isinstance(error, InvariantError)
             if not students and not isinstance(error, RankLost):
                 traceback.print_exc()  # of a student's tree the one line that is printed says more

@@ -8,18 +8,19 @@ are shortened and made visible here, and set as text by static/fleet.js.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
 from minirad.observe import fleet_events as fe
 from minirad.observe.event import Event
+from minirad.observe.route_events import WorkerChanged, has_routes, worker_name
 from minirad.observe.snapshot import State
 from viz.draw import fleet as cards
 from viz.draw import tree
 from viz.trace import Trace, View
-from viz.view import fleet
+from viz.view import fleet, routes
 from viz.view.text import short as short
 from viz.web.page import Page
 from viz.words import summary, word_of
@@ -44,23 +45,32 @@ class FleetPage(Page):
         self._sums = [self._growth.now]  # after each frame, the start first
         self._news: list[tuple[int, Event]] = []  # troubles by frame
         self._ranks = {int(row["rank"]) for row in trace.recording.header["start"]["tree"]["ranks"]}
+        self.routed = has_routes(trace.recording.header["start"])  # the ranks are workers behind a router
+        header = trace.recording.header
+        self._routing = routes.Followed(header["start"], routes.Limits.of(header.get("notes")))
+        self._policy_sums: list[routes.Sums] = [{}]  # after each frame, the start first
 
     def meta(self, title: str = "", note: str = "") -> Json:
         """What does not change: no pool and no policies of ours."""
         meta = super().meta(short(title, 120), note)
         words = dict(zip(fleet.SIGNS, MEDIA_WORDS, strict=True))
+        with self._lock:
+            self._catch_up()  # a file tells by its events only that there is a router
         return {
             **meta,
             **({} if self.sized else {"page_size": 0}),
             "model": "",
             "schedule_policy": "",
-            "fleet": {"media": words, "colours": cards.COLOURS},
+            "fleet": {"media": words, "colours": cards.COLOURS, "routed": self.routed},
         }
 
     def _frame_record(self, index: int) -> Json:
         frame = self.trace.recording.frames[index]
         grown = self._growth.take(frame.events)
         self._sums.append(grown)
+        self._routing.take(frame.events)
+        self._policy_sums.append(self._routing.sums(self._policy_sums[-1], frame.events))
+        self.routed = self.routed or any(isinstance(event, WorkerChanged) for event in frame.events)
         self._news += [(index, event) for event in frame.events if isinstance(event, _NEWS)]
         self._ranks.update(event.rank for event in frame.events if isinstance(event, fe.RankStateSeen))
         ended = frame.events[-1] if frame.events else None
@@ -96,7 +106,7 @@ class FleetPage(Page):
         if len(events) > 1:  # that no batch came is not worth a word beside what did
             told = [e for e in events if not isinstance(e, fe.BatchesTaken) or any(e.batches)]
             shown["kind"], shown["say"] = summary(told)
-        if rank is not None and not shown["events"] and shown["frame"] >= 0:
+        if rank is not None and not events and shown["frame"] >= 0:
             shown["say"] = f"Nothing of rank {rank} changed here"
         if shown["frame"] < 0:
             shown["say"] = self._beginning()
@@ -124,7 +134,13 @@ class FleetPage(Page):
         }  # fmt: skip
         for name, empty in nothing.items():
             parts[name] = partial(deepcopy, empty), empty
-        return {**parts, "fleet": (lambda: self._fleet(view), {"ranks": [], "shares": [], "wrong": ""})}
+        parts["fleet"] = (lambda: self._fleet(view), {"ranks": [], "shares": [], "wrong": ""})
+        if self.routed:
+            parts["routes"] = (
+                lambda: self._routes(view),
+                {"workers": [], "last": [], "sums": [], "policy": ""},
+            )
+        return parts
 
     def _fleet(self, view: View) -> Json:
         whole = self.trace.view(view.granularity, view.index)  # view may be of one rank alone
@@ -134,13 +150,46 @@ class FleetPage(Page):
         return {
             "ranks": [self._rank(row, found.ranks.get(int(row["rank"]), {})) for row in ranks],
             "shares": list(found.shares),
-            "wrong": short(fleet.wrong(whole.state, self._still_news(view)), _SENTENCE),
+            "wrong": short(self._wrong(whole.state, self._still_news(view)), _SENTENCE),
         }
+
+    def _wrong(self, state: State, news: Sequence[Event]) -> str:
+        """Of workers behind a router it is told which are dead: their connections come and go with them."""
+        if not self.routed:
+            return fleet.wrong(state, news)
+        ranks = [{**row, "state": "live"} for row in state["tree"]["ranks"]]
+        told = [event for event in news if not isinstance(event, fe.RankRestarted)]
+        rest = fleet.wrong({**state, "tree": {**state["tree"], "ranks": ranks}}, told)
+        return "; ".join(filter(None, (routes.dead(state["tree"].get("workers", ())), rest)))
 
     def _rank(self, row: State, media: Mapping[str, tuple[int, int]]) -> Json:
         numbers = {name: row[name] for name in ("rank", "seq", "batches", "replayed", "lost", "unknown")}
         texts = {name: short(str(row[name]), 200) for name in ("where", "state")}
         return {**numbers, **texts, "media": {letter: list(sums) for letter, sums in media.items()}}
+
+    def _routes(self, view: View) -> Json:
+        """The workers behind a router, the last requests that it sent to them, and sums by policy."""
+        tree = view.state["tree"]
+        workers, last = tree.get("workers", []), tree.get("routes", [])
+        sums = self._routing.sums(self._policy_sums[max(view.frame, 0)], view.so_far)
+        return {
+            "workers": [_worker(row) for row in workers],
+            "last": [self._route(row) for row in reversed(last)],
+            "policy": last[-1]["policy"] if last else "",
+            "sums": [_sum(policy, each, len(workers)) for policy, each in sums.items()],
+        }
+
+    def _route(self, row: State) -> Json:
+        limits = self._routing.limits if row["policy"] in routes.WITH_THRESHOLDS else None
+        names = ("worker", "matches", "loads", "best", "regret", "tokens", "outcome", "cached")
+        return {
+            **{name: row[name] for name in names},
+            "id": short(str(row["request"]), 40),
+            "policy": short(str(row["policy"]), 40),
+            "reason": short(str(row["reason"]), _SENTENCE),
+            "match_limit": limits.match(row["tokens"]) if limits else None,
+            "load_limit": self._routing.load_limit(row["request"], row["worker"]),
+        }
 
     def _still_news(self, view: View) -> list[Event]:
         """Troubles of the last frames before a position; of its own frame those that have come by then."""
@@ -179,6 +228,27 @@ class FleetPage(Page):
             "on": present,
             "later": future,
         }
+
+
+def _worker(row: State) -> Json:
+    numbers = {name: row[name] for name in ("load", "requests", "tokens", "cached", "regret")}
+    why = short(" ".join(filter(None, (str(row["where"]), str(row["why"])))), 200)
+    return {
+        "name": worker_name(row["worker"]),
+        "rank": row["worker"],
+        "state": row["state"],
+        "why": why,
+        **numbers,
+    }
+
+
+def _sum(policy: str, found: routes.PolicySum, workers: int) -> Json:
+    balance = found.balance(workers)
+    return {
+        "policy": short(policy, 40), "requests": found.routed, "tokens": found.tokens, "cached": found.cached,
+        "failed": found.failed, "regret": found.regret if found.judged else None,
+        "balance": None if balance is None else round(balance, 3),
+    }  # fmt: skip
 
 
 def told_still(events: Iterable[Event]) -> list[Event]:

@@ -20,6 +20,7 @@ from minirad.frontend.player import send_due
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import is_fleet
+from minirad.outputs import GenerationOutput
 from minirad.workloads import Workload
 from viz.fork import changeable_policy
 from viz.trace import Decode, Trace, decoder_of
@@ -81,12 +82,16 @@ class Run:
             if error is not None:
                 self._note_refusal(asked.label, error)
         self.clock += 1
-        for output in engine.step().finished:
+        for output in self._step():
             player.finished(output, self.clock)
         self.note_idle()
         if self.idle:  # programs let go of their prefixes when they end: after the last step
             self.recorder.cut()
             self.notices += [failure for failure in player.failures if failure not in self.notices]
+
+    def _step(self) -> list[GenerationOutput]:
+        """One engine step; what finished."""
+        return self.engine.step().finished
 
     def _note_refusal(self, label: str, error: ValueError) -> None:
         """No event tells of it: the engine never had this request. So the page and the file must."""

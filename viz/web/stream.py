@@ -39,6 +39,7 @@ SILENCE = 5.0  # seconds without news after which an export is written
 _OWN = (
     "workload", "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens",
     "host_write", "bigram_keys", "tp", "compare", "cache", "speed", "paused", "publish", "publish_replay",
+    "serve",
 )  # fmt: skip
 
 
@@ -177,41 +178,30 @@ class FleetRun:
         """Nothing is open."""
 
 
-class FleetSource(threading.Thread):
-    """Follows a stream and has a live page of it (routes.Source). Opens its sockets when it is made.
+class FlightSource(threading.Thread):
+    """What has a live page of a flight recording that grows (routes.Source).
 
-    tokenizer: a folder; None: token ids are shown as numbers. record: a file that is written as it grows.
-    error: what ended it, or "". ValueError for endpoints that cannot be had.
+    A subclass makes `_flight`, calls `_begin`, and says how things are. decode: token ids to text.
+    error: what ended it, or "".
     """
 
-    page_kind = "page"
+    page_kind, what, ending = "page", "the stream", 0.3  # ending: seconds that its end may take
+    plain: tuple[type[Exception], ...] = ()  # errors whose sentence says it all
+    _flight: Flight
 
-    def __init__(
-        self, info: ServerInfo, tokenizer: str | None = None, record: str | None = None, bind: bool = False
-    ) -> None:
-        super().__init__(name="stream", daemon=True)
-        self.info, self.error = info, ""
-        self._decode = ids_as_text if tokenizer is None else decoder_from(tokenizer)
+    def __init__(self, name: str, title: str, decode: Decode) -> None:
+        super().__init__(name=name, daemon=True)
+        self.title, self.error = title, ""
+        self._decode = decode
         self._told: tuple[int, int, str] = 0, 0, ""
         self._token = secrets.token_hex(4)
         self._stopping = threading.Event()
         self._listeners: list[Callable[[], None]] = []
-        self._states = ["connecting"] * len(info.endpoints)
-        self._flight = Flight(
-            info.endpoints, block_size=info.block_size or None, path=record, tokenizer=tokenizer,
-            notes={"title": self._title()},
-        )  # fmt: skip
-        self.run_now: FleetRun = self._run_of(1)
-        self._follower = Follower(
-            info.endpoints, info.replays, info.topic, bind=bind, tell=self._take
-        )  # fmt: skip
+        self.run_now: FleetRun
 
-    # ------------------------------------------------------------ in the follower's thread
-
-    def _take(self, told: Told) -> None:
-        if isinstance(told, RankState):
-            self._states[told.rank] = told.state
-        self._flight.take(told)
+    def _begin(self) -> None:
+        """The first run: to be called when there is a flight."""
+        self.run_now = self._run_of(1)
 
     # ------------------------------------------------------------ in this thread
 
@@ -220,16 +210,22 @@ class FleetSource(threading.Thread):
         try:
             with rare_collections():
                 while not self._stopping.is_set():
-                    ended = self._follower.wait(PACE / 2)
-                    self._flight.tick()
+                    self._wait()
                     self._look()
-                    if ended:
-                        raise RuntimeError("the stream is followed no more")
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
-            traceback.print_exc()
+            if not isinstance(error, self.plain):
+                traceback.print_exc()
         finally:
             self._end()
+
+    def _wait(self) -> None:
+        """A moment, in which frames come. Raises what ended them."""
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Ends what was begun."""
+        raise NotImplementedError
 
     def _look(self) -> None:
         """Tells pages of what is new; another recording is a run of its own."""
@@ -244,21 +240,14 @@ class FleetSource(threading.Thread):
             self._announce()
 
     def _end(self) -> None:
-        with contextlib.suppress(Exception):  # what ended the follower was told
-            self._follower.close()
+        with contextlib.suppress(Exception):  # what ended it was told
+            self._close()
         self._flight.close()
         self._look()
         self._announce()
 
     def _run_of(self, number: int) -> FleetRun:
-        run = FleetRun(number, self._flight.recording, self._decode, self._title())
-        run.page.sized = bool(self.info.block_size) or run.recording.chapter > 1
-        run.notices = [short(notice, 400) for notice in self.info.notices]
-        return run
-
-    def _title(self) -> str:
-        where = self.info.endpoints
-        return f"{where[0]} and {len(where) - 1} more" if len(where) > 1 else where[0]
+        return FleetRun(number, self._flight.recording, self._decode, self.title)
 
     # ------------------------------------------------------------ from other threads
 
@@ -300,15 +289,67 @@ class FleetSource(threading.Thread):
 
     def status(self) -> Json:
         """What the page's header depends on."""
-        here = sum(state not in ("connecting", "lost") for state in self._states)
-        ranks = len(self._states)
-        text = f"{here} of {ranks} ranks here" if ranks > 1 else "connected" if here else "not connected"
-        kind = "on" if here == ranks else "error" if not here else "off"
+        text, kind = self._state()
         return {
             "run": self.key(self.run_now), "playing": True, "speed": 1 / PACE, "idle": False,
             "drivable": False, "error": self.error, "notices": list(self.run_now.notices[-3:]),
             "refused": "", "policy": "", "stream": {"text": text, "kind": kind},
         }  # fmt: skip
+
+    def _state(self) -> tuple[str, str]:
+        """In few words, and whether that is "on", "off" or "error"."""
+        raise NotImplementedError
+
+
+class FleetSource(FlightSource):
+    """Follows a stream and has a live page of it. Opens its sockets when it is made.
+
+    tokenizer: a folder; None: token ids are shown as numbers. record: a file that is written as it grows.
+    ValueError for endpoints that cannot be had.
+    """
+
+    def __init__(
+        self, info: ServerInfo, tokenizer: str | None = None, record: str | None = None, bind: bool = False
+    ) -> None:
+        where = info.endpoints
+        title = f"{where[0]} and {len(where) - 1} more" if len(where) > 1 else where[0]
+        super().__init__("stream", title, ids_as_text if tokenizer is None else decoder_from(tokenizer))
+        self.info = info
+        self._states = ["connecting"] * len(where)
+        self._flight = Flight(
+            where, block_size=info.block_size or None, path=record, tokenizer=tokenizer,
+            notes={"title": title},
+        )  # fmt: skip
+        self._begin()
+        self._follower = Follower(where, info.replays, info.topic, bind=bind, tell=self._take)
+
+    def _take(self, told: Told) -> None:
+        """In the follower's thread."""
+        if isinstance(told, RankState):
+            self._states[told.rank] = told.state
+        self._flight.take(told)
+
+    def _wait(self) -> None:
+        ended = self._follower.wait(PACE / 2)
+        self._flight.tick()
+        if ended:
+            self._look()
+            raise RuntimeError("the stream is followed no more")
+
+    def _close(self) -> None:
+        self._follower.close()
+
+    def _run_of(self, number: int) -> FleetRun:
+        run = super()._run_of(number)
+        run.page.sized = bool(self.info.block_size) or run.recording.chapter > 1
+        run.notices = [short(notice, 400) for notice in self.info.notices]
+        return run
+
+    def _state(self) -> tuple[str, str]:
+        here = sum(state not in ("connecting", "lost") for state in self._states)
+        ranks = len(self._states)
+        text = f"{here} of {ranks} ranks here" if ranks > 1 else "connected" if here else "not connected"
+        return text, "on" if here == ranks else "error" if not here else "off"
 
 
 def until_told(source: FleetSource, steps: int | None) -> None:
