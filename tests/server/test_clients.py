@@ -53,10 +53,9 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
     server.wait_for(lambda: busy(server) == 0, 5, "all requests have ended")
 
 
-def busy(server: Server) -> float:
-    """Requests that run or wait in the server."""
-    state = json.loads(server.get("/health"))
-    return float(state["running"] + state["waiting"])
+def busy(server: Server) -> int:
+    """Replies that wait or are made in the server."""
+    return int(json.loads(server.get("/health"))["open"])
 
 
 @pytest.fixture(scope="module")

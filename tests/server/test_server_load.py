@@ -114,8 +114,7 @@ def look(server: Server) -> dict[str, Any]:
 
 
 def _busy(server: Server) -> int:
-    state = json.loads(server.get("/health"))
-    return int(state["running"] + state["waiting"])
+    return int(json.loads(server.get("/health"))["open"])
 
 
 def require_idle(now: dict[str, Any]) -> None:
