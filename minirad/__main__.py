@@ -34,6 +34,7 @@ SYSTEM = "You are a helpful assistant."
 # Commands without a model, and their modules: options live beside them, as those of the benchmarks.
 WITHOUT_MODEL = {
     "simulate": "simulate", "theorem": "theorem", "kv-events": "fleet.command", "why": "why.command",
+    "serve": "server.command",
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ INTERRUPTED = 130
 COMMANDS: dict[str, str] = {
     "minirad generate": "continue prompts and show what the cache saved",
     "minirad chat": "talk in the terminal; shows hits per turn",
+    "minirad serve": "the OpenAI API over one engine, with metrics and KV events",
     "minirad simulate": "hit rates of a workload or trace file without a model; --diff compares two prompts",
     "minirad kv-events": "what a foreign server's cache holds, rebuilt from its KV events",
     "minirad why": "why a request of a log missed the cache, what each cause cost, and what to change",

@@ -1,4 +1,4 @@
-"""Token masks for replies that must match a regular expression.
+"""Token masks for replies that must match a regular expression, or be JSON of a schema.
 
 The automaton over tokens is llguidance's (the extra `grammar`; MIT, no dependencies of its own, wheels
 for Linux, macOS and Windows). It works token by token, so that a pattern costs nothing in advance, however
@@ -24,27 +24,29 @@ from minirad.text import valid_text
 Mask = npt.NDArray[np.bool_]
 
 
-class RegexMask:
+class GrammarMask:
     """Says which tokens may come next; what `Engine.add_request` takes as `token_mask`.
 
     Called with the ids generated so far, it returns bool `[vocab]`. An end token is allowed where the
     reply matches as it stands. It may be called for several samples in turn, and again after a
     retraction: it goes back to what the new ids and those of the call before have in common.
 
+    grammar: as llguidance writes it; what: how sentences call it. ValueError for one it does not take.
     ends_reply: an end token ends a reply under this mask, `ignore_eos` or not: nothing can follow a match.
     """
 
     ends_reply = True
 
-    def __init__(self, pattern: str, tokenizer: Any, eos_ids: Collection[int], vocab: int) -> None:
+    def __init__(
+        self, grammar: str, what: str, tokenizer: Any, eos_ids: Collection[int], vocab: int
+    ) -> None:  # fmt: skip
         from llguidance import LLMatcher
 
-        self.pattern, self._vocab = pattern, vocab
+        self._what, self._vocab = what, vocab
         self._eos = sorted(eos_ids)
-        table = _token_table(tokenizer, self._eos[0], vocab)
-        self._matcher = LLMatcher(table, LLMatcher.grammar_from_regex(pattern), log_level=0)
+        self._matcher = LLMatcher(_token_table(tokenizer, self._eos[0], vocab), grammar, log_level=0)
         if self._matcher.is_error():
-            raise ValueError(f"regex {pattern!r} cannot be used: {_told(self._matcher.get_error())}")
+            raise ValueError(f"{what} cannot be used: {_told(self._matcher.get_error())}")
         self._seen: list[int] = []
 
     def __call__(self, output: list[int]) -> Mask:
@@ -57,7 +59,7 @@ class RegexMask:
         if same < len(self._seen):
             self._matcher.rollback(len(self._seen) - same)
         if output[same:] and not self._matcher.consume_tokens(output[same:]):
-            raise ValueError(f"{output} cannot begin a match of {self.pattern!r}")
+            raise ValueError(f"{output} cannot begin a match of {self._what}")
         self._seen = list(output)
         return self._allowed()
 
@@ -70,19 +72,47 @@ class RegexMask:
         return allowed
 
 
+class RegexMask(GrammarMask):
+    """Replies that match a regular expression as a whole."""
+
+    def __init__(self, pattern: str, tokenizer: Any, eos_ids: Collection[int], vocab: int) -> None:
+        from llguidance import LLMatcher
+
+        self.pattern = pattern
+        grammar = LLMatcher.grammar_from_regex(pattern)
+        super().__init__(grammar, f"regex {pattern!r}", tokenizer, eos_ids, vocab)
+
+
 def regex_mask(pattern: str, tokenizer: Any, eos_ids: Collection[int], vocab: int) -> RegexMask:
     """A fresh mask for one request.
 
     ValueError for a pattern that llguidance does not take or a model without an end token;
     ModuleNotFoundError, saying what to install, without the extra.
     """
+    _needed("regex", eos_ids)
+    return RegexMask(valid_text(pattern, "the regex"), tokenizer, eos_ids, vocab)
+
+
+def json_mask(schema: str, tokenizer: Any, eos_ids: Collection[int], vocab: int) -> GrammarMask:
+    """The same for a reply that is JSON of this schema (itself JSON), without white space between its parts
+    but one space behind commas and colons: a small model would fill its reply with it."""
+    _needed("a JSON schema", eos_ids)
+    from llguidance import LLMatcher
+
+    grammar = LLMatcher.grammar_from_json_schema(
+        valid_text(schema, "the schema"), overrides={"whitespace_flexible": False}
+    )
+    return GrammarMask(grammar, "the JSON schema", tokenizer, eos_ids, vocab)
+
+
+def _needed(what: str, eos_ids: Collection[int]) -> None:
+    """llguidance is there, and the model has an end token."""
     try:
         import llguidance  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("regex needs llguidance: pip install 'minirad[grammar]'") from error
+        raise ModuleNotFoundError(f"{what} needs llguidance: pip install 'minirad[grammar]'") from error
     if not eos_ids:
         raise ValueError("this model has no end token: a reply that must match could not end")
-    return RegexMask(valid_text(pattern, "the regex"), tokenizer, eos_ids, vocab)
 
 
 @lru_cache(maxsize=4)

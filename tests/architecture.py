@@ -60,7 +60,11 @@ ROOMS: dict[str, Room] = {
          "minirad.schedule.policies", "minirad.schedule.other_policies"),
         ("words",),
     ),
-    "config": Room("every size and choice, checked", ("minirad.config",), ("words", "policies")),
+    "config": Room(
+        "every size and choice, checked, and the options that say them",
+        ("minirad.config", "minirad.options"),
+        ("words", "policies"),
+    ),
     "events": Room(
         "what the engine tells: one small record for each decision",
         ("minirad.events", "minirad.observe", "minirad.observe.event", "minirad.observe.events",
@@ -162,15 +166,21 @@ ROOMS: dict[str, Room] = {
         ("minirad.why", "minirad.why.*"),
         (*_OUTSIDE, "parts", "frontend", "logs", "labs"),
     ),
+    "server": Room(
+        "the OpenAI API in front of the engine, over HTTP",
+        ("minirad.server", "minirad.server.*"),
+        (*_BASE, "cache", "schedule", "parts", "observe", "engine", "machine", "fleet", "frontend"),
+    ),
     "bench": Room(
         "measurements",
         ("minirad.bench", "minirad.bench.*"),
-        (*_OUTSIDE, "kv", "attention", "parts", "machine", "fleet", "frontend", "labs", "tiers", "fast"),
+        (*_OUTSIDE, "kv", "attention", "parts", "machine", "fleet", "frontend", "labs", "tiers", "fast",
+         "server"),
         torch=True,
     ),
     "commands": Room(
         "the command line",
-        ("minirad.__main__", "minirad.options"),
+        ("minirad.__main__",),
         (*_BASE, "observe", "engine", "frontend"),
     ),
     "draw": Room(
@@ -188,7 +198,7 @@ ROOMS: dict[str, Room] = {
     "pages": Room(
         "what is opened: the live page, the gallery, the notebook's widget",
         ("viz.*",),
-        (*_OUTSIDE, "fleet", "frontend", "labs", "logs", "bench", "why", "draw", "grading"),
+        (*_OUTSIDE, "fleet", "frontend", "labs", "logs", "server", "bench", "why", "draw", "grading"),
         torch=True,
     ),
 }  # fmt: skip

@@ -1,0 +1,146 @@
+"""What Prometheus reads at /metrics: the engine's own counters as they stand, and times as clients see them.
+
+A registry of its own, so that two servers in one process do not mix. The engine's counters are read when
+somebody asks (whole numbers, which another thread may read); only times and ends are told while it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from minirad.observe import events as ev
+from minirad.outputs import GenerationOutput
+from minirad.server.service import NoMetrics, Ticket
+
+if TYPE_CHECKING:
+    from minirad.engine import Engine
+
+FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60, 120)
+BETWEEN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+WHOLE = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+PATHS = (
+    "/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/server_info",
+    "/flush_cache",
+)  # fmt: skip
+
+
+class Metrics(NoMetrics):
+    """Of one server. open: how many replies are open, waiting or running (`Service.open`)."""
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._engine: Engine | None = None
+        self._loaded = self._host_evicted = 0
+        self._ends: list[Callable[[], None]] = []
+        made: dict[str, Any] = {"registry": self._registry}
+        self._first = Histogram(
+            "minirad_time_to_first_token_seconds", "From a request's arrival to each reply's first token",
+            buckets=FIRST, **made,
+        )  # fmt: skip
+        self._between = Histogram(
+            "minirad_inter_token_seconds", "Between two tokens of a reply", buckets=BETWEEN, **made
+        )
+        self._whole = Histogram(
+            "minirad_reply_seconds", "From a request's arrival to a reply's end", buckets=WHOLE, **made
+        )
+        self._tokens = Counter("minirad_generated_tokens", "Tokens of replies", **made)
+        self._replies = Counter("minirad_replies", "Replies, by how they ended", ["finish_reason"], **made)
+        self._http = Counter("minirad_http_requests", "By path and status", ["path", "status"], **made)
+        self._registry.register(self)  # has `collect`, which is all that is asked for
+
+    def text(self) -> bytes:
+        """What a scrape gets."""
+        return generate_latest(self._registry)
+
+    # ------------------------------------------------------------ told
+
+    def attach(self, engine: Engine) -> None:
+        """From now on this engine's counters are read."""
+        for end in self._ends:
+            end()
+        self._engine, self._ends = engine, []
+        self._loaded = self._host_evicted = 0
+        if engine.config.host_kv_tokens:
+            for kind, handler in ((ev.LoadStarted, self._load), (ev.HostEvicted, self._host_evict)):
+                self._ends.append(engine.bus.subscribe(kind, handler, whole_steps=False))
+
+    def _load(self, event: ev.LoadStarted) -> None:
+        self._loaded += len(event.slots)
+
+    def _host_evict(self, event: ev.HostEvicted) -> None:
+        self._host_evicted += len(event.host_slots)
+
+    def token(self, ticket: Ticket, index: int, now: float) -> None:
+        before = ticket.told.get(index)
+        ticket.told[index] = now
+        self._tokens.inc()
+        if before is None:
+            self._first.observe(now - ticket.submitted)
+        else:
+            self._between.observe(now - before)
+
+    def ended(self, ticket: Ticket, output: GenerationOutput) -> None:
+        self._replies.labels(output.finish_reason).inc()
+        self._whole.observe(time.perf_counter() - ticket.submitted)
+
+    def answered(self, path: str, status: int) -> None:
+        """A request over HTTP was answered; 499: its client went away before."""
+        known = "/v1/models" if path.startswith("/v1/models/") else path
+        self._http.labels(known if known in PATHS else "other", str(status)).inc()
+
+    # ------------------------------------------------------------ read when asked
+
+    def collect(self) -> Iterator[Metric]:
+        """The engine's own numbers; called by the registry."""
+        engine = self._engine
+        if engine is None:
+            return
+        stats, tree, pool = engine.stats, engine.cache, engine.allocator
+        yield _counter("prompt_tokens", "Prompt tokens at first admission", stats.first.tokens)
+        cached = CounterMetricFamily(
+            "minirad_cached_tokens",
+            "Prompt tokens that were not computed, by where their KV lay",
+            labels=["tier"],
+        )
+        cached.add_metric(["device"], max(stats.first.cached - self._loaded, 0))
+        if engine.config.host_kv_tokens:
+            cached.add_metric(["host"], self._loaded)
+        yield cached
+        if stats.hit_rate is not None:
+            yield _gauge("cache_hit_rate", "Cached prompt tokens / prompt tokens", stats.hit_rate)
+        evicted = CounterMetricFamily("minirad_evicted_tokens", "Tokens evicted, by tier", labels=["tier"])
+        evicted.add_metric(["device"], engine.cache_manager.evicted_tokens)
+        if engine.config.host_kv_tokens:
+            evicted.add_metric(["host"], self._host_evicted)
+        yield evicted
+        yield _counter("retractions", "Running requests put back for lack of room", stats.retractions)
+        yield _counter("preemptions", "Running requests put back for larger priority", stats.preemptions)
+        yield _counter("deferrals", "Waits for a prefix that another request computes", stats.deferrals)
+        yield _counter("steps", "Steps of the engine", engine.steps)
+        yield _gauge("requests_waiting", "Requests in the queue", len(engine.scheduler.waiting))
+        yield _gauge("requests_running", "Requests that have a row", len(engine.scheduler.live))
+        yield from _pool(pool.num_tokens, pool.available, tree.evictable_size)
+
+
+def _pool(size: int, free: int, evictable: int) -> Iterator[Metric]:
+    kinds = {"free": free, "evictable": evictable, "in_use": size - free - evictable}
+    tokens = GaugeMetricFamily("minirad_kv_tokens", "Slots of the KV pool, by state", labels=["state"])
+    for state, count in kinds.items():
+        tokens.add_metric([state], max(count, 0))
+    yield tokens
+    yield _gauge("kv_usage", "Slots that running requests need / all slots", max(kinds["in_use"], 0) / size)
+
+
+def _counter(name: str, about: str, value: float) -> Metric:
+    return CounterMetricFamily(f"minirad_{name}", about, value)
+
+
+def _gauge(name: str, about: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"minirad_{name}", about, value)
