@@ -512,7 +512,7 @@ CHATS: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 21, "logprobs": True},
     {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "wat"}},
     {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema"}},
-    {"messages": [{"role": "user", "content": "x"}] * 3000},
+    {"messages": [{"role": "user", "content": "x"}] * 2000},
 )  # fmt: skip
 
 
@@ -562,7 +562,8 @@ async def too_large(client: Client) -> None:
     if client.rng.random() < 0.5:
         parts = [client.head(size), b" " * size]
     else:
-        head = client.head(None, "/v1/completions", "Transfer-Encoding: chunked")
+        kind = "Content-Type: application/json"
+        head = client.head(None, "/v1/completions", "Transfer-Encoding: chunked", kind)
         parts = [head, b"%X\r\n%s\r\n" % (size, b" " * size), b"0\r\n\r\n"]
     found = await client.send(parts)
     if found:  # a reset may have overtaken it
