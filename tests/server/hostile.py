@@ -7,6 +7,7 @@ the answer is not one that such a client should get; those that hang up expect n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import io
 import json
@@ -152,8 +153,9 @@ class Client:
         reader, writer = await self.connect(SMALL if read else 0)
         writer.write(data)
         try:
-            if read:
-                await asyncio.wait_for(reader.readexactly(read), self.patience)
+            if read:  # less comes where it was refused
+                with contextlib.suppress(asyncio.IncompleteReadError):
+                    await asyncio.wait_for(reader.readexactly(read), self.patience)
             await asyncio.sleep(after)
         finally:
             if reset:
@@ -534,7 +536,7 @@ SCHEMAS: tuple[Any, ...] = (
     {"$ref": "http://127.0.0.1:1/x.json"}, {"type": "string", "pattern": "(a{1,999}){1,999}"},
     {"type": "string", "pattern": "(a*)*(b*)*(c*)*d"}, {"type": "array", "minItems": 10**9}, nested(60),
     {"$ref": "#"}, {"anyOf": [{"const": f"x{number}"} for number in range(2000)]}, {"enum": []}, False,
-    {"type": "object", "properties": {f"k{number}": {"type": "integer"} for number in range(500)}},
+    {"type": "object", "properties": {f"k{number}": {"type": "integer"} for number in range(300)}},
     {"not": {}}, {"type": "string", "minLength": 10**9}, {"type": "integer", "minimum": 5, "maximum": 4},
 )  # fmt: skip
 
