@@ -68,7 +68,7 @@ class _Api:
                 Route("/server_info", self.server_info, methods=["GET"]),
                 Route("/flush_cache", self.flush_cache, methods=["POST"]),
             ],
-            exception_handlers={ApiError: _on_refusal, HTTPException: _not_here},
+            exception_handlers={ApiError: _on_refusal, HTTPException: _not_here, Exception: _on_error},
         )
 
     # ------------------------------------------------------------ generating
@@ -195,13 +195,10 @@ class _Door:
         try:
             refused = self._refusal(scope)
             await (refused or self._api.app)(scope, receive, noting)
-        except Exception as error:
+        except Exception:
             traceback.print_exc()
-            if status != GONE:
+            if status != 500:
                 raise  # an answer has begun: the connection is closed
-            await _refused(ApiError(f"{type(error).__name__}: {error}", 500, "server_error"))(
-                scope, receive, noting
-            )
         finally:
             if self._api.metrics is not None:
                 self._api.metrics.answered(scope["path"], status)
@@ -314,9 +311,7 @@ class _Reply(Response):
         answer = self._answer
         answer.on_stalled = partial(self._hang_up, scope)
         watch = asyncio.ensure_future(self._until_gone(receive))
-        work = asyncio.ensure_future(
-            (self._stream if answer.spec.stream else self._whole)(scope, receive, send)
-        )
+        work = asyncio.ensure_future(self._work(scope, receive, send))
         try:
             await asyncio.wait({watch, work}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():  # its client is gone
@@ -330,6 +325,12 @@ class _Reply(Response):
             for task in (watch, work):
                 task.cancel()
             self._over()
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await (self._stream if self._answer.spec.stream else self._whole)(scope, receive, send)
+        except (TimeoutError, asyncio.TimeoutError):
+            self._answer.on_stalled()
 
     async def _until_gone(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -346,7 +347,7 @@ class _Reply(Response):
             response = _json(answer.writer.whole())
         except ApiError as error:
             response = _refused(error)
-        await response(scope, receive, send)
+        await self._in_time(response(scope, receive, send))
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Waits for the first piece, so that what fails before it has a status of its own."""
@@ -354,16 +355,15 @@ class _Reply(Response):
         try:
             pieces = await answer.news()
         except ApiError as error:
-            return await _refused(error)(scope, receive, send)
+            return await self._in_time(_refused(error)(scope, receive, send))
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
                    (b"x-accel-buffering", b"no")]  # fmt: skip
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        start = {"type": "http.response.start", "status": 200, "headers": headers}
         try:
+            await self._in_time(send(start))
             await self._events(pieces, send)
         except ApiError as error:
             await self._send(send, event({"error": error.error()}), more=False)
-        except (TimeoutError, asyncio.TimeoutError):
-            answer.on_stalled()
 
     async def _events(self, pieces: list[Piece], send: Send) -> None:
         answer = self._answer
@@ -377,9 +377,11 @@ class _Reply(Response):
             pieces = await answer.news()
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
+        await self._in_time(send({"type": "http.response.body", "body": data, "more_body": more}))
+
+    async def _in_time(self, sending: Awaitable[None]) -> None:
         """TimeoutError where the client reads nothing for too long."""
-        sent: Awaitable[None] = send({"type": "http.response.body", "body": data, "more_body": more})
-        await asyncio.wait_for(sent, self._answer.service.limits.stalled)
+        await asyncio.wait_for(sending, self._answer.service.limits.stalled)
 
     def _hang_up(self, scope: Scope) -> None:
         """The client does not read: its request ends, and so does the connection, with what waits in it."""
@@ -413,6 +415,11 @@ def _refused(error: ApiError) -> Response:
 
 async def _on_refusal(request: Request, error: Any) -> Response:
     return _refused(error)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    """A mistake of ours. Starlette raises it again when this is sent."""
+    return _refused(ApiError(f"{type(error).__name__}: {error}", 500, "server_error"))
 
 
 async def _not_here(request: Request, error: Any) -> Response:

@@ -37,7 +37,7 @@ class Metrics(NoMetrics):
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._engine: Engine | None = None
-        self._loaded = self._host_evicted = 0
+        self._loading = self._loaded = self._host_evicted = 0
         self._ends: list[Callable[[], None]] = []
         made: dict[str, Any] = {"registry": self._registry}
         self._first = Histogram(
@@ -66,15 +66,26 @@ class Metrics(NoMetrics):
         for end in self._ends:
             end()
         self._engine, self._ends = engine, []
-        self._loaded = self._host_evicted = 0
+        self._loading = self._loaded = self._host_evicted = 0
         if engine.config.host_kv_tokens:
-            for kind, handler in ((ev.LoadStarted, self._load), (ev.HostEvicted, self._host_evict)):
+            told: dict[type[ev.Event], Callable[[Any], None]] = {
+                ev.LoadStarted: self._load,
+                ev.RequestAdmitted: self._admit,
+                ev.HostEvicted: self._evict,
+            }
+            for kind, handler in told.items():
                 self._ends.append(engine.bus.subscribe(kind, handler, whole_steps=False))
 
     def _load(self, event: ev.LoadStarted) -> None:
-        self._loaded += len(event.slots)
+        self._loading += len(event.slots)
 
-    def _host_evict(self, event: ev.HostEvicted) -> None:
+    def _admit(self, event: ev.RequestAdmitted) -> None:
+        """Whom the load before was for; of what was loaded one token may have to be computed."""
+        if event.attempt == 1:
+            self._loaded += min(self._loading, event.cached)
+        self._loading = 0
+
+    def _evict(self, event: ev.HostEvicted) -> None:
         self._host_evicted += len(event.host_slots)
 
     def token(self, ticket: Ticket, index: int, now: float) -> None:

@@ -207,7 +207,8 @@ def _converted(name: str, value: Any, kind: Any, problems: Problems) -> Iterable
     except msgspec.ValidationError as error:
         match = _WHERE.fullmatch(str(error))
         assert match is not None
-        problems.add(f"{name}{match['path'] or ''}", f"{match['what']}, got {said(value)}")
+        what = match["what"][:1].lower() + match["what"][1:]
+        problems.add(f"{name}{match['path'] or ''}", f"{what} ({said(value)})")
     return []
 
 
