@@ -75,7 +75,7 @@ class Client:
     known: list[Known]
     rng: random.Random
     counts: Counter[str] = field(default_factory=Counter)
-    patience: float = 60.0
+    patience: float = 150.0
 
     def head(
         self, length: int | None, path: str = "/v1/completions", *more: str, method: str = "POST",
@@ -95,8 +95,7 @@ class Client:
     def long(self, **more: Any) -> dict[str, Any]:
         """A request that takes seconds."""
         prompt = [self.rng.randrange(10, 1000) for _ in range(5)]
-        new = min(800, self.context - 10)
-        return {"model": self.model, "prompt": prompt, "max_tokens": new, "ignore_eos": True, **more}
+        return {"model": self.model, "prompt": prompt, "max_tokens": 300, "ignore_eos": True, **more}
 
     async def connect(self, receive: int = 0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         made = socket.socket()

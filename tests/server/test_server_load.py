@@ -27,9 +27,9 @@ from minirad.engine import Engine
 SECONDS = float(os.environ.get("MINIRAD_LOAD_SECONDS", "30"))
 CLIENTS = 50
 KEY, MODEL = "sk-load", "classroom"
-KV_TOKENS, ROWS, BODY = 2048, 8, 100_000
+KV_TOKENS, ROWS, BODY = 1024, 8, 100_000  # too few for eight long replies: some are put back
 LANDS = ("France", "Peru", "Italy", "Japan", "Egypt", "Norway", "Kenya", "Chile", "Spain", "Cuba")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 600)]
 
 
 def known_requests() -> list[Known]:
