@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class GrammarMask:
     retraction: it goes back to what the new ids and those of the call before have in common.
 
     grammar: as llguidance writes it; what: how sentences call it. ValueError for one it does not take.
+    trouble: why it gave up while it was used (it became too large), or "".
     ends_reply: an end token ends a reply under this mask, `ignore_eos` or not: nothing can follow a match.
     """
 
@@ -42,7 +43,7 @@ class GrammarMask:
     ) -> None:  # fmt: skip
         from llguidance import LLMatcher
 
-        self._what, self._vocab = what, vocab
+        self._what, self._vocab, self.trouble = what, vocab, ""
         self._eos = sorted(eos_ids)
         self._matcher = LLMatcher(_token_table(tokenizer, self._eos[0], vocab), grammar, log_level=0)
         if self._matcher.is_error():
@@ -59,9 +60,17 @@ class GrammarMask:
         if same < len(self._seen):
             self._matcher.rollback(len(self._seen) - same)
         if output[same:] and not self._matcher.consume_tokens(output[same:]):
-            raise ValueError(f"{output} cannot begin a match of {self._what}")
+            self._give_up(f"{output} cannot begin a match of {self._what}")
         self._seen = list(output)
-        return self._allowed()
+        allowed = self._allowed()
+        if self._matcher.is_error():  # what it gave is no mask
+            self._give_up(f"{self._what} cannot be used")
+        return allowed
+
+    def _give_up(self, said: str) -> NoReturn:
+        """ValueError with llguidance's reason."""
+        self.trouble = f"{said}: {_told(self._matcher.get_error())}"
+        raise ValueError(self.trouble)
 
     def _allowed(self) -> Mask:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -124,5 +133,5 @@ def _token_table(tokenizer: Any, eos: int, vocab: int) -> Any:
 
 
 def _told(error: str) -> str:
-    """llguidance's message on one line, without its excerpt of the grammar."""
-    return " ".join(error.split(" 1 | start:")[0].split())
+    """llguidance's message on one line, without its state and its excerpt of the grammar."""
+    return " ".join(error.split("<state>")[0].split(" 1 | start:")[0].split())

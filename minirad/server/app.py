@@ -70,6 +70,7 @@ class _Api:
             ],
             exception_handlers={ApiError: _on_refusal, HTTPException: _not_here, Exception: _on_error},
         )
+        self.app.router.redirect_slashes = False  # what is not here is not here
 
     # ------------------------------------------------------------ generating
 
@@ -285,19 +286,20 @@ class _Answer:
         self._pieces.clear()
         self.left -= sum(piece.output is not None for piece in found)
         for piece in found:
-            _check_ended(piece)
+            self._check(piece)
         return found
 
-
-def _check_ended(piece: Piece) -> None:
-    """ApiError for a reply that did not come to its end."""
-    output = piece.output
-    if output is not None and output.finish_reason == "error":
-        raise ApiError(
-            output.error or "the engine could not answer", 500, "server_error", code="engine_error"
-        )
-    if output is not None and output.finish_reason == "abort":
-        raise ApiError("the request was aborted", 503, "server_error", code="aborted")
+    def _check(self, piece: Piece) -> None:
+        """ApiError for a reply that did not come to its end."""
+        output = piece.output
+        trouble = "".join(getattr(mask, "trouble", "") for mask in self.spec.masks)
+        if output is not None and output.finish_reason == "error" and trouble:  # the schema was too much
+            raise ApiError(f"response_format: {trouble}", param="response_format")
+        if output is not None and output.finish_reason == "error":
+            said = output.error or "the engine could not answer"
+            raise ApiError(said, 500, "server_error", code="engine_error")
+        if output is not None and output.finish_reason == "abort":
+            raise ApiError("the request was aborted", 503, "server_error", code="aborted")
 
 
 class _Reply(Response):

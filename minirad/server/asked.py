@@ -126,7 +126,9 @@ def _format_mask(format: dict[str, Any] | None, service: Service) -> tuple[Any, 
 
     engine = service.engine
     try:
-        return (json_mask(json.dumps(schema), engine.tokenizer, engine.eos_ids, engine.runner.vocab_size),)
+        mask = json_mask(json.dumps(schema), engine.tokenizer, engine.eos_ids, engine.runner.vocab_size)
+        mask([])  # some are found to be too large only when they are used
+        return (mask,)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"response_format: {one_line(error)}", param="response_format") from None
     except ModuleNotFoundError as error:

@@ -225,9 +225,11 @@ def test_a_reply_that_is_any_object(desk: Desk) -> None:
     assert desk.chat("Hi", response_format={"type": "text"}, max_tokens=1)
 
 
-@pytest.mark.parametrize(
-    "schema", [{"type": "nonsense"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "("}]
-)
+WIDE = {"type": "object", "properties": {f"k{at}": {"type": "integer"} for at in range(500)}}
+NOWHERE, BROKEN = {"$ref": "#/nowhere"}, {"type": "string", "pattern": "("}
+
+
+@pytest.mark.parametrize("schema", [{"type": "nonsense"}, NOWHERE, BROKEN, WIDE])
 def test_a_schema_that_cannot_be_is_refused(desk: Desk, schema: Any) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     answer = desk.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}],
@@ -265,6 +267,7 @@ def test_health_and_server_info(desk: Desk) -> None:
         ("GET", "/v1/completions", 405),
         ("POST", "/v1/models", 405),
         ("GET", "/v1/nothing", 404),
+        ("POST", "/v1/completions/", 404),
         ("GET", "/", 404),
     ],
 )
@@ -453,6 +456,26 @@ def test_a_request_that_fails_is_500_whole_and_an_event_in_a_stream(by_hand: Des
         assert whole.status == 500 and "token mask" in json.loads(whole.text)["error"]["message"]
         *_, last = events(streamed.text)
         assert streamed.status == 200 and last["error"]["code"] == "engine_error"
+
+    run(fails())
+
+
+def test_a_schema_that_turns_out_too_large_is_the_clients(twin: Any) -> None:
+    desk = Desk(twin)
+
+    async def fails() -> None:
+        wanted = {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"type": "array", "items": WIDE}},
+        }
+        body = {"messages": [{"role": "user", "content": "a"}], "response_format": wanted}
+        client = Client(desk.app, "/v1/chat/completions", body)
+        await until(lambda: desk.service.open or client.messages)
+        desk.turns()
+        await client.task
+        told = json.loads(client.text)["error"]
+        assert client.status == 400 and told["param"] == "response_format"
+        assert "max is 2000" in told["message"] and len(told["message"]) < 300
 
     run(fails())
 

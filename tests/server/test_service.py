@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from server_support import ASK, Collected, new_engine
 from support import ColdReference
+from test_ahead import EagerSteps
 
 from minirad.config import SamplingParams
 from minirad.grammar import regex_mask
@@ -162,6 +163,40 @@ def test_the_likeliest_tokens_survive_chunks_and_retractions() -> None:
         ]
         assert sorted(each.of(0)[-1].prompt_tops) == list(range(1, len(prompt)))
     assert "launch" not in vars(engine.runner)
+
+
+def test_an_engine_that_runs_ahead_waits_for_who_asks_and_for_nobody_else(engine: Any) -> None:
+    """A step is launched before the last was read, but for those whose likeliest tokens are wanted; also
+    where a client goes away between the two."""
+    ahead = new_engine(engine.model, engine.tokenizer, kv_tokens=512, max_running=4)
+    ahead.runner.graphs = EagerSteps(ahead)
+    service, params = Service(ahead), SamplingParams(max_new_tokens=12, ignore_eos=True)
+    plain = [Collected(service, spec(ahead, text, params=params, stream=True)) for text in ("a b", "c d")]
+    turns(service)
+    ran_ahead = ahead.overlap.steps
+    assert ran_ahead > 5
+    asking = Collected(service, spec(ahead, ASK, params=params, stream=True, tops=2))
+    beside, gone = (
+        Collected(service, spec(ahead, text, params=params, stream=True)) for text in ("a b", "x")
+    )
+    for _ in range(4):
+        service.turn()
+    service.cancel(gone.ticket)
+    turns(service)
+    assert ahead.overlap.steps == ran_ahead  # all four ended together
+    last = Collected(service, spec(ahead, "c d", params=params, stream=True))
+    for _ in range(5):
+        service.turn()
+    service.cancel(last.ticket)
+    turns(service)
+    assert ahead.overlap.steps > ran_ahead and ahead.overlap.in_flight is None
+    assert [piece.token for piece in beside.pieces] == [piece.token for piece in plain[0].pieces]
+    prompt, output = asking.ticket.spec.prompts[0].tolist(), asking.of(0)[-1].output
+    wanted = likeliest(ColdReference(engine.model).logits([*prompt, *output.token_ids]), 2)
+    assert [[token for token, _ in piece.top] for piece in asking.pieces] == [
+        [token for token, _ in top] for top in wanted[len(prompt) - 1 : -1]
+    ]
+    ahead.check()
 
 
 def test_a_mask_and_the_likeliest_tokens_go_together(engine: Any, service: Service) -> None:
