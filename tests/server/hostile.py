@@ -535,7 +535,7 @@ SCHEMAS: tuple[Any, ...] = (
     {"$ref": "http://127.0.0.1:1/x.json"}, {"type": "string", "pattern": "(a{1,999}){1,999}"},
     {"type": "string", "pattern": "(a*)*(b*)*(c*)*d"}, {"type": "array", "minItems": 10**9}, nested(60),
     {"$ref": "#"}, {"anyOf": [{"const": f"x{number}"} for number in range(2000)]}, {"enum": []}, False,
-    {"type": "object", "properties": {f"k{number}": {"type": "integer"} for number in range(300)}},
+    {"type": "object", "properties": {f"k{number}": {"type": "integer"} for number in range(500)}},
     {"not": {}}, {"type": "string", "minLength": 10**9}, {"type": "integer", "minimum": 5, "maximum": 4},
 )  # fmt: skip
 
