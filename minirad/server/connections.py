@@ -63,7 +63,10 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered in OpenAI's form, too."""
+        """What is no HTTP is answered in OpenAI's form, too; behind a good head by nobody else."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return self.transport.abort()  # an answer has begun
         body = ApiError(msg).body()

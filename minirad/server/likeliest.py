@@ -36,19 +36,23 @@ class Watch:
 
     def __init__(self, runner: Any) -> None:
         self._runner, self._asking, self._launch = runner, 0, runner.launch
+        self._before: Any = None  # what stood in front of the runner's own `launch` already
 
     def begin(self) -> None:
         """One more asks."""
         self._asking += 1
         if self._asking == 1:
-            self._launch = self._runner.launch
+            self._launch, self._before = self._runner.launch, vars(self._runner).get("launch")
             self._runner.launch = self.launch
 
     def end(self) -> None:
         """One less."""
         self._asking -= 1
-        if not self._asking:
-            del self._runner.launch  # the class's own is there again
+        if self._asking:
+            return
+        del self._runner.launch  # the class's own is there again
+        if self._before is not None:
+            self._runner.launch = self._before
 
     def launch(self, batch: Any) -> Any:
         """The runner's, whose batch is looked at when it is read."""
@@ -64,7 +68,10 @@ class _Watched:
         self._pending = pending
 
     def read(self) -> Any:
-        note(self._pending)
+        computed = self._pending
+        while not hasattr(computed, "logits"):
+            computed = computed._inner  # a batch of ranks, around what this one computed
+        note(computed)
         return self._pending.read()
 
 

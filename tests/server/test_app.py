@@ -226,6 +226,7 @@ def test_a_reply_that_is_any_object(desk: Desk) -> None:
 
 
 WIDE = {"type": "object", "properties": {f"k{at}": {"type": "integer"} for at in range(500)}}
+MANY = {"type": "array", "items": WIDE, "minItems": 1}  # found to be too much at its first item
 NOWHERE, BROKEN = {"$ref": "#/nowhere"}, {"type": "string", "pattern": "("}
 
 
@@ -466,7 +467,7 @@ def test_a_schema_that_turns_out_too_large_is_the_clients(twin: Any) -> None:
     async def fails() -> None:
         wanted = {
             "type": "json_schema",
-            "json_schema": {"name": "x", "schema": {"type": "array", "items": WIDE}},
+            "json_schema": {"name": "x", "schema": MANY},
         }
         body = {"messages": [{"role": "user", "content": "a"}], "response_format": wanted}
         client = Client(desk.app, "/v1/chat/completions", body)

@@ -96,6 +96,20 @@ def test_what_is_no_http_is_answered_in_openais_form(served: Served) -> None:
     assert httpx.get(f"{served.url}/health").status_code == 200
 
 
+def test_a_bad_chunk_behind_a_good_head_is_answered_once(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the app has an answer at once: to a path that is not here."""
+    for path in ("/v1/completions", "/nothing"):
+        head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json",
+                "Transfer-Encoding: chunked", "", "ZZ", "hello", ""]  # fmt: skip
+        opened = served.connect()
+        opened.sendall("\r\n".join(head).encode())
+        assert everything(opened).count(b"HTTP/1.1") == 1
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert capsys.readouterr().err == "" and served.desk.app._api.reading == 0
+
+
 def test_who_says_nothing_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
     silent, half = served.connect(), served.connect()

@@ -199,6 +199,28 @@ def test_an_engine_that_runs_ahead_waits_for_who_asks_and_for_nobody_else(engine
     ahead.check()
 
 
+def test_what_stood_in_front_of_the_runner_stands_there_again(engine: Any, service: Service) -> None:
+    """As ranks put something there, around what is computed."""
+
+    class Around:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def read(self) -> Any:
+            return self._inner.read()
+
+    own = engine.runner.launch
+    engine.runner.launch = around = lambda batch: Around(own(batch))
+    try:
+        for _ in range(2):
+            got = Collected(service, spec(engine, ASK, tops=2))
+            turns(service)
+            assert all(len(piece.top) == 2 for piece in got.pieces if piece.token is not None)
+            assert vars(engine.runner)["launch"] is around
+    finally:
+        del engine.runner.launch
+
+
 def test_a_mask_and_the_likeliest_tokens_go_together(engine: Any, service: Service) -> None:
     mask = regex_mask("[0-9]{3}", engine.tokenizer, engine.eos_ids, engine.runner.vocab_size)
     got = Collected(service, spec(engine, ASK, tops=2, masks=(mask,)))
