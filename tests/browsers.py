@@ -57,7 +57,8 @@ def tab(browser):
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.allowed_complaints = []
+    # The browser's own note where a picture was asked for while its run was replaced: the page asks anew.
+    page.allowed_complaints = ["status of 409"]
     yield page
     context.close()
     elsewhere = [
@@ -65,8 +66,9 @@ def tab(browser):
         for u in asked
         if urlsplit(u).scheme not in ("data", "file", "blob") and urlsplit(u).hostname != "127.0.0.1"
     ]
-    assert elsewhere == []
-    assert [c for c in complaints if not any(part in c for part in page.allowed_complaints)] == []
+    assert not elsewhere, elsewhere
+    complaints = [c for c in complaints if not any(part in c for part in page.allowed_complaints)]
+    assert not complaints, complaints
 
 
 @contextlib.contextmanager
