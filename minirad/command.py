@@ -51,7 +51,7 @@ COMMANDS: dict[str, str] = {
     "minirad bench eviction": "hit rate of every eviction policy on every workload, without a model",
     "minirad bench tiers": "what a second tier in host memory saves and what it costs",
     "minirad bench fleet": "a production server's stream of KV events: does its picture keep up?",
-    "minirad bench serve": "requests that come when they come: first token, tokens per second, what HTTP costs",
+    "minirad bench serve": "requests that come when they come: times to tokens, and what HTTP costs",
     "minirad bench gpu": "all that a run on a GPU should show, as one table",
     "minirad bench kernels": "what a decode step takes without the engine (needs a GPU)",
     "minirad.model.classroom.corpus": "samples of the texts that the classroom Llama learns from",
