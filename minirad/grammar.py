@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from minirad.text import valid_text
 
 Mask = npt.NDArray[np.bool_]
+OLDEST = (1, 9)  # of llguidance: before it, {"type": "array", "minItems": 1000000000} took 100 GB
 
 
 class GrammarMask:
@@ -115,11 +117,18 @@ def json_mask(schema: str, tokenizer: Any, eos_ids: Collection[int], vocab: int)
 
 
 def _needed(what: str, eos_ids: Collection[int]) -> None:
-    """llguidance is there, and the model has an end token."""
+    """llguidance is there, not too old, and the model has an end token."""
     try:
         import llguidance  # noqa: F401
+
+        found = version("llguidance")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{what} needs llguidance: pip install 'minirad[grammar]'") from error
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+        raise ModuleNotFoundError(
+            f"{what} needs a newer llguidance than {found}, which a schema of one line lets fill the memory: "
+            "pip install -U 'minirad[grammar]'"
+        )
     if not eos_ids:
         raise ValueError("this model has no end token: a reply that must match could not end")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
 
+from minirad import grammar
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.frontend import Outcome, State, run, run_many
@@ -152,3 +155,28 @@ def test_without_the_extra_the_program_is_told_what_to_install(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ModuleNotFoundError, match=r"minirad\[grammar\]"):
         run(engine, constrained, "Hello", "a", 4, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "fine"), [("1.6.1", False), ("1.8.0", False), ("1.10.2", True), ("2.0", True)]
+)
+def test_one_that_a_short_schema_makes_fill_the_memory_is_not_used(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, found: str, fine: bool
+) -> None:
+    monkeypatch.setattr(grammar, "version", lambda name: found)
+    with (
+        contextlib.nullcontext()
+        if fine
+        else pytest.raises(ModuleNotFoundError, match=f"newer .* than {found}")
+    ):
+        run(engine, constrained, "Hello", "a", 4, 0.0)
+
+
+@pytest.mark.parametrize(
+    "bound", ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"]
+)
+def test_large_bounds_of_a_schema_cost_nothing(engine: Engine, bound: str) -> None:
+    kind = {"Items": "array", "Length": "string", "Properties": "object"}[bound[3:]]
+    tokenizer, vocab = engine.tokenizer, engine.runner.vocab_size
+    mask = grammar.json_mask(json.dumps({"type": kind, bound: 10**9}), tokenizer, engine.eos_ids, vocab)
+    assert mask([]).any()
