@@ -34,7 +34,7 @@ from minirad.config import EngineConfig
 from minirad.errors import whole
 from minirad.fleet.endpoints import rank_endpoints
 from minirad.fleet.flight import Flight
-from minirad.fleet.follow import Delivered, Follower, Restart, Told
+from minirad.fleet.follow import Delivered, Follower, Restart, State, Told
 from minirad.observe.fleet_events import LONGEST_TEXT
 from minirad.observe.route_events import (
     ROUTES_KEPT,
@@ -127,6 +127,8 @@ class Router:
         options = replace(settings.options, page_size=self.engine.page_size)
         self.policy, self.metrics = make_policy(settings.policy, options), Metrics()
         self.trees = [EventTree() for _ in range(settings.workers)]
+        self._lines: dict[str, str] = {}  # of the workers' stderr
+        self._said = [""] * settings.workers  # the last state of each stream of KV events
         self.oracle = Oracle(self.trees if settings.follow else [None] * settings.workers)
         self.routes: deque[dict[str, Any]] = deque(maxlen=ROUTES_KEPT)
         self.flight: Flight | None = None
@@ -319,7 +321,7 @@ class Router:
         if self.endpoints:
             words += ["--kv-events", self.endpoints[rank], "--kv-replay", self.replays[rank]]
         secret = {"MINIRAD_API_KEY": settings.key}  # no process list shows it
-        return ServerProcess(worker_name(rank), [*words, *settings.engine], ended, secret)
+        return ServerProcess(worker_name(rank), [*words, *settings.engine], ended, secret, self._lines)
 
     def _worker_changed(self, worker: Worker, state: str, why: str) -> None:
         if state == "dead":
@@ -352,8 +354,15 @@ class Router:
                 self.trees[told.rank].take(event)
         elif isinstance(told, Restart):
             self.trees[told.rank].clear()
-        if self.flight is not None:
+        if self.flight is not None and not self._is_idle(told):
             self.flight.take(told)
+
+    def _is_idle(self, told: Told) -> bool:
+        """It says no more than that nothing is stored just now, or again: a worker's health is asked for."""
+        if not isinstance(told, State):
+            return False
+        before, self._said[told.rank] = self._said[told.rank], told.state
+        return told.state == "silent" or (before, told.state) == ("silent", "live")
 
     def _tell(self, event: RouteEvent) -> None:
         self.metrics.take(event)

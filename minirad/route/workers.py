@@ -32,6 +32,7 @@ ALIVE = ("ready", "slow", "back")
 STABLE = 30.0  # seconds that a worker must have been alive for its earlier failures to be forgotten
 LAST_LINES = 20  # of what a process wrote to stderr
 MOST_OF_A_LINE = 2000  # characters
+MOST_TOLD = 1000  # different lines of stderr that are kept; after that each is passed on
 _URL = re.compile(r"https?://\S+")
 
 
@@ -88,12 +89,14 @@ Launch = Callable[[int, Callable[[], None]], Process]
 class ServerProcess:
     """A command that serves: the first URL on its stdout is where. What it says on stderr is passed on.
 
-    It does not get the terminal's Ctrl-C: its owner ends it. secret: of its environment.
+    It does not get the terminal's Ctrl-C: its owner ends it. secret: of its environment. told: lines of all
+    servers, and who was the first to say each: what another has said word for word is not passed on again.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], ended: Callable[[], None], secret: Mapping[str, str]
-    ) -> None:
+        self, name: str, command: Sequence[str], ended: Callable[[], None], secret: Mapping[str, str],
+        told: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
         alone: dict[str, Any] = {"start_new_session": True}
         if sys.platform == "win32":
             alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
@@ -104,7 +107,7 @@ class ServerProcess:
             env=environment, **alone,
         )  # fmt: skip
         self._name, self._ended, self._said = name, ended, deque[str](maxlen=LAST_LINES)
-        self._url = ""
+        self._url, self._told = "", {} if told is None else told
         self._readers = [
             threading.Thread(target=read, name=f"{name}-{read.__name__}", daemon=True)
             for read in (self._read_out, self._read_err)
@@ -151,6 +154,9 @@ class ServerProcess:
             text = escaped(line.decode("utf-8", "replace").strip())[:MOST_OF_A_LINE]
             if text:
                 self._said.append(text)
+            if text and (
+                len(self._told) >= MOST_TOLD or self._told.setdefault(text, self._name) == self._name
+            ):
                 print(f"{self._name}: {text}", file=sys.stderr, flush=True)
 
     def _wait(self) -> None:

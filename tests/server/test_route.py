@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +16,12 @@ import pytest
 from route_double import EVENTS, Double, Doubles
 
 from minirad.fleet.endpoints import server_info
+from minirad.fleet.follow import State
 from minirad.observe.recording import Recording
 from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
 from minirad.route.proxy import Limits
 from minirad.route.router import Router, Settings, engine_of
-from minirad.route.workers import CannotStart, free_ports
+from minirad.route.workers import CannotStart, ServerProcess, free_ports
 
 
 @pytest.fixture
@@ -381,3 +384,23 @@ def test_head_and_body_of_an_answer_do_not_wait_for_each_other(doubles: Doubles)
             kept.get(f"{router.url}/health")
             took.append(time.perf_counter() - begun)
         assert sorted(took[30:])[3] < 0.03
+
+
+def test_a_worker_without_work_is_not_called_silent() -> None:
+    """Its health is asked for; that it stores nothing just now says nothing of it. All else is told."""
+    router = Router(Settings(workers=2))
+    told = [State(0, "live"), State(0, "silent"), State(1, "live"), State(0, "live"), State(0, "lost")]
+    told += [State(0, "live"), State(1, "silent"), State(1, "lost"), State(1, "live")]
+    kept = [(each.rank, each.state) for each in told if not router._is_idle(each)]
+    assert kept == [(0, "live"), (1, "live"), (0, "lost"), (0, "live"), (1, "lost"), (1, "live")]
+
+
+def test_what_all_workers_say_is_passed_on_once(capfd: pytest.CaptureFixture[str]) -> None:
+    told: dict[str, str] = {}
+    code = "import sys; sys.stderr.write('the same\\nthe same\\nof {}\\n')"
+    for name in ("w0", "w1"):
+        ended = threading.Event()
+        process = ServerProcess(name, [sys.executable, "-S", "-c", code.format(name)], ended.set, {}, told)
+        assert ended.wait(20) and process.last_words() == f"of {name}"
+    said = capfd.readouterr().err.splitlines()
+    assert said == ["w0: the same", "w0: the same", "w0: of w0", "w1: of w1"]
