@@ -86,7 +86,12 @@ class RankSteps(Engine):
 
     def _schedule(self) -> Batch | None:
         batch = super()._schedule()
-        self._compare_batch(batch or Batch())
+        try:
+            self._compare_batch(batch or Batch())
+        except BaseException:  # it has rows and slots already, and is not launched
+            if batch is not None:
+                self.scheduler.put_back(batch.requests)
+            raise
         return batch
 
     def commit(self, batch: Batch, results: Sequence[Result]) -> None:
