@@ -201,8 +201,8 @@ def test_the_command_serves_publishes_records_and_ends_at_a_signal(
         finally:
             signal.raise_signal(signal.SIGINT)
 
-    words = ["--port", str(port), "--device", "cpu", "--record", str(tmp_path / "run.jsonl"), "--api-key", "k",
-             "--kv-events", "tcp://127.0.0.1:0"]  # fmt: skip
+    words = ["--port", str(port), "--device", "cpu", "--record", str(tmp_path / "run.jsonl"),
+             "--api-key", "k", "--kv-events", "tcp://127.0.0.1:0"]  # fmt: skip
     asking = threading.Thread(target=ask)
     asking.start()
     code = main(["serve", *words])
