@@ -40,6 +40,7 @@ from minirad.options import add_engine_options, engine_config
 
 Prompts = list[list[int]]
 IDS = range(10, 1000)  # of tokens that every vocabulary has
+BETWEEN = "ITL over HTTP is between pieces, which may bring several tokens: compare TPOT with direct, not ITL"
 STARTS_WITHIN = 300.0  # seconds: a model may have to be read from a disk
 
 
@@ -269,7 +270,7 @@ def as_text(result: dict[str, Any]) -> str:
         f"{run['rate']:g}/s {way}": run[way] for run in runs for way in ("http", "direct") if way in run
     }
     rows = [[name, *(each[name] for each in columns.values())] for name in runs[0]["http"]]
-    lines += [table(["", *columns], rows), ""]
+    lines += [table(["", *columns], rows), "", BETWEEN]
     for run in runs:
         lines.append(_cost(run))
         lines += [f"  failed: {one_line(error)}" for error in run["errors"][:3]]

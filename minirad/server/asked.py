@@ -16,7 +16,7 @@ from minirad.cache.node import Slots
 from minirad.command import one_line
 from minirad.config import SamplingParams
 from minirad.errors import said
-from minirad.server.prompts import chat_prompt, completion_prompts
+from minirad.server.prompts import chat_prompt, completion_prompts, prompt_name
 from minirad.server.protocol import ApiError, Body, Chat, Completion
 from minirad.server.service import Service, Spec
 
@@ -30,12 +30,13 @@ def completion_spec(body: Completion, service: Service) -> Spec:
         raise ApiError(f"prompt: {len(body.prompt)} prompts in one request, at most {most}", param="prompt")
     prompts = completion_prompts(body, engine.tokenizing)
     params = []
-    for prompt in prompts:
-        _check_ids(prompt, engine.runner.vocab_size)
+    for at, prompt in enumerate(prompts):
+        where = prompt_name(body, at)
+        _check_ids(prompt, engine.runner.vocab_size, where)
         new = body.max_tokens
         if new is None:
             new = max(min(USUAL_TOKENS, _context(service) - len(prompt)), 1)
-        _check_fits(len(prompt), new, service, "prompt")
+        _check_fits(len(prompt), new, service, where)
         params.append(_params(body, new, service, 0 if body.echo and body.logprobs is not None else None))
     return _spec(body, prompts, params, service, body.logprobs, ())
 
@@ -94,11 +95,11 @@ def _params(body: Body, new: int, service: Service, logprob_start: int | None) -
         raise ApiError(f"stop: {one_line(error)}", param="stop") from None
 
 
-def _check_ids(prompt: Slots, vocab: int) -> None:
+def _check_ids(prompt: Slots, vocab: int, param: str) -> None:
     outside = np.flatnonzero(prompt >= vocab)
     if len(outside):
         raise ApiError(
-            f"prompt: token id {prompt[outside[0]]} is outside the vocabulary of {vocab}", param="prompt"
+            f"{param}: token id {prompt[outside[0]]} is outside the vocabulary of {vocab}", param=param
         )
 
 

@@ -95,6 +95,8 @@ def _checked(args: argparse.Namespace) -> Settings:
         raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
     if not args.host:
         raise ValueError("--host takes an address such as 127.0.0.1 or 0.0.0.0, not ''")
+    if args.max_queue < 0:
+        raise ValueError(f"--max-queue must be at least 0, got {args.max_queue}")
     if args.record is not None:
         command.may_be_written("--record", args.record, (".jsonl",), keep=True)
     if args.kv_events is not None:
@@ -103,6 +105,10 @@ def _checked(args: argparse.Namespace) -> Settings:
     elif args.kv_replay is not None:
         raise ValueError(f"--kv-replay {args.kv_replay} goes with --kv-events only")
     key = api_key(args.api_key)
+    if os.environ.get("RANK", "0") == "0":  # of several ranks the first one serves
+        from minirad.server.connections import listening
+
+        listening(args.host, args.port).close()  # a model may take minutes to load
     if not is_loopback(args.host) and key is None:
         print(
             f"minirad serve: {args.host} can be reached from other machines, and without --api-key anybody"

@@ -138,7 +138,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError, UnicodeError) as error:
-        said = getattr(error, "strerror", None) or error
+        said = str(getattr(error, "strerror", None) or error).partition(" (while")[0]  # the place, once more
         raise ValueError(f"cannot listen at {host}:{port}: {said}") from None
 
 

@@ -2,6 +2,21 @@
 
 A registry of its own, so that two servers in one process do not mix. The engine's counters are read when
 somebody asks (whole numbers, which another thread may read); only times and ends are told while it runs.
+
+For who has a dashboard of vLLM (`vllm:`) or SGLang (`sglang:`), what comes nearest there:
+
+    minirad_                     vllm:                                   sglang:
+    time_to_first_token_seconds  time_to_first_token_seconds             time_to_first_token_seconds
+    inter_token_seconds          inter_token_latency_seconds             inter_token_latency_seconds
+    reply_seconds                e2e_request_latency_seconds             e2e_request_latency_seconds
+    prompt_tokens_total          prompt_tokens_total                     prompt_tokens_total
+    generated_tokens_total       generation_tokens_total                 generation_tokens_total
+    cached_tokens_total          prefix_cache_hits_total                 cached_tokens_total
+    requests_running             num_requests_running                    num_running_reqs
+    requests_waiting             num_requests_waiting                    num_queue_reqs
+    kv_usage                     kv_cache_usage_perc                     token_usage
+    cache_hit_rate               prefix_cache_hits / _queries            cache_hit_rate
+    replies_total                request_success_total
 """
 
 from __future__ import annotations

@@ -14,11 +14,16 @@ from minirad.server.protocol import ApiError, Chat, Completion
 from minirad.text import valid_text
 
 
+def prompt_name(body: Completion, at: int) -> str:
+    """What errors call one of a completion's prompts."""
+    return "prompt" if len(body.prompt) == 1 else f"prompt[{at}]"
+
+
 def completion_prompts(body: Completion, texts: Any) -> list[Slots]:
     """The ids of each prompt; texts: a tokenizing.Tokenizing. ApiError for what is no text."""
     found = []
     for at, prompt in enumerate(body.prompt):
-        where = "prompt" if len(body.prompt) == 1 else f"prompt[{at}]"
+        where = prompt_name(body, at)
         try:
             found.append(texts.encode(prompt))
         except ValueError as error:

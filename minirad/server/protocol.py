@@ -216,6 +216,9 @@ def _prompts(value: Any, problems: Problems) -> Any:
     """A text, texts, a row of ids or rows of ids, as several."""
     if isinstance(value, str):
         return [value]
+    if value is None:
+        problems.add("prompt", "is missing")
+        return []
     if not isinstance(value, list):
         problems.add("prompt", f"must be a text, token ids or a list of these, got {said(value)}")
         return []
@@ -238,6 +241,9 @@ def _prompts(value: Any, problems: Problems) -> Any:
 
 
 def _messages(value: Any, problems: Problems) -> list[dict[str, str]]:
+    if value is None:
+        problems.add("messages", "is missing")
+        return []
     if not isinstance(value, list) or not value:
         problems.add("messages", f"must be a list of one message or more, got {said(value)}")
         return []

@@ -31,7 +31,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Asking:
-    """A client of the server, which sends one request and may leave."""
+    """A client of the server, which sends one request (greedy: the API's own default draws) and may leave."""
 
     def __init__(self, driver, path=CHAT, key=None, **body):
         port = int(driver.front.url.rpartition(":")[2])
@@ -41,7 +41,9 @@ class Asking:
             headers["Authorization"] = f"Bearer {key}"
         if path == CHAT and "messages" not in body:
             body["messages"] = [{"role": "user", "content": body.pop("text", "Who are you?")}]
-        self.connection.request("POST", path, json.dumps({"max_tokens": 12, **body}), headers)
+        self.connection.request(
+            "POST", path, json.dumps({"max_tokens": 12, "temperature": 0, **body}), headers
+        )
 
     def answer(self):
         response = self.connection.getresponse()

@@ -286,6 +286,13 @@ def test_what_does_not_fit_is_refused_in_openais_words(desk: Desk) -> None:
     assert error(desk.ask("/v1/chat/completions", long))["param"] == "messages"
 
 
+@pytest.mark.parametrize("wrong", ["", [], [5] * 1025, [1 << 30], [-1], ["a"]])
+def test_of_several_prompts_the_wrong_one_is_named(desk: Desk, wrong: Any) -> None:
+    several = [["a", wrong], [[5], wrong]][isinstance(wrong, list)]
+    told = error(desk.ask("/v1/completions", {"prompt": several, "max_tokens": 1}))
+    assert told["param"].startswith("prompt[1]") and "prompt[1]" in told["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -201,6 +201,7 @@ def test_the_table_says_what_http_costs() -> None:
     }  # fmt: skip
     work = {"requests": 1, "prefixes": 1, "shared": 3, "own": 1, "new_tokens": 2, "threads": 1}
     text = serve.as_text({"model": "m", "processor": "p", "workload": work, "seed": 0, "runs": [run]})
+    assert serve.BETWEEN in text  # what may not be laid side by side is said
     assert "inf/s http  inf/s direct" in text and "Median TTFT (ms)" in text
     assert "+125.00 ms of the median first token, +0.00 ms a token after it, 50.0%" in text
     assert "75% of a core" in text and "partly the client's" in text and "failed: 429 full" in text

@@ -134,7 +134,7 @@ def test_a_request_too_large_is_answered_although_it_is_still_coming(served: Ser
 
 
 def test_the_end_lets_those_that_run_finish_and_tells_those_that_cannot(engine: Any) -> None:
-    made = Served(engine, grace=3.0)
+    made = Served(engine, grace=60.0)
     with made.desk.running():
         long = made.post({**LONG, "stream": True, "n": 2})
         wait_for(lambda: len(engine.scheduler.live) == 2)
@@ -142,6 +142,7 @@ def test_the_end_lets_those_that_run_finish_and_tells_those_that_cannot(engine: 
         wait_for(lambda: made.desk.service.open == 3)
         made.server.end_soon()
         assert b'"finish_reason":"length"' in everything(short)
+        made.server.end_soon()  # a second time: nobody is waited for any more
         assert b"the server is ending" in everything(long)
         made.thread.join(20)
         assert not made.thread.is_alive()
@@ -150,8 +151,9 @@ def test_the_end_lets_those_that_run_finish_and_tells_those_that_cannot(engine: 
 def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with listening("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"cannot listen at 127.0.0.1:{port}"):
-            listening("127.0.0.1", port)
+        assert main(["serve", "--port", str(port), "--model", "/nowhere"]) == 2  # before a model is loaded
+        said = capsys.readouterr().err
+        assert said.startswith(f"minirad: cannot listen at 127.0.0.1:{port}: ") and said.count(str(port)) == 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> Non
         ("--port 70000", "--port must be from 0 to 65535"),
         ("--host=", "--host takes an address"),
         ("--api-key=", "--api-key must be"),
-        ("--max-queue -1", "queue must be at least 0"),
+        ("--max-queue -1", "--max-queue must be at least 0"),
         ("--max-body 0", "a whole number, 1 or more"),
         ("--kv-events nowhere", "--kv-events must be tcp://HOST:PORT"),
         ("--record x.txt", "--record: a file's name must end in .jsonl"),
@@ -178,6 +180,52 @@ def test_a_mistake_on_the_command_line_is_one_line(
     assert code == 2 and said in err and err.count("\n") == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals to others")
+def test_the_command_serves_publishes_records_and_ends_at_a_signal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, whose main thread it needs: Ctrl-C ends it, with code 0 and nothing left open."""
+    with listening("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    said: list[Any] = []
+
+    def ask() -> None:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            with httpx.Client(base_url=url, headers={"authorization": "Bearer k"}, timeout=20) as client:
+                wait_for(lambda: _answers(client))
+                said.append(client.post("/v1/completions", json={"prompt": ASK, "temperature": 0}).json())
+                said.append(client.get("/server_info").json())
+            with pytest.raises(ValueError, match="401"):
+                server_info(url)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    words = ["--port", str(port), "--device", "cpu", "--record", str(tmp_path / "run.jsonl"),
+             "--api-key", "k", "--kv-events", "tcp://127.0.0.1:0"]  # fmt: skip
+    asking = threading.Thread(target=ask)
+    asking.start()
+    code = main(["serve", *words])
+    asking.join()
+    reply, info = said
+    assert code == 0 and reply["choices"][0]["text"].startswith(" Paris.")
+    assert info["kv_events"]["block_size"] == 1 and info["kv_tokens"] == 4096
+    assert f"minirad serve: http://127.0.0.1:{port}" in capfd.readouterr().out
+    assert "RequestFinished" in _recorded(tmp_path)
+
+
+def _answers(client: httpx.Client) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return client.get("/health").status_code == 200
+    return False
+
+
+def _recorded(folder: Path) -> list[str]:
+    frames = Recorder.load(folder / "run.jsonl")
+    return [type(event).__name__ for frame in frames for event in frame.events]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals to others")
 def test_a_process_serves_publishes_records_and_ends(tmp_path: Path) -> None:
     """The command as it is run. Its parent dies, and it goes as well."""
@@ -210,10 +258,7 @@ def test_a_process_serves_publishes_records_and_ends(tmp_path: Path) -> None:
     finally:
         parent.kill()
         parent.wait()
-    recorded = [
-        type(event).__name__ for frame in Recorder.load(tmp_path / "run.jsonl") for event in frame.events
-    ]
-    assert "RequestFinished" in recorded
+    assert "RequestFinished" in _recorded(tmp_path)
 
 
 def _runs(pid: int) -> bool:

@@ -37,6 +37,12 @@ def test_prompts_come_in_four_shapes(prompt: Any, wanted: Any) -> None:
     assert completion(body(prompt=prompt)).prompt == wanted
 
 
+def test_what_was_left_out_is_called_missing() -> None:
+    for parse, name in ((completion, "prompt"), (chat, "messages")):
+        for data in (body(), body(**{name: None})):
+            assert str(refusal(parse, data)) == f"{name}: is missing"
+
+
 def test_the_defaults_are_openais() -> None:
     asked = completion(body(prompt="a", temperature=None, n=None, stop=None))
     assert (asked.temperature, asked.top_p, asked.n, asked.stops, asked.stream) == (1.0, 1.0, 1, (), False)
@@ -190,7 +196,7 @@ BODIES = st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=6) | st.fix
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(BODIES | ANYTHING)
 def test_only_a_request_or_a_refusal_comes_out(data: Any) -> None:
     for parse in (completion, chat):
