@@ -227,7 +227,7 @@ class Engine:
         All prompts are checked before any is queued. Requests added before go on meanwhile; what
         of them finishes is in the next step's report.
         """
-        outputs: list[GenerationOutput] = room("serve").generate(self, prompts, params, extra_key)
+        outputs: list[GenerationOutput] = room("generate").generate(self, prompts, params, extra_key)
         return outputs
 
     def stream(
@@ -235,7 +235,7 @@ class Engine:
     ) -> Iterator[StreamToken]:
         """Yields each token of one prompt as soon as it is sampled. Leaving the loop aborts it."""
         request = self.intake.request(prompt, params, extra_key)
-        tokens: Iterator[StreamToken] = room("serve").stream(self, request)
+        tokens: Iterator[StreamToken] = room("generate").stream(self, request)
         return tokens
 
     def abort(self, request_id: str) -> bool:

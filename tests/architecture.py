@@ -129,7 +129,7 @@ ROOMS: dict[str, Room] = {
     ),
     "engine": Room(
         "step() = schedule -> launch -> read -> commit, and the calls around it",
-        ("minirad.engine", "minirad.process_result", "minirad.serve", "minirad.transaction",
+        ("minirad.engine", "minirad.process_result", "minirad.generate", "minirad.transaction",
          "minirad.intake"),
         (*_BASE, "cache", "schedule", "parts", "observe"),
     ),
@@ -219,7 +219,7 @@ ROOMS: dict[str, Room] = {
 LOOKED_UP: dict[str, str] = {
     "minirad.machine": "brings torch, which engine.py does without",
     "minirad.transaction": "for those who read how a request goes, Ctrl-C is another story",
-    "minirad.serve": "stands on top of `step`, and the engine only passes on to it",
+    "minirad.generate": "stands on top of `step`, and the engine only passes on to it",
     "minirad.ranks.engine": "several processes are another story",
     "minirad.snapshot": "looks at everything, and nothing needs it to run",
     "minirad.observe.snapshot": "looks at everything, and nothing needs it to run",

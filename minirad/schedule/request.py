@@ -37,7 +37,7 @@ class Request:
     group: str = ""  # the id that add_request gave out
     token_mask: TokenMask | None = None
     is_bigram: bool = False  # tree keys are pairs of tokens
-    listener: Any = None  # told of each token and of each sample's end (serve.py)
+    listener: Any = None  # told of each token and of each sample's end (generate.py)
 
     status: str = WAITING
     row: int = -1
