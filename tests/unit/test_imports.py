@@ -120,6 +120,6 @@ def test_an_import_against_the_rules_is_found(made: Callable[..., None]) -> None
 
 
 def test_torch_is_found_behind_others(made: Callable[..., None]) -> None:
-    made(engine="import minirad.runner\n", runner="import torch\n", serve="def f():\n    import torch\n")
+    made(engine="import minirad.runner\n", runner="import torch\n", generate="def f():\n    import torch\n")
     assert brings_torch("minirad.engine") == ["minirad.engine", "minirad.runner", "torch"]
     assert brings_torch("minirad.generate") == []
