@@ -37,6 +37,7 @@ from minirad.bench.latency import Timeline, arrivals, report
 from minirad.bench.tables import table
 from minirad.command import one_line, positive
 from minirad.options import add_engine_options, engine_config
+from minirad.server.settings import needed
 
 Prompts = list[list[int]]
 IDS = range(10, 1000)  # of tokens that every vocabulary has
@@ -140,6 +141,7 @@ def server(args: argparse.Namespace) -> Iterator[Address]:
     if args.url is not None:
         yield Address.of(args.url, args.api_key)
         return
+    needed("bench serve")
     address = Address("127.0.0.1", _free_port(), False, "")
     words = [
         "serve", "--host", address.host, "--port", str(address.port),

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 from minirad import command
 from minirad.options import add_engine_options
 from minirad.server.command import api_key, is_loopback
+from minirad.server.settings import needed
 
 if TYPE_CHECKING:
     from minirad.route.router import Router, Settings
 
-NEEDED = "route needs starlette, uvicorn, httpx and prometheus-client: pip install 'minirad[serve]'"
 LOOK = 0.2  # seconds in which a signal is seen on any system
 
 
@@ -89,13 +89,7 @@ def main(args: argparse.Namespace) -> int:
 
 def settings_of(args: argparse.Namespace) -> Settings:
     """What `add_arguments` asked for; ValueError for what cannot be."""
-    try:
-        import httpx  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{NEEDED} ({error.name} is missing)") from None
+    needed("route")
     from minirad.route.policies import options_of
     from minirad.route.proxy import Limits
     from minirad.route.router import Settings

@@ -18,30 +18,19 @@ from typing import TYPE_CHECKING, Any
 from minirad import command
 from minirad.fleet.publish import ENDPOINT, Publisher, beside, with_rank
 from minirad.options import add_engine_options, engine_config
-from minirad.server.settings import Limits, Settings
+from minirad.server.settings import Limits, Settings, needed
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
 
-NEEDED = "serve needs starlette, uvicorn and prometheus-client: pip install 'minirad[serve]'"
 JOIN = 10.0  # seconds in which the engine's last step has to end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m minirad serve`."""
-    usual = Limits()
     parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes any free one")
-    parser.add_argument("--api-key", metavar="KEY", help="clients have to send it (default: MINIRAD_API_KEY)")
-    parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model")
-    parser.add_argument(
-        "--max-queue", metavar="N", type=int, default=usual.queue,
-        help=f"replies that may wait beside those that run (default: {usual.queue}); more are answered 429",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-body", metavar="BYTES", type=command.positive, default=usual.body,
-        help=f"size of a request (default: {usual.body:,})",
-    )  # fmt: skip
+    add_limits(parser)
     parser.add_argument(
         "--kv-events", metavar="ENDPOINT", nargs="?", const=ENDPOINT,
         help=f"publish what the cache holds, as SGLang does (without ENDPOINT: {ENDPOINT})",
@@ -60,6 +49,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end when the process that started this one is gone",
     )  # fmt: skip
     add_engine_options(parser)
+
+
+def add_limits(parser: argparse._ActionsContainer) -> None:
+    """Who may ask, for what and how much: the options that a page with a server has, too. None: not said."""
+    usual = Limits()
+    parser.add_argument("--api-key", metavar="KEY", help="clients have to send it (default: MINIRAD_API_KEY)")
+    parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model")
+    parser.add_argument(
+        "--max-queue", metavar="N", type=_count,
+        help=f"replies that may wait beside those that run (default: {usual.queue}); more are answered 429",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-body", metavar="BYTES", type=command.positive,
+        help=f"size of a request (default: {usual.body:,})",
+    )  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"a whole number, 0 or more, is needed, not {command.one_line(text)!r}"
+        )
+    return min(int(text), (1 << 31) - 1)
+
+
+def limits_of(args: argparse.Namespace) -> Limits:
+    """What `add_limits` asked for."""
+    said = {"queue": args.max_queue, "body": args.max_body}
+    return Limits(**{name: value for name, value in said.items() if value is not None})
 
 
 def main(args: argparse.Namespace) -> int:
@@ -85,18 +103,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _checked(args: argparse.Namespace) -> Settings:
     """ValueError for what cannot be, before anything is loaded."""
-    try:
-        import prometheus_client  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{NEEDED} ({error.name} is missing)") from None
+    needed("serve")
     if not 0 <= args.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
     if not args.host:
         raise ValueError("--host takes an address such as 127.0.0.1 or 0.0.0.0, not ''")
-    if args.max_queue < 0:
-        raise ValueError(f"--max-queue must be at least 0, got {args.max_queue}")
     if args.record is not None:
         command.may_be_written("--record", args.record, (".jsonl",), keep=True)
     if args.kv_events is not None:
@@ -115,7 +126,7 @@ def _checked(args: argparse.Namespace) -> Settings:
             " who reaches it may use it", file=sys.stderr,
         )  # fmt: skip
     name = args.served_model_name or args.dummy_weights or Path(args.model or "classroom").name
-    return Settings(name, key, Limits(queue=args.max_queue, body=args.max_body))
+    return Settings(name, key, limits_of(args))
 
 
 def api_key(said: str | None) -> str | None:

@@ -3,6 +3,8 @@
 A registry of its own, so that two servers in one process do not mix. The engine's counters are read when
 somebody asks (whole numbers, which another thread may read); only times and ends are told while it runs.
 
+No `model_name` label as theirs: a server has one model, and Prometheus' own `instance` says which server.
+
 For who has a dashboard of vLLM (`vllm:`) or SGLang (`sglang:`), what comes nearest there:
 
     minirad_                     vllm:                                   sglang:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 
 from minirad.errors import whole
+
+PACKAGES = ("starlette", "uvicorn", "httpx", "prometheus_client")  # of the extra `serve`
+
+
+def needed(what: str) -> None:
+    """ValueError where a package that serving or routing (`what`) needs is not installed. Imports none."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"{what} needs {' and '.join(missing)}: pip install 'minirad[serve]'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def test_why_and_quiz(tab, url, served):
     assert "Right!" in tab.inner_text(".say") and "1 of 1 right" in tab.inner_text(".say")
 
 
-@pytest.mark.parametrize("size", [(1280, 800), (1920, 1080)])
+@pytest.mark.parametrize("size", [(1280, 800), (1920, 1080), (800, 4000)])  # a narrow page scrolls
 def test_nothing_overlaps_or_is_cut_off(tab, url, served, size):
     tab.set_viewport_size({"width": size[0], "height": size[1]})
     open_at(tab, url, f"step {first_mark(served, 'retract')}")

@@ -14,12 +14,14 @@ from functools import lru_cache
 import pytest
 from test_live import Client, wait
 
+from minirad.__main__ import main as minirad_main
 from minirad.config import SamplingParams
 from minirad.engine import Engine
 from minirad.fleet.endpoints import server_info
 from minirad.fleet.publish import Publisher
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
+from minirad.server.settings import Limits
 from minirad.workloads import Session, Turn, Workload
 from viz.live import Live, Settings, _parser, main
 from viz.web import routed, served
@@ -343,7 +345,7 @@ def test_a_long_recording_does_not_end_a_workload(monkeypatch):
         ("--serve 0 --connect tcp://h:5557", "--serve with --connect"),
         ("--api-key secret", "--api-key secret goes with --serve only"),
         ("--max-queue 3", "--max-queue 3 goes with --serve only"),
-        ("--serve 0 --max-queue 0", "1 or more"),
+        ("--serve 0 --max-queue -1", "0 or more"),
         ("--serve 0 --api-key=", "--api-key"),
         ("--serve 0 --kv-tokens 0", "a pool of 0 tokens"),
         ("--serve 0 --workload nowhere", "nowhere"),
@@ -358,6 +360,28 @@ def test_wrong_options_are_refused_before_anything_starts(arguments, said, capsy
         code = left.code
     told = capsys.readouterr().err
     assert code == 2 and told.count("\n") == 1 and said in told
+
+
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [
+        (minirad_main, "serve"), (minirad_main, "route --workers 2"), (minirad_main, "bench serve"),
+        (main, "--serve 0"), (main, "--workers 2"),
+    ],
+)  # fmt: skip
+def test_without_the_extra_it_is_said_what_to_install(run, line, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert run(line.split()) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "needs starlette and uvicorn: pip install 'minirad[serve]'" in told
+
+
+def test_limits_are_those_of_minirad_serve():
+    line = "--serve 0 --max-queue 0 --max-body 9 --served-model-name x --api-key k"
+    told = served.served_of(_parser().parse_args(line.split()))
+    assert told == served.Served("x", "k", Limits(queue=0, body=9))
 
 
 def test_it_is_said_that_anybody_can_ask(capsys, monkeypatch):
@@ -389,6 +413,7 @@ def test_a_taken_port_is_said_and_not_replaced(capsys):
     assert "cannot listen at 127.0.0.1" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # a process that imports all of it
 def test_nothing_heavy_comes_without_it():
     """Who neither serves nor routes has no web server, no client and no metrics in the process."""
     heavy = ("starlette", "uvicorn", "httpx", "prometheus_client", "h11", "anyio")

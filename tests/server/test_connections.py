@@ -162,7 +162,7 @@ def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> Non
         ("--port 70000", "--port must be from 0 to 65535"),
         ("--host=", "--host takes an address"),
         ("--api-key=", "--api-key must be"),
-        ("--max-queue -1", "--max-queue must be at least 0"),
+        ("--max-queue -1", "0 or more"),
         ("--max-body 0", "a whole number, 1 or more"),
         ("--kv-events nowhere", "--kv-events must be tcp://HOST:PORT"),
         ("--record x.txt", "--record: a file's name must end in .jsonl"),

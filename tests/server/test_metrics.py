@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_support import ASK, Collected, Desk, new_engine
 
 from minirad.config import SamplingParams
+from minirad.observe import events as ev
 from minirad.server.metrics import Metrics
 from minirad.server.service import Service, Spec
 
@@ -92,3 +94,67 @@ def test_a_server_without_metrics_says_so(engine: Any) -> None:
     desk.app.state.api.metrics = None
     assert desk.ask("/metrics").status_code == 404
     assert Metrics().text()  # of no engine yet
+
+
+@pytest.mark.parametrize("seed", [3, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_random_load_is_counted_as_its_events_tell(engine: Any, seed: int) -> None:
+    """Several samples, clients that leave, a pool too small, a host tier: each counter beside the events."""
+    rng = random.Random(seed)
+    played = new_engine(
+        engine.model, engine.tokenizer, kv_tokens=96, host_kv_tokens=150, host_write="write_back",
+        max_running=3,
+    )  # fmt: skip
+    told: list[ev.Event] = []
+    played.bus.subscribe(None, told.append)
+    desk, open_ones = Desk(played), []
+    for _ in range(24):
+        start, params = rng.choice((100, 300, 500)), SamplingParams(
+            max_new_tokens=rng.randint(1, 30), n=rng.choice((1, 1, 2, 3)), ignore_eos=True, temperature=1.0,
+            seed=rng.randrange(99),
+        )  # fmt: skip
+        prompt = [*range(start, start + rng.randint(4, 30)), rng.randint(10, 900)]
+        open_ones.append(Collected(desk.service, Spec((played.encode(prompt),), (params,))))
+        for _ in range(rng.randrange(8)):
+            desk.service.turn()
+        if rng.random() < 0.2:
+            desk.service.cancel(rng.choice(open_ones).ticket)
+        now = read(desk.metrics.text().decode())
+        assert now["minirad_requests_running"] == len(played.scheduler.live)
+        assert now["minirad_requests_waiting"] == len(played.scheduler.waiting)
+    desk.turns()
+    _compare(read(desk.metrics.text().decode()), told)
+
+
+def _compare(now: dict[str, float], told: list[ev.Event]) -> None:
+    def of(kind: Any) -> list[Any]:
+        return [event for event in told if isinstance(event, kind)]
+
+    first = [event for event in of(ev.RequestAdmitted) if event.attempt == 1]
+    back = of(ev.RequestRetracted)
+    ended = of(ev.RequestFinished)
+    cached = now["minirad_cached_tokens_total,tier=device"] + now["minirad_cached_tokens_total,tier=host"]
+    assert cached == sum(event.cached for event in first) > 0 < now["minirad_cached_tokens_total,tier=host"]
+    assert now["minirad_cache_hit_rate"] == pytest.approx(cached / now["minirad_prompt_tokens_total"])
+    assert now["minirad_retractions_total"] == sum(not event.by for event in back) > 0
+    assert now["minirad_preemptions_total"] == sum(bool(event.by) for event in back)
+    evicted = [event for kind in (ev.NodeEvicted, ev.NodeDemoted) for event in of(kind)]
+    assert now["minirad_evicted_tokens_total,tier=device"] == sum(len(event.slots) for event in evicted) > 0
+    assert now["minirad_evicted_tokens_total,tier=host"] == sum(len(e.host_slots) for e in of(ev.HostEvicted))
+    assert now["minirad_replies_total,finish_reason=length"] == len(ended)
+    asked = sum(event.n for event in of(ev.RequestAdded))
+    assert now.get("minirad_replies_total,finish_reason=abort", 0) == asked - len(ended)
+    _counts_what_it_says(now, "time_to_first_token_seconds")
+    between = _counts_what_it_says(now, "inter_token_seconds")
+    begun = now["minirad_time_to_first_token_seconds_count"]
+    assert begun + between == now["minirad_generated_tokens_total"]
+    whole = _counts_what_it_says(now, "reply_seconds")
+    replies = sum(value for name, value in now.items() if name.startswith("minirad_replies_total"))
+    assert whole == replies
+
+
+def _counts_what_it_says(now: dict[str, float], name: str) -> float:
+    """A histogram's buckets grow, and the last one is its count; returns that."""
+    rows = [value for key, value in now.items() if key.startswith(f"minirad_{name}_bucket")]
+    count = now[f"minirad_{name}_count"]
+    assert rows == sorted(rows) and rows[-1] == count > 0 <= now[f"minirad_{name}_sum"]
+    return count

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import importlib.util
 import json
 import os
 import threading
@@ -22,10 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minirad import command, workloads
+from minirad import workloads
 from minirad.fleet.publish import Publisher
+from minirad.server.command import add_limits, api_key, is_loopback, limits_of
 from minirad.server.service import Piece, Service, Spec, Ticket
-from minirad.server.settings import Limits
+from minirad.server.settings import Limits, needed
 from minirad.server.settings import Settings as Served
 from viz.web.commands import Session
 from viz.web.compare import Shown
@@ -44,7 +44,6 @@ MOST_FRAMES = 20_000  # of a recording in memory; then a new one begins, with th
 ENDING = 6.0  # seconds that the end may take: what is open is told
 ASKED = "Who are you?"  # by the request that the page shows how to send
 NONE = workloads.Workload("none", "Requests by HTTP", ())
-_NEEDED = ("starlette", "uvicorn", "httpx", "prometheus_client")
 LIMITS = ("api_key", "max_queue", "max_body", "served_model_name")
 
 
@@ -64,12 +63,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "a server with OpenAI's API, over the page's engine or over its workers"
     )
-    where = group.add_argument
-    where("--serve", type=port, metavar="PORT", help="serve there, as minirad serve does (0: any free port)")
-    where("--api-key", metavar="KEY", help="who asks must send it: Authorization: Bearer KEY")
-    where("--max-queue", type=command.positive, metavar="N", help="requests at most that wait")
-    where("--max-body", type=command.positive, metavar="BYTES", help="bytes of a request at most")
-    where("--served-model-name", metavar="NAME", help="what clients call the model")
+    help_ = "serve there, as minirad serve does (0: any free port)"
+    group.add_argument("--serve", type=port, metavar="PORT", help=help_)
+    add_limits(group)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -103,20 +99,8 @@ def check(options: argparse.Namespace) -> None:
 
 def served_of(options: argparse.Namespace) -> Served:
     """As what, to whom and how much is served. ValueError for a key that is none."""
-    usual = Limits()
-    limits = Limits(
-        queue=usual.queue if options.max_queue is None else options.max_queue,
-        body=usual.body if options.max_body is None else options.max_body,
-    )
     name = options.served_model_name or Path(options.model or "classroom").name
-    return Served(name, key_of(options), limits)
-
-
-def needed(option: str) -> None:
-    """ValueError where a package of the extra `serve` is missing."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"{option} needs {', '.join(missing)}: pip install -e '.[serve]'")
+    return Served(name, key_of(options), limits_of(options))
 
 
 def key_of(options: argparse.Namespace) -> str | None:
@@ -124,8 +108,6 @@ def key_of(options: argparse.Namespace) -> str | None:
 
     ValueError for what is no key.
     """
-    from minirad.server.command import api_key, is_loopback
-
     key = api_key(options.api_key)
     if key is None and not is_loopback(options.host):
         where = f"every machine that reaches {options.host}"
