@@ -137,8 +137,10 @@ def play(engine: Any, seed: int) -> dict[Any, GenerationOutput]:
 @pytest.mark.parametrize(("seed", "config"), [
     (0, {"host_kv_tokens": 32, "host_write": "write_back", "chunk_tokens": 3, "mixed": True}),
     (1, {"host_kv_tokens": 32, "host_write": "write_through", "page_size": 2, "schedule_policy": "random"}),
-    (2, {"bigram_keys": True, "chunk_tokens": 3, "schedule_policy": "dfs-weight", "rank_digest": False}),
-    (3, {"kv_tokens": 32, "schedule_policy": "fair", "new_token_ratio": 0.4, "eviction_policy": "lfu"}),
+    pytest.param(2, {"bigram_keys": True, "chunk_tokens": 3, "schedule_policy": "dfs-weight",
+                     "rank_digest": False}, marks=pytest.mark.slow),
+    pytest.param(3, {"kv_tokens": 32, "schedule_policy": "fair", "new_token_ratio": 0.4,
+                     "eviction_policy": "lfu"}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_two_ranks_say_what_one_says(pair: RankPair, seed: int, config: dict[str, Any]) -> None:
     config = {"kv_tokens": 48, "max_running": 3, "load_back_threshold": 1, "poison_freed": True, **config}
@@ -152,19 +154,21 @@ def test_two_ranks_say_what_one_says(pair: RankPair, seed: int, config: dict[str
     assert told["step"] == (engine.steps if engine.config.rank_digest else 0)
 
 
-def test_copies_that_end_late_or_fail_do_so_on_all_ranks(pair: RankPair) -> None:
-    kinds: set[str] = set()
-    for write in ("write_through", "write_through_selective", "write_back"):
-        engine = two(kv_tokens=32, host_kv_tokens=32, host_write=write, load_back_threshold=1)
-        late_copies(engine, 5)
-        heard = listen(engine)
-        play(engine, 7)
-        assert engine.wait_for_copies() in (True, False)
-        engine.cache.poll(wait=True)
-        engine.step()
-        engine.check()
-        kinds |= {type(event).__name__ for event in heard}
-    assert {"BackupStarted", "BackupEnded", "LoadStarted"} <= kinds
+@pytest.mark.parametrize("write", [
+    "write_back", *(pytest.param(f"write_through{how}", marks=pytest.mark.slow) for how in ("", "_selective"))
+])  # fmt: skip
+def test_copies_that_end_late_or_fail_do_so_on_all_ranks(pair: RankPair, write: str) -> None:
+    engine = two(kv_tokens=32, host_kv_tokens=32, host_write=write, load_back_threshold=1)
+    late_copies(engine, 5)
+    heard = listen(engine)
+    play(engine, 7)
+    assert engine.wait_for_copies() in (True, False)
+    engine.cache.poll(wait=True)
+    engine.step()
+    engine.check()
+    kinds = {type(event).__name__ for event in heard}
+    assert {"BackupStarted", "BackupEnded"} <= kinds
+    assert write != "write_back" or "LoadStarted" in kinds
 
 
 def test_a_mask_is_asked_on_rank_0_only_and_once(pair: RankPair) -> None:
@@ -388,6 +392,7 @@ def test_a_rank_that_fails_ends_all(pair: RankPair) -> None:
     assert time.monotonic() - began < 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed() -> None:
     with RankPair() as pair:
         engine = two()
@@ -396,6 +401,7 @@ def test_a_rank_that_is_killed() -> None:
         lost(engine, rf"^rank 1 ended \(rank 0 was in step {engine.steps + 1}\)$", 5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
 def test_a_rank_may_idle_and_one_that_hangs_is_lost() -> None:
     with RankPair(timeout=1.5) as pair:

@@ -495,14 +495,6 @@ def test_a_command_that_cannot_begin_says_why_once(start: Start, name: str) -> N
         assert run.said(rank).count("\n") <= 1, run.all_said()
 
 
-def test_several_ranks_without_torchrun_are_refused(start: Start) -> None:
-    command = [sys.executable, "-m", "minirad", "generate", "--tp", "2", "Ann likes"]
-    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=START)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and "torchrun --nproc-per-node 2" in done.stderr
-
-
 # ---------------------------------------------------------------------- the command
 
 
