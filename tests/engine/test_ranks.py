@@ -484,14 +484,26 @@ def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     assert again.stderr.count("minirad: --record: ") == 1 and "exists already" in again.stderr
 
 
-def test_without_torchrun_a_sentence_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("typed", "advised"), [
+    (["python", "-m", "minirad", "serve", "--tp", "2"], "-m minirad serve --tp 2"),
+    (["python", "-X", "dev", "-u", "-m", "minirad", "generate", "--tp", "2", "a b"],
+     "-m minirad generate --tp 2 'a b'"),
+    (["/usr/bin/python", "/home/me/.venv/bin/minirad", "chat", "--tp", "2"], "-m minirad chat --tp 2"),
+    (["python", "mine.py", "2"], "mine.py 2"),
+    (["python", "-m", "ipykernel_launcher", "-f", "x.json"], "-m minirad generate --tp 2 Hello"),
+    (["python", "-c", "..."], "-m minirad generate --tp 2 Hello"),
+    (["python"], "-m minirad generate --tp 2 Hello"),
+])  # fmt: skip
+def test_without_torchrun_a_sentence_says_what_to_type(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, typed: list[str], advised: str
+) -> None:
     from minirad.__main__ import main
 
+    monkeypatch.setattr(sys, "orig_argv", typed)
     assert main(["generate", "--tp", "2", "hello"]) == 2
     said = capsys.readouterr().err
-    assert (
-        "tp=2 needs 2 processes" in said and "`torchrun --nproc-per-node 2`" in said and said.count("\n") == 1
-    )
+    assert "tp=2 needs 2 processes" in said and said.count("\n") == 1
+    assert said.endswith(f"`torchrun --nproc-per-node 2 {advised}`\n")
 
 
 @pytest.mark.slow
