@@ -3,6 +3,7 @@
 On a GPU it is a matter of time which copies have ended when a step begins, and of luck whether one can begin.
 So rank 0 says with each message how many have ended so far, and the others wait for these; and of each copy
 it says whether it began, and whether it arrived: at once in the middle of a step, else with the next message.
+A rank that is lost then is told of by the next comparison: a tree in the middle of evicting would be torn.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minirad.cache.node import Slots
-from minirad.errors import HostCopyError
+from minirad.errors import HostCopyError, RankLost, RanksDiffer
 
 COPY = 3  # steps.py: what the ranks meet for
 
@@ -59,13 +60,16 @@ class AgreedCopier:
         return self._under_way[-1]
 
     def decide(self, mine: bool) -> bool:
-        """What rank 0 says; there, what is so."""
+        """What rank 0 says; there, what is so, and everywhere once the ranks have lost each other."""
         if self.rank == 0 and not self.live:
             self.decisions.append(mine)
             return mine
         if self.rank != 0 and self.decisions:
             return self.decisions.popleft()
-        return bool(self.meet(COPY, bytes([mine]))[0][0])
+        try:
+            return bool(self.meet(COPY, bytes([mine]))[0][0])
+        except (RankLost, RanksDiffer):
+            return mine
 
     def count(self) -> int:
         """Rank 0: how many have ended by now."""

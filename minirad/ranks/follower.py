@@ -37,7 +37,8 @@ def follow() -> NoReturn:
 
 def _follow(group: Group) -> int:
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 takes it, and says what comes of it
+        for each in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them to all: rank 0 says what comes
+            signal.signal(each, signal.SIG_IGN)  # of it, and may finish what it has begun; this ends then
     engines: dict[int, Follower] = {}
     try:
         while (message := group.hear()).action != END:

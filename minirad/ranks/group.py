@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import os
 import pickle
+import shlex
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -54,9 +56,8 @@ def join(size: int | None = None) -> Group:
         missing = [name for name in NEEDED if not os.environ.get(name)]
         if missing and not dist.is_initialized():
             raise ValueError(
-                f"tp={size} needs {size} processes, and this is one: start it with "
-                f"`torchrun --nproc-per-node {size}`, for example "
-                f'`torchrun --nproc-per-node {size} -m minirad generate --tp {size} "..."`'
+                f"tp={size} needs {size} processes, and this is one: start it with torchrun, "
+                f"`torchrun --nproc-per-node {size} {_typed() or f'-m minirad generate --tp {size} Hello'}`"
             )
         there = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
         _require_size(size, there)
@@ -64,6 +65,16 @@ def join(size: int | None = None) -> Group:
     else:
         _require_size(size, _joined.size)
     return _joined
+
+
+def _typed() -> str:
+    """What was typed, but for Python itself; "" where that is no command of ours and no program."""
+    words = sys.orig_argv[1:]
+    while words and words[0].startswith("-") and words[0] != "-m":
+        words = words[2 if words[0] in ("-X", "-W") else 1 :]
+    if words and Path(words[0]).stem == "minirad":  # the script that pip installs
+        words = ["-m", "minirad", *words[1:]]
+    return shlex.join(words) if words[:2] == ["-m", "minirad"] or (words and words[0].endswith(".py")) else ""
 
 
 def _require_size(size: int | None, there: int) -> None:

@@ -19,7 +19,7 @@ from minirad.ranks import digest
 from minirad.ranks.copies import AgreedCopier
 from minirad.ranks.group import Group
 from minirad.ranks.masks import with_masks
-from minirad.schedule.request import Request
+from minirad.schedule.request import RUNNING, Request
 from minirad.schedule.scheduler import Batch
 
 SCHEDULING, COMPUTING, COMMITTING, AGREED = "scheduling", "computing", "committing", "agreed"
@@ -84,6 +84,13 @@ class RankSteps(Engine):
         self._phase = SCHEDULING
         RankSteps._step(self)
 
+    def _drain(self) -> None:
+        """Where a rank is lost, a step in flight waits for it on a GPU, for ever: it is not read."""
+        if self.group.broken and self.overlap is not None and self.overlap.in_flight is not None:
+            flight, self.overlap.in_flight = self.overlap.in_flight, None
+            self.scheduler.put_back([each for each in flight.requests if each.status == RUNNING])
+        super()._drain()
+
     def _schedule(self) -> Batch | None:
         batch = super()._schedule()
         try:
@@ -112,6 +119,7 @@ class RankSteps(Engine):
 
     def _compare_all(self) -> None:
         self._phase = AGREED
+        self._require_alike()
         if self.config.rank_digest:
             mine = digest.of_engine(self)
             self._compare(WHOLE, mine)
@@ -140,7 +148,8 @@ class RankSteps(Engine):
         self._differs(self.group.gather_any((parts, failure)))
 
     def _require_alike(self) -> None:
-        """RanksDiffer, if that was found before: who caught it may not have known what it was."""
+        """RankLost or RanksDiffer, if that was found before: who caught it may not have known what it was."""
+        self.group.require_whole()
         if self._differ:
             raise RanksDiffer(self._differ)
 

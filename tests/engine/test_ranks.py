@@ -137,8 +137,10 @@ def play(engine: Any, seed: int) -> dict[Any, GenerationOutput]:
 @pytest.mark.parametrize(("seed", "config"), [
     (0, {"host_kv_tokens": 32, "host_write": "write_back", "chunk_tokens": 3, "mixed": True}),
     (1, {"host_kv_tokens": 32, "host_write": "write_through", "page_size": 2, "schedule_policy": "random"}),
-    (2, {"bigram_keys": True, "chunk_tokens": 3, "schedule_policy": "dfs-weight", "rank_digest": False}),
-    (3, {"kv_tokens": 32, "schedule_policy": "fair", "new_token_ratio": 0.4, "eviction_policy": "lfu"}),
+    pytest.param(2, {"bigram_keys": True, "chunk_tokens": 3, "schedule_policy": "dfs-weight",
+                     "rank_digest": False}, marks=pytest.mark.slow),
+    pytest.param(3, {"kv_tokens": 32, "schedule_policy": "fair", "new_token_ratio": 0.4,
+                     "eviction_policy": "lfu"}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_two_ranks_say_what_one_says(pair: RankPair, seed: int, config: dict[str, Any]) -> None:
     config = {"kv_tokens": 48, "max_running": 3, "load_back_threshold": 1, "poison_freed": True, **config}
@@ -152,19 +154,21 @@ def test_two_ranks_say_what_one_says(pair: RankPair, seed: int, config: dict[str
     assert told["step"] == (engine.steps if engine.config.rank_digest else 0)
 
 
-def test_copies_that_end_late_or_fail_do_so_on_all_ranks(pair: RankPair) -> None:
-    kinds: set[str] = set()
-    for write in ("write_through", "write_through_selective", "write_back"):
-        engine = two(kv_tokens=32, host_kv_tokens=32, host_write=write, load_back_threshold=1)
-        late_copies(engine, 5)
-        heard = listen(engine)
-        play(engine, 7)
-        assert engine.wait_for_copies() in (True, False)
-        engine.cache.poll(wait=True)
-        engine.step()
-        engine.check()
-        kinds |= {type(event).__name__ for event in heard}
-    assert {"BackupStarted", "BackupEnded", "LoadStarted"} <= kinds
+@pytest.mark.parametrize("write", [
+    "write_back", *(pytest.param(f"write_through{how}", marks=pytest.mark.slow) for how in ("", "_selective"))
+])  # fmt: skip
+def test_copies_that_end_late_or_fail_do_so_on_all_ranks(pair: RankPair, write: str) -> None:
+    engine = two(kv_tokens=32, host_kv_tokens=32, host_write=write, load_back_threshold=1)
+    late_copies(engine, 5)
+    heard = listen(engine)
+    play(engine, 7)
+    assert engine.wait_for_copies() in (True, False)
+    engine.cache.poll(wait=True)
+    engine.step()
+    engine.check()
+    kinds = {type(event).__name__ for event in heard}
+    assert {"BackupStarted", "BackupEnded"} <= kinds
+    assert write != "write_back" or "LoadStarted" in kinds
 
 
 def test_a_mask_is_asked_on_rank_0_only_and_once(pair: RankPair) -> None:
@@ -388,6 +392,7 @@ def test_a_rank_that_fails_ends_all(pair: RankPair) -> None:
     assert time.monotonic() - began < 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed() -> None:
     with RankPair() as pair:
         engine = two()
@@ -396,6 +401,7 @@ def test_a_rank_that_is_killed() -> None:
         lost(engine, rf"^rank 1 ended \(rank 0 was in step {engine.steps + 1}\)$", 5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
 def test_a_rank_may_idle_and_one_that_hangs_is_lost() -> None:
     with RankPair(timeout=1.5) as pair:
@@ -478,14 +484,26 @@ def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     assert again.stderr.count("minirad: --record: ") == 1 and "exists already" in again.stderr
 
 
-def test_without_torchrun_a_sentence_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("typed", "advised"), [
+    (["python", "-m", "minirad", "serve", "--tp", "2"], "-m minirad serve --tp 2"),
+    (["python", "-X", "dev", "-u", "-m", "minirad", "generate", "--tp", "2", "a b"],
+     "-m minirad generate --tp 2 'a b'"),
+    (["/usr/bin/python", "/home/me/.venv/bin/minirad", "chat", "--tp", "2"], "-m minirad chat --tp 2"),
+    (["python", "mine.py", "2"], "mine.py 2"),
+    (["python", "-m", "ipykernel_launcher", "-f", "x.json"], "-m minirad generate --tp 2 Hello"),
+    (["python", "-c", "..."], "-m minirad generate --tp 2 Hello"),
+    (["python"], "-m minirad generate --tp 2 Hello"),
+])  # fmt: skip
+def test_without_torchrun_a_sentence_says_what_to_type(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, typed: list[str], advised: str
+) -> None:
     from minirad.__main__ import main
 
+    monkeypatch.setattr(sys, "orig_argv", typed)
     assert main(["generate", "--tp", "2", "hello"]) == 2
     said = capsys.readouterr().err
-    assert (
-        "tp=2 needs 2 processes" in said and "`torchrun --nproc-per-node 2`" in said and said.count("\n") == 1
-    )
+    assert "tp=2 needs 2 processes" in said and said.count("\n") == 1
+    assert said.endswith(f"`torchrun --nproc-per-node 2 {advised}`\n")
 
 
 @pytest.mark.slow

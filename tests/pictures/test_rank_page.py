@@ -330,3 +330,25 @@ def test_one_rank_alone_cannot_be_made_to_differ():
         wait(lambda: driver.run_now is not None)
         status, answer = Client(server).do("plant")
         assert status == 400 and "one rank alone cannot differ" in answer["error"]
+
+
+def test_why_all_ranks_are_ended_is_found_out(monkeypatch):
+    """torchrun sends SIGTERM when it got one, and when a rank has died."""
+    from minirad.errors import RankLost
+    from minirad.ranks import group
+
+    class Answers:
+        def tell(self, message):
+            return 33
+
+    class Silent:
+        def tell(self, message):
+            raise RankLost("rank 1 ended (rank 0 was in step 3)")
+
+    for there, said in (
+        (None, "another rank has ended"),
+        (Answers(), "the run was told to end (SIGTERM)"),
+        (Silent(), "rank 1 ended (rank 0 was in step 3)"),
+    ):
+        monkeypatch.setattr(group, "_joined", there)
+        assert launch._who_ended() == said

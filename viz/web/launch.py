@@ -105,18 +105,34 @@ def ranks_of(driver: Driver) -> Iterator[None]:
 
 def tell_the_end(driver: Driver) -> None:
     """From now on it becomes the driver's error, if that has not noticed by itself, when the launcher says
-    that all is over (SIGTERM: another rank has gone), or has gone without a word."""
+    that all is over (SIGTERM), or has gone without a word."""
     told, parent = threading.Event(), os.getppid()
 
     def look() -> None:
         while not told.wait(LOOK) and os.getppid() == parent:
             pass
         time.sleep(GRACE)
-        driver.fail("another rank has ended" if told.is_set() else "torchrun has ended")
+        driver.fail(_who_ended() if told.is_set() else "torchrun has ended")
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda number, frame: told.set())
         threading.Thread(target=look, daemon=True).start()
+
+
+def _who_ended() -> str:
+    """Why torchrun ends all ranks: one was lost, or somebody told it to. Says something, to find that out."""
+    from minirad.errors import RankLost
+    from minirad.ranks.group import joined
+    from minirad.ranks.messages import BEAT, Message
+
+    group = joined()
+    if group is None:
+        return "another rank has ended"
+    try:
+        group.tell(Message(BEAT))
+    except RankLost as lost:
+        return str(lost)
+    return "the run was told to end (SIGTERM)"
 
 
 def leave(driver: Driver | None = None) -> None:
