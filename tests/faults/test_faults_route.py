@@ -530,7 +530,8 @@ def test_servers_that_cannot_start_end_the_command_with_their_last_words(tmp_pat
     folder = Path(minirad.__file__).parent / "model" / "classroom" / "weights"
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(folder / name, tmp_path / name)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
     router = Command("--workers", "2", "--model", str(tmp_path))
     assert router.process.wait(240) == 1
     until(lambda: router.errors and "cannot start" in router.errors[-1])
-    assert "lacks weights" in router.errors[-1] and router.errors[-1].startswith("minirad route: w")
+    assert "cannot be read" in router.errors[-1] and router.errors[-1].startswith("minirad route: w")
