@@ -75,7 +75,7 @@ class Process(Protocol):
         """Its exit code, None while it runs."""
 
     def last_words(self) -> str:
-        """The last line that it wrote to stderr."""
+        """The last line that it wrote to stderr since it served, or as it did not."""
 
     def end(self) -> None:
         """Asks it to end."""
@@ -147,6 +147,7 @@ class ServerProcess:
         for line in self._process.stdout:
             found = None if self._url else _URL.search(line.decode("utf-8", "replace"))
             if found is not None:
+                self._said.clear()  # what it said before it served is not why it ends
                 self._url = found[0].rstrip("/")
 
     def _read_err(self) -> None:

@@ -147,10 +147,11 @@ def engine_options(options: argparse.Namespace, workload: Workload) -> list[str]
     for name in _ENGINE:
         value = getattr(options, name)
         if name == "kv_tokens" and value is None:
-            value = max(workload.kv_tokens // options.page_size, 1) * options.page_size
+            page = max(options.page_size, 1)  # one that cannot be is refused by the engine's own sentence
+            value = max(workload.kv_tokens // page, 1) * page
         if value is True:
             found.append(f"--{name.replace('_', '-')}")
-        elif value not in (None, False):
+        elif value is not None and value is not False:  # 0 is said, too
             found += [f"--{name.replace('_', '-')}", str(value)]
     return found
 
