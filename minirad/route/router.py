@@ -34,7 +34,7 @@ from minirad.config import EngineConfig
 from minirad.errors import whole
 from minirad.fleet.endpoints import rank_endpoints
 from minirad.fleet.flight import Flight
-from minirad.fleet.follow import Delivered, Follower, Restart, State, Told
+from minirad.fleet.follow import Delivered, Follower, Restart, State, Told, Trouble
 from minirad.model.load import load_tokenizer, resolve_model
 from minirad.observe.fleet_events import LONGEST_TEXT
 from minirad.observe.route_events import (
@@ -359,7 +359,12 @@ class Router:
             self.flight.take(told)
 
     def _is_idle(self, told: Told) -> bool:
-        """It says no more than that nothing is stored just now, or again: a worker's health is asked for."""
+        """It says no more than that nothing is stored just now, or again, or that a worker is not yet there.
+
+        How workers are is told by themselves: their health is asked for.
+        """
+        if isinstance(told, Trouble):
+            return not self.workers.all[told.rank].alive
         if not isinstance(told, State):
             return False
         before, self._said[told.rank] = self._said[told.rank], told.state

@@ -17,7 +17,7 @@ import pytest
 from route_double import EVENTS, PATIENT, Double, Doubles
 
 from minirad.fleet.endpoints import server_info
-from minirad.fleet.follow import State
+from minirad.fleet.follow import State, Trouble
 from minirad.observe.recording import Recording
 from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
 from minirad.route.proxy import Limits
@@ -394,6 +394,10 @@ def test_a_worker_without_work_is_not_called_silent() -> None:
     told += [State(0, "live"), State(1, "silent"), State(1, "lost"), State(1, "live")]
     kept = [(each.rank, each.state) for each in told if not router._is_idle(each)]
     assert kept == [(0, "live"), (1, "live"), (0, "lost"), (0, "live"), (1, "lost"), (1, "live")]
+    late = Trouble(1, "nothing has answered so far")
+    for state, is_idle in (("starting", True), ("dead", True), ("ready", False), ("slow", False)):
+        router.workers.all[1].state = state
+        assert router._is_idle(late) is is_idle
 
 
 def test_what_all_workers_say_is_passed_on_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 POLICY = "cache-aware"
 STEP = 0.1  # seconds that stand for a step of a workload
 AT_ONCE = 16  # requests of the workload that may be in flight
-PATIENCE = 5.0  # seconds after which the workload is sent although less than half of the workers are ready
+PATIENCE = 7.0  # seconds after which the workload is sent to those workers that are ready
 ANSWER = 120.0  # seconds that an answer may take
 _ENGINE = (
     "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens", "host_write",
@@ -266,8 +266,8 @@ def post(server: str, path: str, body: Json, key: str = "") -> tuple[int, float,
 class RoutedSource(FlightSource):
     """A router with its workers, and the page of both. Starts them when it is made.
 
-    router: not started; its settings have `keep`. workload: what is sent as soon as half of the workers are
-    there. ValueError for a port that is taken.
+    router: not started; its settings have `keep`. workload: what is sent as soon as the workers are there.
+    ValueError for a port that is taken.
     """
 
     what, ending = "the router", 20.0
@@ -301,10 +301,12 @@ class RoutedSource(FlightSource):
             self._announce()
 
     def _may_begin(self) -> bool:
-        """Half of the workers are ready, the others join; or it has been waited long enough for so many."""
-        alive = sum(worker.alive for worker in self.router.workers)
-        late = time.monotonic() - self._began > PATIENCE
-        return alive > 0 and (late or 2 * alive >= len(self.router.workers))
+        """All workers are ready; or some are, and it has been waited long enough for the others.
+
+        Not sooner: what the first ones are sent stays with them, and the others would have nothing to do.
+        """
+        alive = [worker.alive for worker in self.router.workers]
+        return all(alive) or (any(alive) and time.monotonic() - self._began > PATIENCE)
 
     def _close(self) -> None:
         if self.traffic is not None:
