@@ -16,14 +16,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import torch
-
 from minirad.cache.eviction import POLICIES
 from minirad.cache.prefix_cache import TreeHooks
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.model.load import CLASSROOM, SMOLLM2
-from minirad.model.smollm2 import packaged_gguf
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
@@ -68,8 +65,11 @@ def require_here(model: Any) -> None:
     """A file's word for a model is never looked up on the hub: it names a folder, or what is installed.
 
     ValueError for any other."""
-    if model == SMOLLM2 and packaged_gguf() is not None:
-        return
+    if model == SMOLLM2:
+        from minirad.model.smollm2 import packaged_gguf  # brings torch
+
+        if packaged_gguf() is not None:
+            return
     if model not in (None, CLASSROOM) and (model == SMOLLM2 or local_folder(str(model)) is None):
         raise ValueError(f"the recorded model {str(model)!r} is not here, and none is fetched: give model")
 
@@ -107,7 +107,7 @@ def forked_config(recording: Recording, **changes: Any) -> EngineConfig:
     policy = start["tree"].get("eviction_policy")  # may have been changed before the recording began
     if policy in tuple(POLICIES):
         config["eviction_policy"] = policy
-    if str(config.get("device")).startswith("cuda") and not torch.cuda.is_available():
+    if str(config.get("device")).startswith("cuda") and not _has_gpu():
         config |= dict.fromkeys(("device", "dtype", "attention"), "auto")
         config |= {"cuda_graphs": None, "cascade": None}
     config |= {"tp": 1} | changes  # the others of a run on several ranks were as rank 0
@@ -115,6 +115,12 @@ def forked_config(recording: Recording, **changes: Any) -> EngineConfig:
     if "host_kv_tokens" not in changes and isinstance(page, int) and page > 0:
         config["host_kv_tokens"] = host // page * page  # whole pages of the new size
     return EngineConfig(**config)
+
+
+def _has_gpu() -> bool:
+    import torch  # not for a page that only looks on
+
+    return torch.cuda.is_available()
 
 
 def _replay_frame(engine: Engine, frame: Frame, names: dict[str, str], keep_policy: bool) -> None:

@@ -2,7 +2,7 @@
 
 Everything becomes a Hugging Face directory first (config.json, a tokenizer, model.safetensors); only a
 hub id that is not cached yet needs the network, and only then. This module does not compute, and
-never runs code that comes with a model.
+never runs code that comes with a model. Torch is imported with the first weights.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from minirad import errors
-from minirad.model.llama import LlamaConfig, LlamaModel
+from minirad.model.config import LlamaConfig
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
+
+    from minirad.model.llama import LlamaModel
 
 __all__ = ["load_model", "load_tokenizer", "load_weights", "resolve_model"]
 
 CLASSROOM = "classroom"
 SMOLLM2 = "smollm2-135m"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # of transformers 4 and 5
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 HUB_PATTERNS = [
     "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json",
@@ -98,6 +101,8 @@ def _from_hub(hub_id: str) -> Path:
 
 def load_model(path: Path | str, dtype: torch.dtype, device: torch.device | str) -> LlamaModel:
     """Read configuration and weights from a model directory."""
+    from minirad.model.llama import LlamaModel
+
     config = LlamaConfig.from_dir(path)
     return LlamaModel(config, load_weights(path, config, dtype, device))
 
@@ -191,11 +196,23 @@ def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:
 
     ValueError if it cannot be read.
     """
-    from transformers import AutoTokenizer  # slow to import, so only when asked for
+    import transformers  # slow to import, so only when asked for
 
+    # AutoTokenizer brings torch and all models' configurations: a second, where the class is known anyway.
+    kind: Any = transformers.PreTrainedTokenizerFast if _is_plain(Path(path)) else transformers.AutoTokenizer
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer: Any = kind.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # what is wrong in the files comes out as anything
         raise ValueError(f"the tokenizer in {path} cannot be read: {error}") from error
     result: PreTrainedTokenizerBase = tokenizer
     return result
+
+
+def _is_plain(path: Path) -> bool:
+    """A model directory names the class of tokenizers that are nothing but their tokenizer.json."""
+    try:
+        said = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+        named = said["tokenizer_class"] in PLAIN_TOKENIZERS and "auto_map" not in said
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False  # AutoTokenizer knows what to do, or to say
+    return named and (path / "tokenizer.json").is_file()

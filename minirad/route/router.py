@@ -34,7 +34,8 @@ from minirad.config import EngineConfig
 from minirad.errors import whole
 from minirad.fleet.endpoints import rank_endpoints
 from minirad.fleet.flight import Flight
-from minirad.fleet.follow import Delivered, Follower, Restart, State, Told
+from minirad.fleet.follow import Delivered, Follower, Restart, State, Told, Trouble
+from minirad.model.load import load_tokenizer, resolve_model
 from minirad.observe.fleet_events import LONGEST_TEXT
 from minirad.observe.route_events import (
     ROUTES_KEPT,
@@ -358,7 +359,12 @@ class Router:
             self.flight.take(told)
 
     def _is_idle(self, told: Told) -> bool:
-        """It says no more than that nothing is stored just now, or again: a worker's health is asked for."""
+        """It says no more than that nothing is stored just now, or again, or that a worker is not yet there.
+
+        How workers are is told by themselves: their health is asked for.
+        """
+        if isinstance(told, Trouble):
+            return not self.workers.all[told.rank].alive
         if not isinstance(told, State):
             return False
         before, self._said[told.rank] = self._said[told.rank], told.state
@@ -394,7 +400,7 @@ class Router:
 
     def _load(self) -> Any:
         assert self.folder is not None
-        return _tokenizer(self.folder)
+        return load_tokenizer(self.folder)
 
     def _choose(self, job: Job) -> Worker | None:
         """A worker for a request, or None: nothing is left to be tried."""
@@ -454,27 +460,7 @@ def engine_of(options: Sequence[str]) -> EngineConfig:
 
 def _folder(engine: EngineConfig) -> Path | None:
     """Where the tokenizer of the workers' model lies; None: a bare model."""
-    if engine.dummy_weights:
-        return None
-    if engine.model is None or str(engine.model) == "classroom":
-        return Path(__file__).parents[1] / "model" / "classroom" / "weights"
-    folder = Path(engine.model).expanduser()
-    if folder.is_dir():
-        return folder
-    from minirad.model.load import resolve_model  # by name: brings torch
-
-    return resolve_model(engine.model)
-
-
-def _tokenizer(folder: Path) -> Any:
-    """Without torch, where the folder has a tokenizer.json."""
-    if (folder / "tokenizer.json").is_file():
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    from minirad.model.load import load_tokenizer
-
-    return load_tokenizer(folder)
+    return None if engine.dummy_weights else resolve_model(engine.model)
 
 
 def _short(text: str) -> str:

@@ -40,12 +40,13 @@ _URL = re.compile(r"https?://\S+")
 class Patience:
     """How long what is waited for; all in seconds but `restarts`.
 
-    starting: until a new process must answer. every: between two questions after its health. deadline:
-    without an answer it is dead. hung: so long it may still come back. again: before the first restart,
-    doubled with each failure up to `longest`. restarts: in a row without success. grace: between the request
-    to end and force.
+    turn: that a new process waits for those that start, if there are as many as processors. starting: until
+    it must answer. every: between two questions after its health. deadline: without an answer it is dead.
+    hung: so long it may still come back. again: before the first restart, doubled with each failure up to
+    `longest`. restarts: in a row without success. grace: between the request to end and force.
     """
 
+    turn: float = 5.0
     starting: float = 180.0
     every: float = 1.0
     deadline: float = 10.0
@@ -74,7 +75,7 @@ class Process(Protocol):
         """Its exit code, None while it runs."""
 
     def last_words(self) -> str:
-        """The last line that it wrote to stderr."""
+        """The last line that it wrote to stderr since it served, or as it did not."""
 
     def end(self) -> None:
         """Asks it to end."""
@@ -146,6 +147,7 @@ class ServerProcess:
         for line in self._process.stdout:
             found = None if self._url else _URL.search(line.decode("utf-8", "replace"))
             if found is not None:
+                self._said.clear()  # what it said before it served is not why it ends
                 self._url = found[0].rstrip("/")
 
     def _read_err(self) -> None:
@@ -208,6 +210,7 @@ class Workers:
         self.patience = patience or Patience()
         self._launch, self._changed, self._key = launch, changed, key
         self._running: dict[int, Process] = {}
+        self._starting = set[int]()
         self._ending = False
 
     def __iter__(self) -> Any:
@@ -233,10 +236,10 @@ class Workers:
     async def end(self) -> None:
         """Ends all processes: asks first, and does not ask again after the grace."""
         self._ending = True
-        for process in self._running.values():
+        for process in list(self._running.values()):
             process.end()
         until = time.monotonic() + self.patience.grace
-        while time.monotonic() < until and any(p.poll() is None for p in self._running.values()):
+        while time.monotonic() < until and any(p.poll() is None for p in list(self._running.values())):
             await asyncio.sleep(0.02)
         self.kill()
         for worker in self.all:
@@ -269,27 +272,47 @@ class Workers:
 
     async def _live(self, worker: Worker) -> bool:
         """The life of one process, from its start to its end; True if it was ever ready."""
-        loop = asyncio.get_running_loop()
         worker.url, worker.doubt = "", asyncio.Event()
-        doubt = worker.doubt
         self._to(worker, "starting", f"process {worker.restarts + 1}" if worker.restarts else "")
+        process: Process | None = None
+        try:
+            await self._turn(worker)
+            process = await self._new_process(worker)
+            if not await self._start(worker, process):
+                return False
+            self._starting.discard(worker.rank)
+            await self._watch(worker, process)
+            return True
+        finally:
+            self._starting.discard(worker.rank)
+            if process is not None:
+                process.kill()
+            await self._close(worker)
+
+    async def _turn(self, worker: Worker) -> None:
+        """Not more start at once than there are processors: the first ones serve while others come."""
+        until, places = time.monotonic() + self.patience.turn, os.cpu_count() or 1
+        while len(self._starting) >= places and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        self._starting.add(worker.rank)
+
+    async def _new_process(self, worker: Worker) -> Process:
+        loop, doubt = asyncio.get_running_loop(), worker.doubt
 
         def ended() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
                 loop.call_soon_threadsafe(doubt.set)
 
-        process = await loop.run_in_executor(None, self._launch, worker.rank, ended)
-        self._running[worker.rank], worker.pid = process, process.pid
-        if self._ending:
-            process.kill()
-        try:
-            if not await self._start(worker, process):
-                return False
-            await self._watch(worker, process)
-            return True
-        finally:
-            process.kill()
-            await self._close(worker)
+        def launch() -> Process:
+            process = self._launch(worker.rank, ended)
+            self._running[worker.rank] = process  # here: whoever waits for it may have been cancelled
+            if self._ending:
+                process.kill()
+            return process
+
+        process = await loop.run_in_executor(None, launch)
+        worker.pid = process.pid
+        return process
 
     async def _start(self, worker: Worker, process: Process) -> bool:
         """Waits for a new process to answer; False, and the worker is dead, where it does not."""

@@ -151,7 +151,7 @@ def test_the_workers_request_is_cancelled_when_its_client_goes_away(
 ) -> None:
     if what == "dribble" and not stream:
         what = "hang-in"
-    with doubles.router() as router:
+    with doubles.router(limits=Limits(quiet=1000.0)) as router:
         told: list[Any] = []
         router.start()
         router.listen(told.append)
@@ -159,10 +159,8 @@ def test_the_workers_request_is_cancelled_when_its_client_goes_away(
         until(lambda: doubles.of(0).busy == 1)
         if stream and what != "hang":
             assert sent.recv(1000)
-        begun = time.monotonic()
         sent.close()
-        until(lambda: doubles.of(0).dropped == 1, seconds=1.0)
-        assert time.monotonic() - begun < 1.0
+        until(lambda: doubles.of(0).dropped == 1)  # long before it would be given up for its silence
         nothing_is_held(doubles, router)
         assert [e.outcome for e in told if isinstance(e, RouteFinished)] == ["cancelled"]
         assert all(worker.alive and not worker.failed for worker in router.workers)
@@ -197,10 +195,8 @@ def test_a_worker_that_hangs_is_given_up_and_taken_back_empty(doubles: Doubles) 
         assert ask(router, prompt).headers["x-minirad-worker"] == "w0"
         doubles.of(0).unflushable = 3
         doubles.of(0).freeze()
-        begun = time.monotonic()
         answer = ask(router, prompt, stream=True)  # goes to w0, which holds it, and from there elsewhere
         assert is_whole(answer, prompt, stream=True) and answer.headers["x-minirad-worker"] != "w0"
-        assert time.monotonic() - begun < 10.0
         assert router.workers.all[0].state == "dead" and "/health" in router.workers.all[0].why
         assert ask(router, [5, 6]).status_code == 200
         doubles.of(0).thaw()
@@ -530,7 +526,8 @@ def test_servers_that_cannot_start_end_the_command_with_their_last_words(tmp_pat
     folder = Path(minirad.__file__).parent / "model" / "classroom" / "weights"
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(folder / name, tmp_path / name)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
     router = Command("--workers", "2", "--model", str(tmp_path))
     assert router.process.wait(240) == 1
     until(lambda: router.errors and "cannot start" in router.errors[-1])
-    assert "lacks weights" in router.errors[-1] and router.errors[-1].startswith("minirad route: w")
+    assert "cannot be read" in router.errors[-1] and router.errors[-1].startswith("minirad route: w")

@@ -316,7 +316,7 @@ class Doubles:
         usual = {
             "policy": "round-robin", "patience": PATIENT, "follow": False, "limits": Limits(quiet=30.0),
         }  # fmt: skip
-        self.owner = Router(Settings(workers=workers, launch=self.launch, **{**usual, **more}))
+        self.owner = Router(Settings(workers=workers, **{**usual, "launch": self.launch, **more}))
         return self.owner
 
     def call(self, what: Callable[[], Any]) -> None:

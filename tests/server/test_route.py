@@ -8,15 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from route_double import EVENTS, Double, Doubles
+from route_double import EVENTS, PATIENT, Double, Doubles
 
 from minirad.fleet.endpoints import server_info
-from minirad.fleet.follow import State
+from minirad.fleet.follow import State, Trouble
 from minirad.observe.recording import Recording
 from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
 from minirad.route.proxy import Limits
@@ -30,7 +31,7 @@ def doubles() -> Iterator[Doubles]:
         yield made
 
 
-def until(what: Callable[[], Any], seconds: float = 20.0) -> None:
+def until(what: Callable[[], Any], seconds: float = 60.0) -> None:
     """Waits until something holds."""
     end = time.monotonic() + seconds
     while not what():
@@ -393,6 +394,10 @@ def test_a_worker_without_work_is_not_called_silent() -> None:
     told += [State(0, "live"), State(1, "silent"), State(1, "lost"), State(1, "live")]
     kept = [(each.rank, each.state) for each in told if not router._is_idle(each)]
     assert kept == [(0, "live"), (1, "live"), (0, "lost"), (0, "live"), (1, "lost"), (1, "live")]
+    late = Trouble(1, "nothing has answered so far")
+    for state, is_idle in (("starting", True), ("dead", True), ("ready", False), ("slow", False)):
+        router.workers.all[1].state = state
+        assert router._is_idle(late) is is_idle
 
 
 def test_what_all_workers_say_is_passed_on_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -404,3 +409,33 @@ def test_what_all_workers_say_is_passed_on_once(capfd: pytest.CaptureFixture[str
         assert ended.wait(20) and process.last_words() == f"of {name}"
     said = capfd.readouterr().err.splitlines()
     assert said == ["w0: the same", "w0: the same", "w0: of w0", "w1: of w1"]
+
+
+def test_what_a_worker_said_before_it_served_is_not_why_it_ended() -> None:
+    code = "import sys, time; sys.stderr.write('a note\\n'); sys.stderr.flush(); {}; print('at http://a:1')"
+    for then, last in (("time.sleep(0.3)", ""), ("sys.exit(3)", "a note")):
+        ended = threading.Event()
+        process = ServerProcess("w0", [sys.executable, "-S", "-c", code.format(then)], ended.set, {})
+        assert ended.wait(20) and process.last_words() == last
+
+
+def test_no_more_workers_start_at_once_than_there_are_processors(
+    doubles: Doubles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others follow as those are ready; one that does not come up is not waited for for ever."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    at_once: list[int] = []
+
+    def launch(rank: int, ended: Callable[[], None]) -> Double:
+        at_once.append(len(doubles.made) + 1 - sum(worker.alive for worker in router.workers))
+        double = doubles.launch(rank, ended)
+        double.url = "" if hangs and rank in (0, 1) else double.url
+        return double
+
+    for hangs, ready in ((False, 5), (True, 3)):
+        doubles.made.clear()
+        patience = replace(PATIENT, turn=0.2 if hangs else 60.0)
+        with doubles.router(workers=5, patience=patience, launch=launch) as router:
+            router.start(wait=False)
+            until(lambda router=router, ready=ready: sum(each.alive for each in router.workers) == ready)
+            assert hangs or max(at_once) <= 2

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from support import ROOT
 
@@ -18,7 +19,7 @@ from minirad.attention import BatchEntry, build_metadata
 from minirad.fast.paged import TorchPagedAttention
 from minirad.model import smollm2
 from minirad.model.llama import LlamaConfig, LlamaModel, random_weights
-from minirad.model.load import load_model, load_tokenizer, load_weights, resolve_model
+from minirad.model.load import _is_plain, load_model, load_tokenizer, load_weights, resolve_model
 from minirad.model.sampler import prompt_logprobs
 
 torch.set_num_threads(1)
@@ -277,6 +278,36 @@ def smol_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("smollm2")
     smollm2.convert(gguf, path)
     return path
+
+
+def test_a_plain_tokenizer_is_the_one_that_autotokenizer_gives() -> None:
+    folder = resolve_model(None)
+    asked = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    found, text = load_tokenizer(folder), "Hello<|im_end|>\n, 2 + 2? é"
+    assert type(found) is type(asked) and len(found) == len(asked)
+    assert found(text).input_ids == asked(text).input_ids
+    assert found.special_tokens_map == asked.special_tokens_map
+    talk = [{"role": "user", "content": text}]
+    assert found.apply_chat_template(talk, tokenize=False) == asked.apply_chat_template(talk, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "plain"),
+    [
+        ('{"tokenizer_class": "PreTrainedTokenizerFast"}', True),
+        ('{"tokenizer_class": "TokenizersBackend"}', True),
+        ('{"tokenizer_class": "TokenizersBackend", "auto_map": {}}', False),
+        ('{"tokenizer_class": "LlamaTokenizerFast"}', False),
+        ('{"tokenizer_class": ["x"]}', False), ("{}", False), ("[]", False), ("{", False), ("", False),
+    ],
+)  # fmt: skip
+def test_only_a_class_that_is_known_to_be_plain_is_taken_for_it(
+    tmp_path: Path, config: str, plain: bool
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(config, encoding="utf-8")
+    assert not _is_plain(tmp_path)  # there is no tokenizer.json
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    assert _is_plain(tmp_path) is plain
 
 
 @pytest.mark.slow

@@ -26,8 +26,9 @@ from urllib.parse import urlsplit
 from minirad import command, workloads
 from minirad.model.classroom import corpus
 from minirad.route.policies import POLICIES, make_policy
+from minirad.server.settings import needed
 from minirad.workloads import Asked, Session, Turn, Workload
-from viz.web.served import example, key_of, needed
+from viz.web.served import example, key_of
 from viz.web.stream import PACE, FleetRun, FlightSource, Json
 from viz.words import decoder_from, ids_as_text
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 POLICY = "cache-aware"
 STEP = 0.1  # seconds that stand for a step of a workload
 AT_ONCE = 16  # requests of the workload that may be in flight
-PATIENCE = 12.0  # seconds after which the workload is sent to those workers that are ready
+PATIENCE = 7.0  # seconds after which the workload is sent to those workers that are ready
 ANSWER = 120.0  # seconds that an answer may take
 _ENGINE = (
     "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens", "host_write",
@@ -147,10 +148,11 @@ def engine_options(options: argparse.Namespace, workload: Workload) -> list[str]
     for name in _ENGINE:
         value = getattr(options, name)
         if name == "kv_tokens" and value is None:
-            value = max(workload.kv_tokens // options.page_size, 1) * options.page_size
+            page = max(options.page_size, 1)  # one that cannot be is refused by the engine's own sentence
+            value = max(workload.kv_tokens // page, 1) * page
         if value is True:
             found.append(f"--{name.replace('_', '-')}")
-        elif value not in (None, False):
+        elif value is not None and value is not False:  # 0 is said, too
             found += [f"--{name.replace('_', '-')}", str(value)]
     return found
 
@@ -300,7 +302,10 @@ class RoutedSource(FlightSource):
             self._announce()
 
     def _may_begin(self) -> bool:
-        """All workers are ready; or some are, and it has been waited long enough for the others."""
+        """All workers are ready; or some are, and it has been waited long enough for the others.
+
+        Not sooner: what the first ones are sent stays with them, and the others would have nothing to do.
+        """
         alive = [worker.alive for worker in self.router.workers]
         return all(alive) or (any(alive) and time.monotonic() - self._began > PATIENCE)
 
