@@ -102,10 +102,12 @@ class Watch:
     def step(self) -> StepReport:
         scheduler = self.engine.scheduler
         before = list(scheduler.waiting)
+        pinned = bool(self.engine._pins)
         self.priority |= {request.id: request.priority for request in scheduler.requests()}
         self.events.clear()
         report = self.engine.step()
-        self.check_passes(before, report)
+        if not pinned:  # else who has no room even alone lets others go first, as long as that lasts
+            self.check_passes(before, report)
         self.check_events(report)
         books = self.engine.stats
         assert 0 <= books.first.cached <= books.first.tokens
