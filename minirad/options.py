@@ -76,3 +76,16 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         ignore_eos=args.ignore_eos,
         n=getattr(args, "n", 1),
     )
+
+
+def engine_words(args: argparse.Namespace) -> list[str]:
+    """The engine's options as they were typed, for a server that is started with them."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_engine_options(parser)
+    words: list[str] = []
+    for action in parser._actions:
+        value = getattr(args, action.dest)
+        if value is not None:
+            words.append(action.option_strings[0])
+            words += [] if action.nargs == 0 else [str(value)]
+    return words

@@ -36,7 +36,7 @@ from minirad.bench.http_load import Address
 from minirad.bench.latency import Timeline, arrivals, report
 from minirad.bench.tables import table
 from minirad.command import one_line, positive
-from minirad.options import add_engine_options, engine_config
+from minirad.options import add_engine_options, engine_config, engine_words
 from minirad.server.settings import needed
 
 Prompts = list[list[int]]
@@ -112,20 +112,6 @@ def make_prompts(requests: int, prefixes: int, shared: int, own: int, seed: int)
 
 
 # ---------------------------------------------------------------------- through a server
-
-
-def engine_words(args: argparse.Namespace) -> list[str]:
-    """The engine's options that were said, as words of a command line."""
-    known = argparse.ArgumentParser(add_help=False)
-    add_engine_options(known)
-    words: list[str] = []
-    for name in vars(known.parse_args([])):
-        value, option = getattr(args, name), name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif value is not None:
-            words += [f"--{option}", str(value)]
-    return words
 
 
 def _free_port() -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minirad import command
-from minirad.options import add_engine_options
+from minirad.options import add_engine_options, engine_words
 from minirad.server.command import api_key, is_loopback
 from minirad.server.settings import needed
 
@@ -111,19 +111,6 @@ def settings_of(args: argparse.Namespace) -> Settings:
         limits=Limits(requests=args.max_requests, body=args.max_body),
         patience=Patience(deadline=args.health_seconds),
     )  # fmt: skip
-
-
-def engine_words(args: argparse.Namespace) -> list[str]:
-    """The engine's options as they were typed, for the workers."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_engine_options(parser)
-    words: list[str] = []
-    for action in parser._actions:
-        value = getattr(args, action.dest)
-        if value is not None:
-            words.append(action.option_strings[0])
-            words += [] if action.nargs == 0 else [str(value)]
-    return words
 
 
 @contextlib.contextmanager
