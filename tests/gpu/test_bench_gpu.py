@@ -34,6 +34,11 @@ def classroom() -> LlamaModel:
     return load_model(resolve_model(None), torch.float32, "cpu")
 
 
+@pytest.fixture(scope="module")
+def subject(classroom: LlamaModel) -> gpu.Subject:
+    return gpu.Subject(classroom, EngineConfig(), classroom)
+
+
 def test_shapes_are_those_of_the_real_models() -> None:
     assert {name: dummy_config(name).num_parameters for name in SHAPES} == PARAMETERS
     with pytest.raises(ValueError, match=r"llama-3\.2-1b"):
@@ -82,8 +87,8 @@ def test_bench_gpu_needs_a_gpu(capsys: pytest.CaptureFixture[str], no_gpu: None)
     assert "needs an NVIDIA GPU" in capsys.readouterr().err
 
 
-def test_every_workload_runs_with_and_without_the_cache(classroom: LlamaModel) -> None:
-    rows = gpu.run_all(classroom, gpu.WORKLOADS, [1, 4], 1e11, 0.03)
+def test_every_workload_runs_with_and_without_the_cache(subject: gpu.Subject) -> None:
+    rows = gpu.run_all(subject, gpu.WORKLOADS, [1, 4], 1e11, 0.03)
     assert [(row["page_size"], row["radix_cache"]) for row in rows] == (
         [(1, True)] * 5 + [(4, True)] * 5 + [(1, False)] * 5
     )
@@ -122,18 +127,19 @@ def test_requests_are_as_long_and_share_as_much_as_said() -> None:
     assert all(100 <= len(prompt) <= 1024 and 100 <= new <= 1024 for prompt, new in mixed)
 
 
-def test_the_table_shows_every_row(classroom: LlamaModel) -> None:
-    rows = gpu.run_all(classroom, gpu.WORKLOADS[:2], [1], 1e11, 0.03)
+def test_the_table_shows_every_row(classroom: LlamaModel, subject: gpu.Subject) -> None:
+    rows = gpu.run_all(subject, gpu.WORKLOADS[:2], [1], 1e11, 0.03)
     result = {
         "machine": gpu.machine(torch.device("cpu")),
         "model": "classroom",
+        "tp": 1,
         "attention": "torch",
         "note": "",
         "copy_gb_per_s": 100.0,
         "parity": gpu.parity(classroom, torch.device("cpu"), 0.03),
         "parity_seconds": 1.0,
         "workloads": rows,
-        "ttft_ms_by_hit": gpu.ttft_by_hit(classroom, 0.001, repeats=1),
+        "ttft_ms_by_hit": gpu.ttft_by_hit(subject, 0.001, repeats=1),
         "write_us_per_layer": {"1 tokens": {"torch": 1.0}},
         "seconds": 2.0,
     }

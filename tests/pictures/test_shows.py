@@ -40,11 +40,14 @@ def happened(run) -> set[type[ev.Event]]:
 
 
 def test_these_are_the_commands_of_the_readme():
-    told = re.findall(r"`python -m viz\.live ?([^`]*)`((?:, `--compare [^`]*`)*)", README)
+    # Ranks, a server and workers: tests/server/test_readme_several.py.
+    elsewhere = {"--tp 2", "--serve 8000", "--workers 4", "--cache lessons/02_radix_tree/exercise.py"}
+    table = "\n".join(line for line in README.splitlines() if line.startswith("|"))
+    told = re.findall(r"`python -m viz\.live ?([^`]*)`((?:, `--compare [^`]*`)*)", table)
     commands = {first for first, _ in told} | {
         more for _, rest in told for more in re.findall("`(.*?)`", rest)
     }
-    assert commands - {"--cache lessons/02_radix_tree/exercise.py"} == {
+    assert commands - elsewhere == {
         "", "--compare lru,lfu", "--compare lpm,fcfs", TIERS, "--publish tcp://127.0.0.1:5557",
         "--connect tcp://HOST:5557 --replay tcp://HOST:6557 --ranks 2",
     }  # fmt: skip

@@ -169,7 +169,10 @@ def test_the_checks_of_contributing_pass(words: list[str]) -> None:
 
 def told() -> Iterator[str]:
     """`python -m minirad ...` and the like in the README, but for what other tests run."""
-    elsewhere = ("viz.live", "viz.gallery", "minirad bench", "minirad.model.classroom.train")
+    elsewhere = (
+        "viz.live", "viz.gallery", "minirad bench", "minirad.model.classroom.train",
+        "minirad serve", "minirad route",
+    )  # fmt: skip
     for line in re.findall(
         r"`python -m ((?:minirad|viz|lessons)[^`]*)`", " ".join(text_of("README.md").split())
     ):
