@@ -1,9 +1,10 @@
 """Examines a classroom model on lessons of seeds it was not trained on.
 
-    python -m minirad.model.classroom.score [--model DIR] [--json]
+    python -m minirad.model.classroom.score [--model DIR] [--draft-head DIR] [--json]
 
 The model runs in Hugging Face transformers in float32, one greedy answer a question, so the scores
-do not depend on any engine of this project. The exit code is 1 when a gate fails.
+do not depend on any engine of this project. So does a draft head, over whole replies in plain torch. The
+exit code is 1 when a gate fails.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from minirad import command
-from minirad.model.classroom import WEIGHTS, corpus
+from minirad.model.classroom import DRAFT_HEAD, WEIGHTS, corpus
 from minirad.model.classroom.train import Student
 from minirad.model.classroom.train_head import DraftStudent, load_head, load_target
 
@@ -261,11 +262,13 @@ def long_losses(pupil: Pupil, count: int) -> list[Score]:
     ]
 
 
-def examine(directory: Path, count: int = 100) -> list[Score]:
-    """All scores of a model."""
+def examine(directory: Path, count: int = 100, draft_head: Path | None = None) -> list[Score]:
+    """All scores of a model, and those of a draft head for it."""
     pupil = Pupil(directory)
     scores = [sit(pupil, exam, count) for exam in EXAMS]
     scores += diversity(pupil) + long_losses(pupil, 8)
+    if draft_head is not None:
+        scores += draft_scores(pupil, directory, draft_head, count)
     return [*scores, Score("parameters", pupil.parameters, None, "numbers")]
 
 
@@ -360,12 +363,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m minirad.model.classroom.score", description="Score a classroom model."
     )
     parser.add_argument("--model", type=Path, default=WEIGHTS, help="a Hugging Face directory")
+    parser.add_argument(
+        "--draft-head", type=Path, help="a head's directory; else the shipped model's is taken"
+    )
     parser.add_argument("--count", type=int, default=100, help="questions in each exam")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    scores = examine(options.model, options.count)
+    head = DRAFT_HEAD if options.model == WEIGHTS and not options.draft_head else options.draft_head
+    scores = examine(options.model, options.count, head)
     if options.json:
         content = [{**vars(score), "passed": score.passed} for score in scores]
         print(json.dumps(content, indent=2))

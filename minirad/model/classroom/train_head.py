@@ -93,14 +93,14 @@ class DraftStudent(nn.Module):
         return only
 
     def begin_as(self, target: Student, scale: float) -> None:
-        """Begins as the target's last layer on the hidden state alone: closer to it than chance.
+        """Begins as the target's last layer on the hidden state, nearly alone: closer to it than chance.
 
         scale: the deviation of the target's hidden states: what the layer adds is then neither lost nor all.
         """
         self.layer.load_state_dict(target.model.layers[-1].state_dict())
         size = self.shape.hidden_size
         with torch.no_grad():
-            nn.init.normal_(self.fc.weight[:, :size], std=size**-0.5)
+            nn.init.normal_(self.fc.weight[:, :size], std=0.1 * size**-0.5)
             self.fc.weight[:, size:] = torch.eye(size)
             self.embed_norm.weight.fill_(scale)
             self.hidden_norm.weight.fill_(scale)
@@ -163,6 +163,11 @@ class DraftStudent(nn.Module):
         return mixed
 
 
+def normed(x: Tensor) -> Tensor:
+    """Vectors [..., hidden] whose mean square is 1."""
+    return F.rms_norm(x, x.shape[-1:])
+
+
 def load_target(directory: Path) -> tuple[Student, Shape]:
     """The model in a classroom directory, frozen, in float32."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -206,7 +211,6 @@ class HeadTrainer:
                 noisy = noisy + torch.randn(noisy.shape, generator=generator) * spread
             counts = weights > 0
             wanted = hidden[:, 1:]
-            scale = wanted.std()
             chances = self.target.logits(wanted[counts]).softmax(-1)
         loss = torch.zeros(())
         for j, features in enumerate(self.student.drafts(embedded, noisy, phase.depth)):
@@ -214,7 +218,8 @@ class HeadTrainer:
             has[:, :j] = False
             guessed = features[has]
             tokens_loss = F.cross_entropy(self.target.logits(guessed), chances[has[counts]])
-            feature_loss = F.smooth_l1_loss(guessed / scale, wanted[has] / scale)
+            # Whoever reads features norms them first, so their lengths do not matter.
+            feature_loss = F.smooth_l1_loss(normed(guessed), normed(wanted[has]))
             loss = loss + tokens_loss + self.course.feature_weight * feature_loss
         return loss / phase.depth
 
