@@ -310,7 +310,7 @@ def test_score_gates() -> None:
 
 def test_three_steps_of_training_export_a_head(tmp_path: Path) -> None:
     """Training runs, the same for the same seed, and the engine's head loads its files."""
-    phases = (train_head.HeadPhase(2, 2, 32, 1, 0.1), train_head.HeadPhase(1, 2, 32, 3, 0.0))
+    phases = (train_head.HeadPhase(2, 2, 32, 1), train_head.HeadPhase(1, 2, 32, 3))
     course = train_head.HeadCourse(40, phases, warmup=1, prompt_weight=0.0)
     losses = [train_head.train_head(WEIGHTS, tmp_path / name, course, seed=1) for name in "ab"]
     assert losses[0] == losses[1] and 0 < losses[0] < 20

@@ -4,8 +4,8 @@
 
 The model's weights stay as they are. The head is one decoder layer: from the hidden state of token i and from
 token i + 1 it guesses the hidden state of token i + 1, and so, by the model's own norm and output, token
-i + 2. Drafts behind the first are made from guesses, so the last part of the training feeds the head with its
-own (as HASS and the training-time test of EAGLE-3 do).
+i + 2. Drafts behind the first are made from guesses, so the training feeds the head with its own (as HASS and
+the training-time test of EAGLE-3 do), two in a row at first and four later; EAGLE-1 adds noise instead.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ ARCHITECTURE: Final = "EagleDraftHead"
 
 @dataclass(frozen=True)
 class HeadPhase(Phase):
-    """Steps in which `depth` drafts are made one from the other; `noise` is added to the hidden states."""
+    """Steps in which `depth` drafts are made one from the other."""
 
     depth: int
-    noise: float
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class HeadCourse(Course):
 
 COURSE: Final = HeadCourse(
     documents=12_000,
-    phases=(HeadPhase(600, 8, 192, 1, 0.05), HeadPhase(200, 6, 192, 4, 0.0)),
-    peak_rate=2e-3,
+    phases=(HeadPhase(1_400, 2, 192, 2), HeadPhase(700, 3, 256, 4), HeadPhase(150, 1, 1_024, 4)),
+    peak_rate=4e-3,
     final_rate=2e-5,
-    warmup=40,
+    warmup=60,
     weight_decay=0.01,
     prompt_weight=0.0,
 )
@@ -198,22 +197,18 @@ class HeadTrainer:
             betas=(0.9, 0.98),
         )
 
-    def loss(self, begins: Tensor, phase: HeadPhase, generator: torch.Generator) -> Tensor:
+    def loss(self, begins: Tensor, phase: HeadPhase) -> Tensor:
         """The mean loss of the drafts in windows that begin at `begins` [B], where the assistant speaks."""
         places = begins[:, None] + torch.arange(phase.length + 2)
         tokens, weights = self.lessons.tokens[places], self.lessons.weights[places[:, 2:]]
         with torch.no_grad():
             hidden = self.target.hidden(tokens[:, :-1])  # [B, T + 1, hidden]
             embedded = self.target.model.embed_tokens(tokens[:, 1:-1])
-            noisy = hidden[:, :-1]
-            if phase.noise:
-                spread = noisy.std() * phase.noise
-                noisy = noisy + torch.randn(noisy.shape, generator=generator) * spread
             counts = weights > 0
             wanted = hidden[:, 1:]
             chances = self.target.logits(wanted[counts]).softmax(-1)
         loss = torch.zeros(())
-        for j, features in enumerate(self.student.drafts(embedded, noisy, phase.depth)):
+        for j, features in enumerate(self.student.drafts(embedded, hidden[:, :-1], phase.depth)):
             has = counts.clone()
             has[:, :j] = False
             guessed = features[has]
@@ -236,7 +231,7 @@ class HeadTrainer:
                     begins = fits[torch.randint(len(fits), (phase.rows,), generator=generator)]
                     for group in self.optimizer.param_groups:
                         group["lr"] = self.course.rate(done)
-                    loss = self.loss(begins, phase, generator)
+                    loss = self.loss(begins, phase)
                     self.optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call]
                     nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
