@@ -18,7 +18,6 @@ from torch import Tensor
 
 from minirad.attention import BatchEntry, build_metadata
 from minirad.attention.gather import GatherAttention
-from minirad.kv import KVPool
 from minirad.model.classroom import DRAFT_HEAD, WEIGHTS, score, train, train_head
 from minirad.model.llama import LlamaModel, rms_norm
 from minirad.model.load import load_model
@@ -61,13 +60,11 @@ class Paged:
     """A pool in which one row's pages lie in no order; everything in it was NaN before."""
 
     def __init__(self, target: LlamaModel, head: DraftHead, page_size: int = PAGE) -> None:
-        c = target.config
-        layers = c.layers + head.layers
-        self.pool = KVPool(layers, SLOTS, c.kv_heads, c.head_dim, dtype=target.dtype, device="cpu")
+        self.pool = target.new_pool(SLOTS, head.layers)
         self.pool.poison(torch.arange(page_size, SLOTS))
         pages = np.random.default_rng(2).permutation(np.arange(1, SLOTS // page_size))
         self.rows = (pages[:, None] * page_size + np.arange(page_size)).reshape(1, -1)[:, : 2 * LENGTH]
-        self.head, self.page_size, self.layer = head, page_size, c.layers
+        self.head, self.page_size, self.layer = head, page_size, target.config.layers
 
     def forward(self, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
         """Units [start, stop): those of `hidden` [T, H], with the tokens behind each."""
