@@ -24,7 +24,7 @@ from minirad.model.load import load_model
 from minirad.speculative.head import ARCHITECTURE, SIZES, DraftHead
 
 LENGTH, PAGE = 23, 4
-SLOTS = 4 * 8 * PAGE
+SLOTS = 32 * PAGE
 CONFIG, TENSORS = "config.json", "model.safetensors"
 
 
@@ -49,6 +49,11 @@ def head(target: LlamaModel) -> DraftHead:
 
 
 @pytest.fixture(scope="module")
+def pupil() -> score.Pupil:
+    return score.Pupil(WEIGHTS)
+
+
+@pytest.fixture(scope="module")
 def inputs(target: LlamaModel) -> tuple[Tensor, Tensor]:
     """Tokens `[LENGTH + 1]`, and hidden states of all but the last, at the scale of the target's."""
     generator = torch.Generator().manual_seed(1)
@@ -63,7 +68,7 @@ class Paged:
         self.pool = target.new_pool(SLOTS, head.layers)
         self.pool.poison(torch.arange(page_size, SLOTS))
         pages = np.random.default_rng(2).permutation(np.arange(1, SLOTS // page_size))
-        self.rows = (pages[:, None] * page_size + np.arange(page_size)).reshape(1, -1)[:, : 2 * LENGTH]
+        self.rows = (pages[:, None] * page_size + np.arange(page_size)).reshape(1, -1)[:, :-PAGE]
         self.head, self.page_size, self.layer = head, page_size, target.config.layers
 
     def forward(self, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
@@ -164,6 +169,34 @@ def test_drafts_in_a_row_go_on_from_their_own_features(
             feature = head.forward(following, feature, metadata, paged.pool, GatherAttention())
     rest = paged.forward(tokens, hidden, known, LENGTH)
     assert close(rest, dense(head, target, tokens, hidden)[known:])
+
+
+@pytest.mark.parametrize("exam", ["copying", "facts"])
+def test_score_counts_what_a_drafting_engine_would_accept(
+    target: LlamaModel, head: DraftHead, pupil: score.Pupil, exam: str
+) -> None:
+    """Drafts made one by one, each from the last one's own best token, until one is not the reply's."""
+    item = next(each for each in score.EXAMS if each.name == exam).items(1)[0]
+    ((prompt, reply),) = score.greedy(pupil, [item.prompt], 12)
+    student, shape = train_head.load_target(WEIGHTS)
+    counts = score.accepted(student, train_head.load_head(DRAFT_HEAD, shape), prompt, reply)
+    tokens, wanted = torch.tensor(prompt + reply), []
+    with torch.no_grad():
+        hidden = student.hidden(tokens[None])[0]
+    for known in range(len(prompt), len(tokens) - 1):  # the last token that is known
+        paged, count, draft = Paged(target, head), 0, tokens[: known + 1]
+        feature = paged.forward(draft, hidden, 0, known)[-1:]
+        while count < score.DRAFTS and known + count + 1 < len(tokens):
+            draft = torch.cat((draft, head.logits(feature).argmax(-1)))
+            if draft[-1] != tokens[known + count + 1]:
+                break
+            count += 1
+            metadata = build_metadata(
+                paged.rows, [BatchEntry(0, len(draft) - 2, len(draft) - 1)], PAGE, "cpu"
+            )
+            feature = head.forward(draft[-1:], feature, metadata, paged.pool, GatherAttention())
+        wanted.append(count)
+    assert counts == wanted and any(counts)
 
 
 def test_sizes_that_do_not_fit_together_are_refused_at_work(
@@ -298,9 +331,9 @@ def test_a_head_takes_the_type_of_its_model(dtype: torch.dtype) -> None:
     assert head.fc.dtype == features.dtype == dtype and head.logits(features).dtype == torch.float32
 
 
-def test_score_gates() -> None:
+def test_score_gates(pupil: score.Pupil) -> None:
     """The shipped head passes its gates on a few prompts of each exam."""
-    scores = score.draft_scores(score.Pupil(WEIGHTS), WEIGHTS, DRAFT_HEAD, 4)
+    scores = score.draft_scores(pupil, WEIGHTS, DRAFT_HEAD, 3)
     assert all(each.passed for each in scores), scores
     assert sum(each.gate is not None for each in scores) >= 2
 

@@ -303,8 +303,8 @@ def greedy(pupil: Pupil, prompts: Sequence[str], new_tokens: int) -> list[tuple[
 def accepted(target: Student, head: DraftStudent, prompt: list[int], reply: list[int]) -> list[int]:
     """How many of `DRAFTS` drafts are the model's own choice behind each token of a greedy reply.
 
-    A draft can only be right where all before it are, so the features of right drafts are all that is needed:
-    every place of the reply is drafted from at once.
+    A draft counts only where all before it are right, so the reply's own tokens can stand for them, and
+    drafts are made behind every token at once.
     """
     tokens = torch.tensor([prompt + reply])
     hidden = target.hidden(tokens[:, :-2])
@@ -335,8 +335,8 @@ def draft_scores(pupil: Pupil, model: Path, directory: Path, count: int) -> list
                 reached[j] += sum(number > j for number in whole)
             at = 0  # as an engine goes: it verifies, and drafts again behind the last token accepted
             while at < len(counts):
-                passes, tokens = passes + 1, tokens + counts[at] + 1
-                at += counts[at] + 1
+                got = min(counts[at] + 1, len(counts) - at)  # the model's own next token comes with them
+                passes, tokens, at = passes + 1, tokens + got, at + got
     names = ["first draft right", *(f"first {j} drafts right" for j in range(2, DRAFTS + 1))]
     scores = [Score(name, a / b) for name, a, b in zip(names, reached, places, strict=True)]
     return [*scores, Score("tokens a pass, with drafts", tokens / passes, None, "tokens")]
