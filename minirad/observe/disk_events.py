@@ -192,7 +192,5 @@ class BlocksDropped(_OfDisk, Event):
     def together(cls, events: Sequence[BlocksDropped]) -> tuple[str, str]:
         if len(events) == 1:
             return cls.headline.tone, events[0].describe()
-        return (
-            cls.headline.tone,
-            f"{_blocks(sum(e.blocks for e in events))} left the disk or were not written",
-        )
+        blocks = _blocks(sum(event.blocks for event in events))
+        return cls.headline.tone, f"{blocks} left the disk or were not written"

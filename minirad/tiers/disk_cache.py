@@ -7,10 +7,10 @@ Above it all is as in HiRadixCache, whose host tier everything passes through:
     read      when a request is admitted: what continues its match on device and host comes into host slots,
               as a node that lives on the host only, and is loaded back like any other
 
-The tree knows nodes, the disk blocks of equal size (disk_names.py), which end where they end: a block is written
-with the node that it ends in, with what lies in the nodes above, and a node that is read begins where the match
-ended. A block is found if all blocks before it are in some tier. What a request has of its last, unfinished block
-is computed.
+The tree knows nodes, the disk blocks of equal size (disk_names.py), which do not end where nodes end: a block
+is written with the node that it ends in, with what lies in the nodes above; a node that is read begins where
+the match ended. A block is found if all blocks before it are in some tier. What a request has of its last,
+unfinished block is computed.
 
 Nodes of old weights, and of namespaces that another process could not tell the same, stay in memory. The
 folder stays as it is when the tree is flushed.
@@ -204,10 +204,12 @@ class DiskCache(HiRadixCache):
         super()._remove_with_all_below(node)
 
     def _write(self, node: HostNode) -> None:
-        """Puts the blocks that end in a node into the queue. It is never wrong not to: whatever goes wrong."""
-        with contextlib.suppress(Exception):
+        """Puts the blocks that end in a node into the queue. The caller is amid a change: it never raises."""
+        try:
             if self.disk.writes and not node.outdated and (node.backed_up or self._spills):
                 self._queue_blocks(node)
+        except Exception as error:  # no memory, no thread: not to write is never wrong
+            self.disk.files.turn_off(f"n{node.id} cannot be written: {error!r}")
 
     @property
     def _spills(self) -> bool:

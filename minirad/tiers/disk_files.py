@@ -1,12 +1,12 @@
 """Blocks of KV as files of one folder, which several processes may share; and threads that read and write it.
 
-A file is whole or not there: it is written under a temporary name and then renamed. What is read is looked at
-before it is believed: size, shapes, types, tokens, the parent's name, a checksum of the KV, and that all of it
-are numbers. Files are read, not mapped: one that is cut off meanwhile would end the process.
+A file is whole or not there: it is written under a temporary name and then renamed. What is read is looked
+at before it is believed: size, shapes, types, tokens, the parent's name, a checksum of the KV, and that it is
+all numbers. Files are read, not mapped: one that is cut off meanwhile would end the process.
 
-The folder holds at most so many bytes of blocks, no matter who wrote them; the least recently used goes first.
-"Used" is a file's time of modification: a hit sets it, the end of a path first, so that a block is never
-older than those behind it, which are of no use without it. Times only rise, also where the clock goes back.
+The folder holds at most so many bytes of blocks, whoever wrote them; the least recently used goes first.
+"Used" is a file's time of modification: a hit sets it, the end of a path first, so that none is older than
+those behind it, which are of no use without it. Times only rise, also where the clock goes back.
 
 A folder that cannot be written to (full, read-only, gone) is read only from then on. Nothing here raises for
 what lies on a disk; `notes` tells it, and the tree passes it on (disk_cache.py).
@@ -196,7 +196,7 @@ class BlockFiles:
         said = json.loads(data[8 : 8 + size]).get("__metadata__", {})
         _expect(said.get("format") == FORMAT, f"its format is {said.get('format')!r:.40}")
         _expect(said.get("parent") == block.parent, "it has another parent")
-        tensors = tensors_of(data)
+        tensors: dict[str, Tensor] = tensors_of(data)
         _expect(set(tensors) == {"tokens", "kv"}, f"it holds {sorted(tensors)!r:.80}")
         tokens, kv = tensors["tokens"], tensors["kv"]
         _expect(tokens.dtype == torch.int64 and kv.dtype == layout.dtype, f"its KV is {kv.dtype}")
@@ -331,8 +331,8 @@ class BlockFiles:
 
 
 def _checksum(kv: Tensor) -> str:
-    flat = kv.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{zlib.crc32(memoryview(flat)):08x}"
+    flat: Any = kv.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{zlib.crc32(flat):08x}"
 
 
 def _expect(holds: bool, message: str) -> None:

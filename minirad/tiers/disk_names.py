@@ -34,7 +34,7 @@ def block_units(page_size: int) -> int:
 
 
 class Block(NamedTuple):
-    """Which block of KV: its name and its parent's (hex), and its own tokens (int64; B, or B + 1 for pairs)."""
+    """Which block of KV: its name and its parent's (hex), its own tokens (int64; B, of pairs B + 1)."""
 
     name: str
     parent: str
@@ -79,7 +79,7 @@ def _written(key: Hashable, deep: int) -> bytes | None:
         return _piece(b"n", b"")
     if type(key) is str:
         return _piece(b"s", key.encode("utf-8", "surrogatepass"))
-    if type(key) in (int, bool):
+    if isinstance(key, int) and type(key) in (int, bool):
         return _piece(b"i", b"%d" % key)
     return _piece(b"b", key) if type(key) is bytes else None
 
@@ -105,7 +105,8 @@ def _add(digest: Any, name: str, value: Any) -> None:
     if isinstance(value, Tensor):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         flat = value.detach().to("cpu").contiguous().reshape(-1)
-        digest.update(memoryview(flat.view(torch.uint8).numpy()))
+        shown: Any = flat.view(torch.uint8).numpy()
+        digest.update(shown)
     elif isinstance(value, list | tuple):
         for number, each in enumerate(value):
             _add(digest, f"{name}.{number}", each)
