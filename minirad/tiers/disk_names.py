@@ -88,16 +88,16 @@ def _piece(kind: bytes, value: bytes) -> bytes:
     return b"%s%d:%s" % (kind, len(value), value)
 
 
-def weights_digest(*models: Any) -> bytes:
-    """SHA-256 of all weights that keys and values come from: a Llama's, and of what else has layers.
+def weights_digest(model: Any, *heads: Any) -> bytes:
+    """SHA-256 of all weights that keys and values come from: a Llama's, and of draft heads behind it.
 
-    A model says its shape (`config`) and has its tensors in attributes, lists and dataclasses.
+    All of them say their shape (`config`); a head has its tensors in attributes, lists and dataclasses.
     """
     digest = hashlib.sha256()
-    for model in models:
-        digest.update(repr(getattr(model, "config", None)).encode())
-        for name in ("embed", "norm", "head", "layers"):
-            _add(digest, name, getattr(model, name, None))
+    for each, names in ((model, ("embed", "norm", "head", "layers")), *((h, sorted(vars(h))) for h in heads)):
+        digest.update(repr(each.config).encode())
+        for name in names:
+            _add(digest, name, getattr(each, name))
     return digest.digest()
 
 
