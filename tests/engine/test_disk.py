@@ -477,6 +477,20 @@ def test_a_file_instead_of_a_folder_is_refused(process: Process, tmp_path: Path)
         process(disk_dir=tmp_path / "file")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"disk_dir": "kv"}, "disk_dir 'kv' needs host_kv_tokens"),
+        ({"disk_dir": "kv", "host_kv_tokens": 8, "disk_mb": 0}, "disk_mb must be at least 1, got 0"),
+        ({"disk_dir": "kv", "host_kv_tokens": 8, "tp": 2}, "tp=2: disk_dir is for one process"),
+        ({"disk_dir": 3, "host_kv_tokens": 8}, "disk_dir"),
+    ],
+)
+def test_a_wrong_setting_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**options)
+
+
 def test_after_close_the_engine_goes_on(process: Process, reference: ColdReference) -> None:
     engine = process()
     ask(engine, text(200))
