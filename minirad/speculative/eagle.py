@@ -11,7 +11,6 @@ next `learn`, or lies in slots that are given back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,13 @@ from torch import Tensor
 
 from minirad.attention.metadata import BatchEntry
 from minirad.config import EngineConfig
+from minirad.model.classroom import DRAFT_HEAD
 from minirad.model.llama import LlamaModel
 from minirad.schedule.request import Request
 from minirad.speculative.head import DraftHead
 from minirad.speculative.runner import DraftRunner, Verified
 
-__all__ = ["SHIPPED", "EagleDrafter"]
-
-SHIPPED = Path(__file__).parent.parent / "model" / "classroom" / "draft_head"
+__all__ = ["EagleDrafter"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +50,7 @@ class EagleDrafter:
     source = "eagle"
 
     def __init__(self, config: EngineConfig, model: LlamaModel) -> None:
-        self.head = DraftHead.load(config.draft_model or SHIPPED, model)
+        self.head = DraftHead.load(config.draft_model or DRAFT_HEAD, model)
         self.layers = self.head.layers
         self.runner: Any = None
 

@@ -158,9 +158,7 @@ class DraftHead:
         """float32 `[N, vocab_size]` of features `[N, hidden]`: which token comes behind the next."""
         return self.target.logits(features)
 
-    def _check(
-        self, next_tokens: Tensor, hidden: Tensor, metadata: AttentionMetadata, pool: KVPool
-    ) -> None:
+    def _check(self, next_tokens: Tensor, hidden: Tensor, metadata: AttentionMetadata, pool: KVPool) -> None:
         wanted = (metadata.num_tokens, self.config.hidden)
         if tuple(hidden.shape) != wanted or next_tokens.shape != wanted[:1]:
             raise ValueError(
