@@ -67,7 +67,7 @@ class EagleDrafter:
 
     def use(self, model: LlamaModel) -> None:
         """Drafts for other weights of the same shape; how well is another question."""
-        self.head.target = model
+        self.head.target = getattr(model, "plain", model)  # the head is nobody's adapter
 
     def propose(self, request: Request, most: int) -> int:
         """How many tokens it drafts for a request, `most` at most."""

@@ -134,6 +134,9 @@ class DraftRunner:
             last.append(len(wanted))
             offset += stop - start
             wanted += range(offset - 1 - len(draft), offset)
+        tell = getattr(self.inner, "tell", None)
+        if tell is not None:  # adapters: whose rows these are
+            tell(batch)
         metadata = self.plan(entries)
         ids = torch.from_numpy(np.concatenate(tokens)).to(self.device)
         index = torch.tensor(wanted, dtype=torch.int64, device=self.device)
