@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """What an adapter adds to one matrix `[out, in]`: scale * b @ a, with a `[rank, in]` and b `[out, rank]`."""
+    """What is added to one matrix `[out, in]`: scale * b @ a, with a `[rank, in]` and b `[out, rank]`."""
 
     a: Tensor
     b: Tensor

@@ -27,8 +27,8 @@ _FUSED = (  # which matrices of which block lie in which tensor of a layer, one 
 class AdapterLlama(LlamaModel):
     """A plain Llama's weights, and adapters by their names.
 
-    names_of_rows: which adapter the request in each row has; a row that is not there has none. runner.py keeps
-    it. product: how the model's own matrices are multiplied (fast/ has another way).
+    names_of_rows: which adapter the request in each row has; a row that is not there has none. (runner.py
+    keeps it.) product: how the model's own matrices are multiplied (fast/ has another way).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ def _has(adapter: Adapter, names: Sequence[str]) -> bool:
 
 
 def _fused(adapter: Adapter, names: Sequence[str], heights: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The factors of matrices that lie one below the other: a `[R, in]`, and b `[R, out]` with the scale in it.
+    """The factors of matrices that lie one below the other: a `[R, in]`, b `[R, out]` with the scale in it.
 
     Each of the R ranks adds to its own matrix' outputs only: b is 0 elsewhere.
     """

@@ -1,7 +1,7 @@
 """Reads an adapter as Hugging Face's PEFT saves it: adapter_config.json and adapter_model.safetensors.
 
-What this project would compute otherwise than PEFT does is refused, and so is every field that is not known here
-and says something: a forgotten one would silently give other logits.
+What this project would compute otherwise than PEFT does is refused, and so is every field that is not known
+here and says something: a forgotten one would silently give other logits.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ def _check_kinds(found: Mapping[str, Any]) -> None:
     for field in ("target_modules", "exclude_modules", "layers_pattern"):
         check(field, "a text or a list of texts", _is_texts)
     check("layers_to_transform", "layer numbers", _is_layers)
-    for field, value in (("target_modules", found.get("target_modules")), ("exclude_modules", found.get("exclude_modules"))):
+    for field, value in (
+        ("target_modules", found.get("target_modules")),
+        ("exclude_modules", found.get("exclude_modules")),
+    ):
         if isinstance(value, str):
             _pattern(field, value)
     for field in ("rank_pattern", "alpha_pattern"):
@@ -129,7 +132,9 @@ def _check_kinds(found: Mapping[str, Any]) -> None:
     if not targets:
         raise ValueError(f"target_modules is {said(targets)}: it names no module")
     if isinstance(targets, str) and (layers is not None or found.get("layers_pattern") is not None):
-        raise ValueError(f"layers_to_transform does not go with a pattern as target_modules ({said(targets)})")
+        raise ValueError(
+            f"layers_to_transform does not go with a pattern as target_modules ({said(targets)})"
+        )
 
 
 def _is_rank(value: Any) -> bool:
@@ -145,7 +150,9 @@ def _is_pattern(value: Any, good: Callable[[Any], bool]) -> bool:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(each, str) for each in value)
+    )
 
 
 def _is_layers(value: Any) -> bool:
@@ -255,7 +262,11 @@ def _factors(
 
 def _surplus(key: str, targets: list[str]) -> str:
     """Why a tensor that nobody asked for is refused."""
-    where = re.match(rf"{re.escape(PREFIX)}(model\.layers\.\d+\.\w+\.(?:{'|'.join(MATRICES)}))\.lora_[AB]\.weight$", key)
+    where = re.match(
+        rf"{re.escape(PREFIX)}(model\.layers\.\d+\.\w+\.(?:{'|'.join(MATRICES)}))\.lora_[AB]\.weight$", key
+    )
     if where is not None:
-        return f"tensor {key} belongs to a matrix that target_modules does not name, or this model does not have"
+        return (
+            f"tensor {key} belongs to a matrix that target_modules does not name, or this model does not have"
+        )
     return f"tensor {key} is not a factor of one of {', '.join(MATRICES)}: nothing else is adapted"

@@ -22,7 +22,7 @@ class AdapterRunner:
         return self._inner.launch(batch)
 
     def overlap(self, engine: Any) -> Any:
-        """A step launched before the last was read comes from a captured graph, and those have no adapters."""
+        """A step launched before the last was read is a captured graph, and those have no adapters."""
         return None
 
     def use(self, model: LlamaModel) -> None:

@@ -83,7 +83,9 @@ def corrected_student(task: Task, seed: int) -> tuple[Student, dict[str, Correct
     """The classroom Llama with a correction, which does nothing yet, at each matrix of the task; by their
     names."""
     student = Student(Shape())
-    student.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS / "model.safetensors").items()})
+    student.load_state_dict(
+        {name: tensor.float() for name, tensor in load_file(WEIGHTS / "model.safetensors").items()}
+    )
     student.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     corrections = {}
@@ -133,7 +135,9 @@ def rate(task: Task, step: int) -> float:
     warmup = min(50, task.steps // 10 + 1)
     if step < warmup:
         return task.peak_rate * (step + 1) / warmup
-    return task.peak_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (task.steps - warmup))))
+    return task.peak_rate * (
+        0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (task.steps - warmup)))
+    )
 
 
 def train(task: Task, seed: int = 0, name: str = "adapter") -> tuple[dict[str, Corrected], float]:
@@ -204,7 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command.Parser(
         prog="python -m minirad.model.classroom.train_adapters", description="Train the classroom's adapters."
     )
-    parser.add_argument("--out", type=Path, default=ADAPTERS, help="directory to write (default: the package's)")
+    parser.add_argument(
+        "--out", type=Path, default=ADAPTERS, help="directory to write (default: the package's)"
+    )
     parser.add_argument("--only", choices=[*TASKS], help="one of them (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
