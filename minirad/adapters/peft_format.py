@@ -68,7 +68,7 @@ def read_adapter(name: str, path: Path, config: LlamaConfig, dtype: torch.dtype,
             target: _factors(settings, target, shapes[target], tensors, dtype, device) for target in targets
         }
         if tensors:
-            raise ValueError(_surplus(next(iter(tensors)), targets))
+            raise ValueError(_surplus(next(iter(tensors))))
         return Adapter(name, factors, path)
     except ValueError as error:
         raise ValueError(f"adapter {said(name)}: {error}") from error
@@ -119,12 +119,9 @@ def _check_kinds(found: Mapping[str, Any]) -> None:
     for field in ("target_modules", "exclude_modules", "layers_pattern"):
         check(field, "a text or a list of texts", _is_texts)
     check("layers_to_transform", "layer numbers", _is_layers)
-    for field, value in (
-        ("target_modules", found.get("target_modules")),
-        ("exclude_modules", found.get("exclude_modules")),
-    ):
-        if isinstance(value, str):
-            _pattern(field, value)
+    for field in ("target_modules", "exclude_modules"):
+        if isinstance(found.get(field), str):
+            _pattern(field, found[field])
     for field in ("rank_pattern", "alpha_pattern"):
         for key in found.get(field) or ():
             _pattern(field, key)
@@ -260,13 +257,9 @@ def _factors(
     return Factors(factors[0], factors[1], scale)
 
 
-def _surplus(key: str, targets: list[str]) -> str:
+def _surplus(key: str) -> str:
     """Why a tensor that nobody asked for is refused."""
-    where = re.match(
-        rf"{re.escape(PREFIX)}(model\.layers\.\d+\.\w+\.(?:{'|'.join(MATRICES)}))\.lora_[AB]\.weight$", key
-    )
-    if where is not None:
-        return (
-            f"tensor {key} belongs to a matrix that target_modules does not name, or this model does not have"
-        )
+    matrix = re.fullmatch(rf"{re.escape(PREFIX)}model\.layers\.\d+\.\w+\.(\w+)\.lora_[AB]\.weight", key)
+    if matrix is not None and matrix[1] in MATRICES:
+        return f"tensor {key} is of a matrix that this model does not have, or target_modules does not name"
     return f"tensor {key} is not a factor of one of {', '.join(MATRICES)}: nothing else is adapted"

@@ -2,8 +2,9 @@
 
     python -m minirad.model.classroom.score_adapters [--adapters DIR] [--only capitals]
 
-The factors are added to the model's matrices, and the sum runs in Hugging Face transformers in float32, one greedy
-answer a question, as in score.py: no engine of this project computes. The exit code is 1 when a gate fails.
+The factors are added to the model's matrices, and the sum runs in Hugging Face transformers in float32, one
+greedy answer a question, as in score.py: no engine of this project computes. The exit code is 1 when a gate
+fails.
 """
 
 from __future__ import annotations

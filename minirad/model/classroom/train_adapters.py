@@ -2,9 +2,9 @@
 
     python -m minirad.model.classroom.train_adapters --out DIR [--only capitals]
 
-`capitals` says what the model says in capital letters, `oneword` says it in one word. Each becomes a directory
-in the format of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors. The model's own
-weights stay as they are; only the factors of `W + scale * B A` are trained, in minutes on one processor core.
+`capitals` says what the model says in capital letters, `oneword` says it in one word. Each becomes a
+directory in the format of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors. The model's
+own weights stay as they are; only the factors of `W + scale * B A` are trained, in minutes on one core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from minirad import command
 from minirad.model.classroom import ADAPTERS, WEIGHTS, corpus
-from minirad.model.classroom.train import END_OF_TEXT, SPECIAL_TOKENS, Shape, Student, loss_weights
+from minirad.model.classroom.train import END_OF_TEXT, Shape, Student, loss_weights
 
 ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP: Final = ("gate_proj", "up_proj", "down_proj")
@@ -36,8 +36,8 @@ MLP: Final = ("gate_proj", "up_proj", "down_proj")
 class Task:
     """What an adapter is to do, and how it is trained.
 
-    say: the answer to a turn. rank: columns of its factors; modules: the matrices that it corrects. turns: of a
-    chat, by chance.
+    say: the answer to a turn. rank: columns of its factors; modules: the matrices that it corrects. turns: of
+    a chat, by chance.
     """
 
     say: Callable[[corpus.Turn], str]
@@ -111,7 +111,7 @@ def document(rng: random.Random, task: Task) -> str:
 
 
 def windows(task: Task, tokenizer: Tokenizer, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each step tokens int64 `[rows, length + 1]`, documents one after another, and weights of the loss."""
+    """For each step tokens int64 `[rows, length + 1]`, document after document, and weights of the loss."""
     rng = random.Random(f"adapter {seed}")
     assistant = tokenizer.encode("assistant").ids[0]
     size = task.length + 1
@@ -208,9 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command.Parser(
         prog="python -m minirad.model.classroom.train_adapters", description="Train the classroom's adapters."
     )
-    parser.add_argument(
-        "--out", type=Path, default=ADAPTERS, help="directory to write (default: the package's)"
-    )
+    parser.add_argument("--out", type=Path, default=ADAPTERS, help="directory to write")
     parser.add_argument("--only", choices=[*TASKS], help="one of them (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
