@@ -9,17 +9,20 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from minirad.errors import plain, said, truth, whole
+from minirad import errors
+from minirad.errors import path, plain, said, truth, whole
 from minirad.rooms import room
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.text import valid_text
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+SPECULATIVE = ("ngram", "eagle")
 HOST_WRITE = ("write_through", "write_through_selective", "write_back")
 ATTENTION = ("auto", "torch", "flashinfer", "gather")
 DEFAULT_KV_TOKENS = 4096  # on a CPU
@@ -137,8 +140,15 @@ class EngineConfig:
     host_write: when copies are made: write_through (as soon as a node is complete), write_through_selective
         (at its second hit), write_back (when it is evicted).
     load_back_threshold: fewer tokens than this are computed again rather than loaded.
+    disk_dir: a folder for a third tier below the host's, which outlives the process; None: none.
+    disk_mb: how many megabytes of files it holds at most.
     bigram_keys: the tree's units are pairs of tokens, as draft models need it whose KV at a token depends
-        on the next one (EAGLE): n tokens in common are n - 1 units in common.
+        on the next one (EAGLE): n tokens in common are n - 1 units in common. None: with "eagle".
+    speculative: "ngram" (drafts looked up in the request's own tokens) or "eagle" (from a draft head); None.
+    draft_tokens: how many tokens are drafted at most before the model looks at them.
+    draft_ngram: "ngram" looks up the last so many tokens, or fewer.
+    draft_model: "eagle": the head's directory; None is that of the classroom Llama.
+    lora: adapters in PEFT's format by name: a dict of directories, or texts "name=DIR".
     radix_cache: False forgets every request's KV when it finishes (for comparison).
     cuda_graphs: decode steps are captured and replayed; None: where FlashInfer runs with fused kernels.
     cascade: captured steps read what all requests share once for all; None: where that was measured faster.
@@ -165,7 +175,14 @@ class EngineConfig:
     host_kv_tokens: int = 0
     host_write: str = "write_through"
     load_back_threshold: int = 10
-    bigram_keys: bool = False
+    disk_dir: str | Path | None = None
+    disk_mb: int = 1024
+    bigram_keys: bool | None = None
+    speculative: str | None = None
+    draft_tokens: int = 4
+    draft_ngram: int = 3
+    draft_model: str | Path | None = None
+    lora: Any = ()
     seed: int = 0
     cuda_graphs: bool | None = None
     cascade: bool | None = None
@@ -205,6 +222,7 @@ class EngineConfig:
         at_least("load_back_threshold", self.load_back_threshold, 1)
         at_least("seed", self.seed, 0)
         at_least("tp", self.tp, 1)
+        self._check_more()
         ScheduleOptions.of(self)
         if self.max_context is not None:
             at_least("max_context", self.max_context, 2)
@@ -222,6 +240,72 @@ class EngineConfig:
             at_least("kv_tokens", self.kv_tokens, self.page_size)
             if self.kv_tokens % self.page_size:
                 raise ValueError(f"page_size {self.page_size} does not divide kv_tokens {self.kv_tokens}")
+
+    def _check_more(self) -> None:
+        """Drafts, adapters and the disk."""
+        if self.speculative is not None:
+            one_of("speculative", self.speculative, SPECULATIVE)
+        if self.bigram_keys is None:
+            object.__setattr__(self, "bigram_keys", self.speculative == "eagle")
+        at_least("draft_tokens", self.draft_tokens, 1)
+        at_least("draft_ngram", self.draft_ngram, 1)
+        at_least("disk_mb", self.disk_mb, 1)
+        object.__setattr__(self, "lora", adapters_by_name(self.lora))
+        if self.draft_model is not None:
+            path("draft_model", self.draft_model)
+            if self.speculative != "eagle":
+                raise ValueError(f"draft_model {str(self.draft_model)!r} is for speculative='eagle'")
+        if self.disk_dir is not None:
+            path("disk_dir", self.disk_dir)
+            if not self.host_kv_tokens:
+                raise ValueError(f"disk_dir {str(self.disk_dir)!r} needs host_kv_tokens: the tier above it")
+        for name in ("speculative", "lora", "disk_dir"):
+            if self.tp > 1 and getattr(self, name):
+                raise ValueError(f"tp={self.tp}: {name} is for one process")
+
+
+def adapters_by_name(lora: Any) -> tuple[tuple[str, str], ...]:
+    """Adapters as pairs of name and directory, of a dict, of pairs, or of texts "name=DIR" and "name"."""
+    given = lora.items() if isinstance(lora, Mapping) else [lora] if isinstance(lora, str) else lora
+    if not isinstance(given, Iterable):
+        raise ValueError(f"lora must be adapters by name, got {said(lora)}")
+    pairs: dict[str, str] = {}
+    for each in given:
+        pair = each.partition("=")[::2] if isinstance(each, str) else each
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"an adapter is 'name=DIR' or a pair of both, got {said(each)}")
+        name = errors.adapter_name(pair[0])
+        if name in pairs:
+            raise ValueError(f"two adapters have the name {name!r}")
+        pairs[name] = str(path(f"the adapter {name}", pair[1] or name))
+    return tuple(pairs.items())
+
+
+class AdapterKey(NamedTuple):
+    """The namespace of an adapter's requests: what another adapter computed is not theirs."""
+
+    adapter: str
+    extra_key: Hashable
+
+
+def namespace(config: EngineConfig, extra_key: Hashable, lora: str = "") -> Hashable:
+    """The tree's key for requests with this extra_key under this adapter ("": none).
+
+    ValueError for what cannot be hashed, and for an adapter that the config does not name.
+    """
+    known = dict(config.lora)
+    if isinstance(extra_key, AdapterKey):
+        raise ValueError(f"extra_key {extra_key!r}: an adapter is asked for with lora={extra_key.adapter!r}")
+    if not lora:
+        return errors.extra_key(extra_key)
+    if not isinstance(lora, str) or lora not in known:
+        raise ValueError(f"unknown adapter {said(lora)}; known: {', '.join(known) or 'none'}")
+    return AdapterKey(lora, errors.extra_key(extra_key))
+
+
+def adapter_of(extra_key: Hashable) -> str:
+    """The adapter under whose namespace a request runs; "" for none."""
+    return extra_key.adapter if isinstance(extra_key, AdapterKey) else ""
 
 
 def drawn_seed(engine_seed: int, number: int = 0) -> int:

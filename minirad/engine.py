@@ -45,9 +45,12 @@ class Engine:
     """
 
     def __new__(cls, config: Any = None, *rest: Any, **more: Any) -> Any:
-        """An engine of several ranks is another class, and on all ranks but the first it follows."""
-        tp = getattr(config, "tp", 1)
-        return super().__new__(cls if tp == 1 else room("ranks.engine").ranked(cls, tp))
+        """One of several ranks, or with drafts, is another class (ranks/, speculative/)."""
+        if getattr(config, "tp", 1) > 1:
+            cls = room("ranks.engine").ranked(cls, config.tp)
+        elif getattr(config, "speculative", None):
+            cls = room("speculative.engine").drafting(cls)
+        return super().__new__(cls)
 
     def __init__(
         self, config: EngineConfig | None = None, cache: PrefixCache | None = None, *,
@@ -177,18 +180,19 @@ class Engine:
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, extra_key: Hashable = None,
-        priority: int = 0, *, token_mask: TokenMask | None = None,
+        priority: int = 0, *, token_mask: TokenMask | None = None, lora: str = "",
     ) -> str:  # fmt: skip
         """Queues a prompt (text or token ids) and returns its id; `step` does the work.
 
         extra_key: requests share KV only with requests of an equal key (any hashable).
         priority: larger is served sooner and kept longer.
         token_mask: called with the ids generated so far, returns a bool row of allowed ids or None.
+        lora: one of the config's adapters; its KV is shared among its own requests only.
 
         Raises ValueError, and changes nothing, for an empty prompt, ids outside the vocabulary, or
         a prompt that with its reply is longer than the context or the pool.
         """
-        request = self.intake.request(prompt, params, extra_key, priority, token_mask)
+        request = self.intake.request(prompt, params, extra_key, priority, token_mask, lora)
         try:
             self.enqueue([request])
             return request.id
@@ -221,20 +225,22 @@ class Engine:
     def generate(
         self, prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None, *, extra_key: Hashable = None,
+        lora: str = "",
     ) -> list[GenerationOutput]:  # fmt: skip
         """Runs prompts to their end; outputs in the order of the prompts, samples by index.
 
         All prompts are checked before any is queued. Requests added before go on meanwhile; what
         of them finishes is in the next step's report.
         """
-        outputs: list[GenerationOutput] = room("generate").generate(self, prompts, params, extra_key)
+        outputs: list[GenerationOutput] = room("generate").generate(self, prompts, params, extra_key, lora)
         return outputs
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None
-    ) -> Iterator[StreamToken]:
+        self, prompt: Prompt, params: SamplingParams | None = None, *, extra_key: Hashable = None,
+        lora: str = "",
+    ) -> Iterator[StreamToken]:  # fmt: skip
         """Yields each token of one prompt as soon as it is sampled. Leaving the loop aborts it."""
-        request = self.intake.request(prompt, params, extra_key)
+        request = self.intake.request(prompt, params, extra_key, lora=lora)
         tokens: Iterator[StreamToken] = room("generate").stream(self, request)
         return tokens
 
@@ -273,16 +279,16 @@ class Engine:
 
     # ------------------------------------------------------------ prefixes
 
-    def peek(self, prompt: Prompt, extra_key: Hashable = None) -> int:
+    def peek(self, prompt: Prompt, extra_key: Hashable = None, lora: str = "") -> int:
         """How many tokens of a prompt the tree would match now. Changes nothing.
 
         The match, not the slots that would be used: one token at least is always computed.
         """
-        return int(self.cache.peek(self.intake.key(self.encode(prompt), extra_key)))
+        return int(self.cache.peek(self.intake.key(self.encode(prompt), extra_key, lora)))
 
-    def pin(self, prefix: Prompt, extra_key: Hashable = None) -> Pin:
+    def pin(self, prefix: Prompt, extra_key: Hashable = None, lora: str = "") -> Pin:
         """Holds the part of a prefix that is in the tree, so that it is not evicted, until `unpin`."""
-        key = self.intake.key(self.encode(prefix), extra_key)
+        key = self.intake.key(self.encode(prefix), extra_key, lora)
         number = self._next_pin
         try:
             with self.transaction:

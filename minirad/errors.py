@@ -104,6 +104,13 @@ def extra_key(value: Any) -> Hashable:
     return key
 
 
+def adapter_name(value: Any) -> str:
+    """ValueError unless it can be an adapter's name: a text without "=" and spaces."""
+    if not isinstance(value, str) or not value or "=" in value or any(map(str.isspace, value)):
+        raise ValueError(f"an adapter's name is a text without '=' and spaces, got {said(value)}")
+    return value
+
+
 def request_id(value: Any) -> str:
     """ValueError unless it is a text, as `add_request` returns it."""
     if not isinstance(value, str):

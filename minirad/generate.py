@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def generate(
-    engine: Engine, prompts: Prompt | Sequence[Prompt], params: Any, extra_key: Hashable
+    engine: Engine, prompts: Prompt | Sequence[Prompt], params: Any, extra_key: Hashable, lora: str = ""
 ) -> list[GenerationOutput]:
     """Runs prompts to their end; outputs in their order, samples by index."""
-    requests = _requests(engine, prompts, params, extra_key)
+    requests = _requests(engine, prompts, params, extra_key, lora)
     try:
         try:
             engine.enqueue(requests)
@@ -94,7 +94,7 @@ def _pieces(
 
 
 def _requests(
-    engine: Engine, prompts: Prompt | Sequence[Prompt], params: Any, extra_key: Hashable
+    engine: Engine, prompts: Prompt | Sequence[Prompt], params: Any, extra_key: Hashable, lora: str
 ) -> list[Request]:
     """One for each prompt; params: for all, or one for each. All are checked before any is queued."""
     many = _as_prompts(prompts)
@@ -105,7 +105,7 @@ def _requests(
     if len(params) != len(many):
         raise ValueError(f"{len(many)} prompts but {len(params)} sampling parameters")
     take = engine.intake.request
-    return [take(each, param, extra_key) for each, param in zip(many, params, strict=True)]
+    return [take(each, param, extra_key, lora=lora) for each, param in zip(many, params, strict=True)]
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from minirad import errors
 from minirad.cache.node import IntSequence, RadixKey
-from minirad.config import EngineConfig, drawn_seed, require_fits, sampling
+from minirad.config import EngineConfig, drawn_seed, namespace, require_fits, sampling
 from minirad.parts import Prompt
 from minirad.schedule.request import Request
 
@@ -20,7 +20,7 @@ class Intake:
 
     def request(
         self, prompt: Prompt, params: Any = None, extra_key: Hashable = None, priority: int = 0,
-        token_mask: Any = None,
+        token_mask: Any = None, lora: str = "",
     ) -> Request:  # fmt: skip
         """A new request without an id; ValueError for what could never run."""
         errors.mask(token_mask)
@@ -28,14 +28,14 @@ class Intake:
         tokens = self._texts.encode(prompt)
         require_fits(tokens, params, self._config, self._vocab_size)
         self._texts.prepare(params)
-        self.key((), extra_key)  # refuses what cannot be hashed
         config = self._config
+        extra_key = namespace(config, extra_key, lora)
         seed = params.seed if params.seed is not None else drawn_seed(config.seed)
         return Request(
             "", tokens, params, seed, 0, extra_key, priority, token_mask=token_mask,
-            is_bigram=config.bigram_keys,
+            is_bigram=bool(config.bigram_keys),
         )  # fmt: skip
 
-    def key(self, tokens: IntSequence, extra_key: Hashable) -> RadixKey:
+    def key(self, tokens: IntSequence, extra_key: Hashable, lora: str) -> RadixKey:
         """Token ids as a tree key."""
-        return RadixKey(tokens, errors.extra_key(extra_key), self._config.bigram_keys)
+        return RadixKey(tokens, namespace(self._config, extra_key, lora), bool(self._config.bigram_keys))

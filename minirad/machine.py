@@ -63,12 +63,18 @@ def put_together(
     attention, note = choose_attention(config, model, device, fast)
     config = filled_in(config, model, device, attention.name)
     assert config.kv_tokens is not None and config.max_context is not None
-    pool = model.new_pool(config.kv_tokens + config.page_size)
+    adapters = room("adapters.choose").adapters(config, model) if config.lora else None
+    drafter = room("speculative.choose").drafter(config, model) if config.speculative else None
+    more = () if drafter is None else (drafter.layers,)
+    pool = model.new_pool(config.kv_tokens + config.page_size, *more)
     rows = ReqToTokenPool(config.max_running, config.max_context)
-    runner = (TorchRunner if fast is None else fast.Runner)(model, pool, attention, rows, config)
+    served = model if adapters is None else adapters.model
+    runner = (TorchRunner if fast is None else fast.Runner)(served, pool, attention, rows, config)
+    for around in filter(None, (adapters, drafter)):
+        runner = around.around(runner)
     load = None if path is None else partial(load_tokenizer, path)
     texts = Tokenizing(tokenizer, load, model.config.eos_ids)
-    return Parts(config, runner, choose_cache(cache, config, pool), rows, texts, path, note)
+    return Parts(config, runner, choose_cache(cache, config, pool, model), rows, texts, path, note)
 
 
 def check_arguments(config: Any, cache: Any, model: Any) -> None:
@@ -220,8 +226,10 @@ def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, att
     return config
 
 
-def choose_cache(cache: PrefixCache | None, config: EngineConfig, pool: KVPool) -> PrefixCache:
-    """The tree: a caller's own, which has to fit the configuration, or ours; with a host tier from tiers/."""
+def choose_cache(
+    cache: PrefixCache | None, config: EngineConfig, pool: KVPool, model: LlamaModel
+) -> PrefixCache:
+    """The tree: a caller's own, which has to fit the configuration, or ours; with more tiers from tiers/."""
     if cache is None and not config.host_kv_tokens:
         return RadixCache(config.page_size, config.eviction_policy)
     if cache is None:
@@ -230,7 +238,7 @@ def choose_cache(cache: PrefixCache | None, config: EngineConfig, pool: KVPool) 
             raise ValueError(
                 f"host_kv_tokens={config.host_kv_tokens} needs minirad/tiers/, which is not here"
             )
-        tree: PrefixCache = tiers.choose_cache(config, pool)
+        tree: PrefixCache = tiers.choose_cache(config, pool, model)
         return tree
     if config.host_kv_tokens:
         raise ValueError(

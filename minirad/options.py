@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.config import ATTENTION, DTYPES, EngineConfig, SamplingParams
+from minirad.config import ATTENTION, DTYPES, SPECULATIVE, EngineConfig, SamplingParams
 from minirad.schedule.policies import POLICIES as SCHEDULE
 
 
@@ -33,7 +33,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host-kv-tokens", type=int, help="second tier in host memory (default: 0, none)")
     group.add_argument("--host-write", help="write_through, write_through_selective, write_back")
     group.add_argument("--load-back-threshold", type=int, help="fewer are computed again (default: 10)")
+    group.add_argument("--disk-dir", metavar="DIR", help="third tier, in files that outlive the process")
+    group.add_argument("--disk-mb", type=int, help="megabytes of files there at most (default: 1024)")
     group.add_argument("--bigram-keys", action="store_true", default=None, help="a tree of pairs (EAGLE)")
+    group.add_argument("--speculative", help=f"drafts, verified in one pass: {', '.join(SPECULATIVE)}")
+    group.add_argument("--draft-tokens", type=int, help="drafted at most before a pass (default: 4)")
+    group.add_argument("--draft-ngram", type=int, help="ngram looks up so many tokens (default: 3)")
+    group.add_argument("--draft-model", metavar="DIR", help="eagle: the head (default: the classroom's)")
+    group.add_argument("--lora", action="append", metavar="NAME=DIR", help="an adapter; repeatable")
     group.add_argument("--no-radix-cache", dest="radix_cache", action="store_false", default=None)
     group.add_argument("--no-cuda-graphs", dest="cuda_graphs", action="store_false", default=None)
     group.add_argument("--seed", type=int, help="for sampling (default: 0)")
@@ -48,6 +55,7 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
         "chunk_tokens", "schedule_policy", "eviction_policy", "radix_cache", "seed",
         "dummy_weights", "fair_passes", "mixed", "preemption", "in_batch_prefix", "host_kv_tokens",
         "host_write", "load_back_threshold", "bigram_keys", "cuda_graphs", "tp", "rank_digest",
+        "disk_dir", "disk_mb", "speculative", "draft_tokens", "draft_ngram", "draft_model", "lora",
     )  # fmt: skip
     said = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     return EngineConfig(**{**defaults, **said})
@@ -85,7 +93,8 @@ def engine_words(args: argparse.Namespace) -> list[str]:
     words: list[str] = []
     for action in parser._actions:
         value = getattr(args, action.dest)
-        if value is not None:
-            words.append(action.option_strings[0])
-            words += [] if action.nargs == 0 else [str(value)]
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None:
+                words.append(action.option_strings[0])
+                words += [] if action.nargs == 0 else [str(each)]
     return words

@@ -39,10 +39,8 @@ class ResultProcessor:
             nested = [self._prefilled(*pair, at < batch.prefills) for at, pair in enumerate(pairs)]
             pairs = [pair for some in nested for pair in some]
         now = time.perf_counter()
-        for request, result in pairs:
-            self._take(request, result, now)
-        for request, result in pairs:
-            reason = self._finish_reason(request, result.error)
+        reasons = [self._take(request, result, now) for request, result in pairs]
+        for (request, _), reason in zip(pairs, reasons, strict=True):
             if reason:
                 self.finish(request, reason)
 
@@ -84,8 +82,12 @@ class ResultProcessor:
             result = Result(error=failed("it could not branch off", error))
         return sample, result
 
-    def _take(self, request: Request, result: Result, now: float) -> None:
-        """New tokens join their request; its listener, if it has one, is told."""
+    def _take(self, request: Request, result: Result, now: float) -> str:
+        """New tokens join their request, up to one that ends it; its listener, if it has one, is told.
+
+        Returns why it ends now, or "".
+        """
+        reason = "" if result.tokens else self._finish_reason(request, result.error)
         for token, logprob in result.tokens:
             request.first_token_at = request.first_token_at or now
             request.append(token, logprob)
@@ -93,6 +95,10 @@ class ResultProcessor:
                 self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
             if request.listener is not None:
                 request.listener.token(request, token)
+            reason = self._finish_reason(request, result.error)
+            if reason:
+                break
+        return reason
 
     def _finish_reason(self, request: Request, error: str) -> str:
         """Why it ends now; "" if it goes on."""
@@ -110,8 +116,8 @@ class ResultProcessor:
         """Commits (or, on an abort or error, drops) what a request holds, and reports its outputs."""
         freed = 0
         try:
-            for _ in range(request.ahead):  # slots of tokens that will not be looked at
-                self.cache_manager.take_back_one(request)
+            if request.ahead:  # slots of tokens that will not be looked at
+                self.cache_manager.take_back(request, request.kv_len - request.ahead)
             request.ahead = 0
             if request.row >= 0 and reason not in ("abort", "error"):
                 self.cache_manager.commit(request, finished=True)  # gives its row back

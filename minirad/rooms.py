@@ -2,14 +2,16 @@
 
     machine        an engine's parts: device, weights, pool, attention (other parts: simulate.py)
     transaction    a public call happens whole or not at all: Ctrl-C and handlers' errors wait for its end
-    serve          `generate` and `stream`, on top of `step`
+    generate       `generate` and `stream`, on top of `step`
     observe        what watches: snapshots, and checks of every invariant
     cache.any_tree, cache.versions, the other policies of cache/ and schedule/, kv.poison: special cases
 
 These can be deleted, and the rest goes on working:
 
     fast           CUDA graphs, fused kernels, running ahead; without it all is slower
-    tiers          a second tier of the cache in host memory
+    tiers          a second tier of the cache in host memory, a third one on a disk
+    speculative    drafts of several tokens, verified in one pass
+    adapters       LoRA: several fine-tuned models that share one set of weights
 """
 
 from __future__ import annotations

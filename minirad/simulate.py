@@ -273,13 +273,14 @@ class ModelFreeEngine(Engine):
         priority: int = 0,
         *,
         token_mask: Any = None,
+        lora: str = "",
         reply: tuple[int, ...] | None = None,
     ) -> str:
         """Queues token ids and returns the request's id; ValueError for what can never run.
 
         reply: what will be generated; None: see scripted_reply.
         """
-        name = super().add_request(prompt, params, extra_key, priority, token_mask=token_mask)
+        name = super().add_request(prompt, params, extra_key, priority, token_mask=token_mask, lora=lora)
         self.served[name] = Served(as_int64(prompt, "a prompt"), extra_key, self.now)
         if reply is not None:
             self.script.given[name] = reply

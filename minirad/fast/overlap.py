@@ -116,7 +116,7 @@ class Overlap:
             chosen = _chosen(output, requests)
         except BaseException:  # no memory left for one more graph, say
             for request in requests:
-                engine.cache_manager.take_back_one(request)
+                engine.cache_manager.take_back(request, request.kv_len - 1)
             raise
         engine.scheduler.future.step(idle=False)
         self._turn = 1 - self._turn

@@ -50,10 +50,13 @@ class LlamaModel:
         """Where the weights lie."""
         return self.embed.device
 
-    def new_pool(self, num_slots: int) -> KVPool:
-        """A KV pool of this model's shape with `num_slots` slots (the dummy page's included)."""
-        c = self.config
-        return KVPool(c.layers, num_slots, c.kv_heads, c.head_dim, dtype=self.dtype, device=self.device)
+    def new_pool(self, num_slots: int, more_layers: int = 0) -> KVPool:
+        """A KV pool of this model's shape with `num_slots` slots (the dummy page's included).
+
+        more_layers: beside its own, those of a draft head.
+        """
+        c, layers = self.config, self.config.layers + more_layers
+        return KVPool(layers, num_slots, c.kv_heads, c.head_dim, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def forward(

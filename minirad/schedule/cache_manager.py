@@ -140,12 +140,15 @@ class CacheManager:
             if wanted:
                 self.bus.emit(ev.SlotsAllocated(request.id, (slot,)))
 
-    def take_back_one(self, request: Request) -> None:
-        """Undoes the last slot of `extend_by_one`: it was handed out for a token that is not to come."""
-        request.kv_len -= 1
-        if request.kv_len % self.allocator.page_size == 0:
-            slot = self.rows.rows[request.row, request.kv_len : request.kv_len + 1].copy()
-            self._release(slot, request.row, "released")
+    def take_back(self, request: Request, kv_len: int, cause: str = "released") -> None:
+        """Undoes `extend` down to `kv_len`: what is behind it was handed out for tokens that are not to come.
+
+        The rest of a page that begins before it stays the row's.
+        """
+        page = self.allocator.page_size
+        slots = self.rows.rows[request.row, -(-kv_len // page) * page : request.kv_len].copy()
+        request.kv_len = kv_len
+        self._release(slots, request.row, cause)
 
     # ------------------------------------------------------------ admission and commit
 

@@ -55,6 +55,7 @@ class Request:
     finish_reason: str = ""
     error: str = ""
     reply: Any = None  # what it says so far (text.ReplyText), where that is asked for before its end
+    draft: Any = None  # what speculative/ keeps of it between two steps
     added_at: float = 0.0
     first_token_at: float = 0.0
 

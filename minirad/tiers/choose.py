@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from minirad.config import EngineConfig
 from minirad.kv.kv_pool import KVPool
+from minirad.model.llama import LlamaModel
 from minirad.tiers.hiradix_cache import HiRadixCache
 from minirad.tiers.host_tier import HostTier
 
 
-def choose_cache(config: EngineConfig, pool: KVPool) -> HiRadixCache:
+def choose_cache(config: EngineConfig, pool: KVPool, model: LlamaModel) -> HiRadixCache:
     """A tree whose second tier is `config.host_kv_tokens` slots of host memory."""
     return HiRadixCache(
         config.page_size, config.eviction_policy, host_tokens=config.host_kv_tokens,

@@ -123,7 +123,7 @@ def test_without_room_on_the_device_nothing_is_loaded(make_engine: MakeEngine) -
         ({"host_kv_tokens": 8, "radix_cache": False}, "host_kv_tokens=8 without a radix cache"),
         ({"host_write": "never"}, "unknown host_write 'never'"),
         ({"load_back_threshold": 0}, "load_back_threshold must be at least 1, got 0"),
-        ({"bigram_keys": 2}, "bigram_keys must be True or False, got 2"),
+        ({"bigram_keys": 2}, "bigram_keys must be True, False or None, got 2"),
     ],
 )
 def test_a_wrong_setting_is_named(options: dict[str, Any], message: str) -> None:

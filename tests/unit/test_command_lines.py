@@ -323,7 +323,7 @@ def test_numpy_scalars_are_numbers_and_no_is_no_bool(make_engine: MakeEngine) ->
     assert type(config.kv_tokens) is int and config.mixed is True
     engine = make_engine()
     assert engine.add_request(np.array([5, 6]), params, priority=np.int16(3)) == "R1"
-    for name in ("radix_cache", "poison_freed", "mixed", "overlap", "bigram_keys"):
+    for name in ("radix_cache", "poison_freed", "mixed", "overlap"):
         with pytest.raises(ValueError, match=f"{name} must be True or False, got 'no'"):
             EngineConfig(**{name: "no"})
 
