@@ -153,6 +153,7 @@ def _checks_of(kind: type[Event]) -> dict[str, tuple[Check, str]]:
 
 
 _CONFIG = {each.name: _KINDS.get(str(each.type), _KINDS["str"]) for each in dataclasses.fields(EngineConfig)}
+_CONFIG["lora"] = _KINDS["tuple[str, ...]"]  # the adapters' names
 
 
 def event_fields(event: Event) -> list[Any]:

@@ -194,7 +194,9 @@ class Recorder(Recording):
         engine = self._engine
         if engine is not None:
             config = dataclasses.asdict(engine.config)
-            config["model"] = None if config["model"] is None else str(config["model"])
+            for name in ("model", "disk_dir", "draft_model"):
+                config[name] = None if config[name] is None else str(config[name])
+            config["lora"] = [name for name, _ in config["lora"]]
             header["config"] = config
             known = engine.model_path is not None
             source = (str(engine.model_path) if config["model"] is not None else None) if known else ""
