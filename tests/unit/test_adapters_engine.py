@@ -1,4 +1,4 @@
-"""Adapters in an engine: several in one batch say what each says alone, and share nothing that they computed."""
+"""Adapters in an engine: several in one batch say what each says alone, and share nothing of what they say."""
 
 from __future__ import annotations
 
