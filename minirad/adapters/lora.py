@@ -40,7 +40,7 @@ class Adapter:
             found.update(f"{name} {each.scale!r}".encode())
             for factor in (each.a, each.b):
                 found.update(f" {factor.dtype} {tuple(factor.shape)} ".encode())
-                found.update(factor.cpu().contiguous().view(torch.uint8).numpy())
+                found.update(factor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return found.hexdigest()
 
     @property
