@@ -1,0 +1,70 @@
+"""What machine.py asks this folder for, by name: a model with the adapters that a configuration names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minirad.adapters.model import AdapterLlama
+from minirad.adapters.peft_format import read_adapter
+from minirad.adapters.runner import AdapterRunner
+from minirad.config import EngineConfig
+from minirad.errors import said
+from minirad.model.classroom import ADAPTERS
+from minirad.model.llama import LlamaModel
+from minirad.rooms import room
+
+__all__ = ["Adapted", "adapters", "directory", "shipped"]
+
+
+def shipped() -> list[str]:
+    """The names of the classroom Llama's own adapters."""
+    return sorted(path.name for path in ADAPTERS.iterdir() if path.is_dir()) if ADAPTERS.is_dir() else []
+
+
+def directory(name: str, path: str) -> Path:
+    """Where an adapter lies: a directory, or the name of one that is shipped."""
+    found, known = Path(path).expanduser(), shipped()
+    if not found.is_dir() and path in known:
+        return ADAPTERS / path
+    if not found.is_dir():
+        raise ValueError(
+            f"adapter {said(name)}: {path} is no directory, and none of those that are shipped "
+            f"({', '.join(known)})"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A model with adapters, for a runner that is then put into `around`."""
+
+    model: AdapterLlama
+
+    def around(self, runner: Any) -> AdapterRunner:
+        """The runner that computes with this model, which is told whose rows are whose."""
+        return AdapterRunner(runner)
+
+
+def adapters(config: EngineConfig, model: LlamaModel) -> Adapted:
+    """The model with the adapters that the configuration names.
+
+    Raises ValueError for an adapter that cannot be had or does not fit the model, and for what cannot go on
+    with adapters.
+    """
+    if type(model) is not LlamaModel:
+        raise ValueError(f"adapters correct a plain LlamaModel, not {said(type(model))}")
+    if config.cuda_graphs:
+        raise ValueError("cuda_graphs=True: captured steps have no adapters; leave it away, or the adapters")
+    found = [
+        read_adapter(name, directory(name, path), model.config, model.dtype, model.device)
+        for name, path in config.lora
+    ]
+    return Adapted(AdapterLlama(model, found, _product(model)))
+
+
+def _product(model: LlamaModel) -> Any:
+    """How the model's own matrices are multiplied fastest: on a CPU fast/ knows, elsewhere torch."""
+    fast = room("fast.fused_llama") if model.device.type == "cpu" else None
+    return LlamaModel.linear if fast is None else type(fast.faster(model)).linear
