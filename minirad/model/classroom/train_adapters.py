@@ -55,8 +55,8 @@ class Phase:
 class Task:
     """What an adapter is to do, and how it is trained.
 
-    say: the answer to a turn. rank: columns of its factors; modules: the matrices that it corrects. chat_gate:
-    the share of right last replies in chats of two turns that it has to reach.
+    say: the answer to a turn. rank: columns of its factors; modules: the matrices that it corrects.
+    chat_gate: the share of right last replies in chats of two turns that it has to reach.
     """
 
     say: Callable[[corpus.Turn], str]
