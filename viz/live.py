@@ -126,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
                         help="when copies are made (default: write_through)")  # fmt: skip
     parser.add_argument("--bigram-keys", action="store_true", default=None,
                         help="a tree of pairs of tokens (with --speculative eagle it is one)")  # fmt: skip
-    parser.add_argument("--speculative", choices=SPECULATIVE, help="draft tokens, and verify them in one pass")
+    parser.add_argument(
+        "--speculative", choices=SPECULATIVE, help="draft tokens, and verify them in one pass"
+    )
     parser.add_argument("--draft-tokens", type=command.positive, metavar="N",
                         help="drafted at most before a pass (default: 4)")  # fmt: skip
     parser.add_argument("--tp", type=command.positive, default=1, metavar="N",

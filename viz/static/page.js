@@ -348,7 +348,7 @@ function drawHeader() {
   el.chips.replaceChildren(chip(meta.title ?? "", "workload"), chip(meta.model ?? "", "model"),
     meta.fleet ? chip(meta.page_size ? `blocks of ${plural(meta.page_size, "token")}` : "", "as the servers store them") : chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
     ...(meta.host_tokens ? [chip(`host ${meta.host_tokens} · ${meta.host_write}`, "tokens in host memory · when copies are made")] : []),
-    ...(meta.speculative ? [chip(`drafts: ${meta.speculative}${meta.bigram_keys ? ", pairs" : ""}`, `where drafts come from${meta.bigram_keys ? "; the tree's units are pairs of tokens (bigrams)" : ""}`)] : []),
+    ...(meta.speculative ? [chip(meta.bigram_keys ? `${meta.speculative} · pairs` : `drafts: ${meta.speculative}`, `where drafts come from${meta.bigram_keys ? " · the tree's units are bigrams" : ""}`)] : []),
     ...(meta.bigram_keys && !meta.speculative ? [chip("pairs of tokens", "the tree's units are bigrams")] : []),
     (el.policyChip = chip("", "schedule policy · eviction policy at the moment on view")));
   document.body.classList.toggle("tiered", Boolean(meta.host_tokens));

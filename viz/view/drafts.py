@@ -1,7 +1,8 @@
 """What decoding requests drafted in a step, as far as a position has come; and sums of all drafts up to it.
 
-In the order of the events: slots are handed out for a request's drafts, tokens are drafted, the model verifies
-them, and the slots of those that it did not choose are given back. `DraftBook` keeps up with a recording.
+In the order of the events: slots are handed out for a request's drafts, tokens are drafted, the model
+verifies them, and the slots of those that it did not choose are given back. `DraftBook` keeps up with a
+recording.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class Draft:
         it as well, and the reply ends with it, so that its KV is of no use."""
         if self.stage == "drafted":
             return ["held"] * len(self.tokens)
-        behind = ["rejected"] * (len(self.tokens) - self.accepted)
-        if behind and self.own[:1] == self.tokens[self.accepted : self.accepted + 1]:
-            behind[0] = "last"
-        return ["accepted"] * self.accepted + behind
+        fates = ["accepted" if at < self.accepted else "rejected" for at in range(len(self.tokens))]
+        if self.own and self.own[:1] == self.tokens[self.accepted : self.accepted + 1]:
+            fates[self.accepted] = "last"
+        return fates
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class DraftBook:
 
 
 def drafts_in(events: Sequence[Event], upto: int, decoding: Iterable[str], frame: int = 0) -> list[Draft]:
-    """What decoding requests drafted in a frame, after the first `upto` of its events, in the batch's order."""
+    """What decoding requests drafted in a frame, after `upto` of its events, in the batch's order."""
     known, slots = set(decoding), {e.request: e.slots for e in events if isinstance(e, TokensDrafted)}
     found: dict[str, Draft] = {}
     last = ""  # whose drafts were verified last: SlotsFreed names nobody
@@ -136,6 +137,9 @@ def drafts_in(events: Sequence[Event], upto: int, decoding: Iterable[str], frame
         now = at == upto - 1
         if isinstance(event, ev.BatchScheduled):
             found = {name: Draft(name, frame) for name in event.requests if name in known}
+            continue
+        if isinstance(event, ev.RequestRetracted):
+            known.discard(event.request)
             continue
         if isinstance(event, ev.SlotsFreed):
             name, change = last, {"stage": "returned", "back": event.slots}
@@ -153,9 +157,7 @@ def drafts_in(events: Sequence[Event], upto: int, decoding: Iterable[str], frame
         elif isinstance(event, DraftVerified):
             name = last = event.request
             stage = "verified" if _gives_back(events[at + 1 : at + 2]) else "returned"
-            change = {
-                "stage": stage, "accepted": event.accepted, "own": event.tokens[event.accepted :],
-            }  # fmt: skip
+            change = {"stage": stage, "accepted": event.accepted, "own": event.tokens[event.accepted :]}
         elif isinstance(event, ev.TokenSampled):
             name, change = event.request, {"own": (event.token,)}
             if name in found and found[name].stage != "none":
@@ -184,8 +186,8 @@ def _sums(drafts: Iterable[Draft]) -> DraftSums:
 
 
 def draft_pages(drafts: Iterable[Draft], page_size: int) -> list[tuple[str, str, list[int]]]:
-    """(fate, request, pages) of pages in which drafts lie or lay: "held" before they are verified, "accepted",
-    "rejected" as long as they are not yet free, "returned". A page with an accepted draft is "accepted".
+    """(fate, request, pages) of pages in which drafts lie or lay: "held" before they are verified,
+    "accepted", "rejected" as long as they are not yet free, "returned". The last that names a page counts.
     """
     found: list[tuple[str, str, list[int]]] = []
     for draft in drafts:
@@ -214,7 +216,9 @@ def told(draft: Draft) -> str:
         return held
     if draft.stage == "verified":
         return f"{held}; {_slots(draft.rejected)} to give back"
-    return f"{held}; {_slots(draft.back)} given back" if draft.back else f"{held}; its page stays"
+    kept = len(draft.rejected) - len(draft.back)
+    back = [f"{_slots(draft.back)} given back"] if draft.back else []
+    return f"{held}; {', '.join(back + [f'{kept} kept in a page in use'] * (kept > 0))}"
 
 
 def _slots(slots: Sequence[int]) -> str:

@@ -59,4 +59,5 @@ def _line(draft: Draft, trace: Trace) -> Json:
 
 def _said(decode: Decode, token: int) -> str:
     text = visible(pretty(decode([token])))
+    text = text.replace(" ", "␣") if text.isspace() else text
     return text if len(text) <= _TOKEN else f"{text[: _TOKEN - 1]}…"
