@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from minirad.observe import events as ev
 from minirad.observe.draft_events import DraftVerified, TokensDrafted
@@ -134,38 +135,25 @@ def drafts_in(events: Sequence[Event], upto: int, decoding: Iterable[str], frame
     found: dict[str, Draft] = {}
     last = ""  # whose drafts were verified last: SlotsFreed names nobody
     for at, event in enumerate(events[:upto]):
-        now = at == upto - 1
+        name = getattr(event, "request", last)
+        change: dict[str, Any] = {}
         if isinstance(event, ev.BatchScheduled):
             found = {name: Draft(name, frame) for name in event.requests if name in known}
-            continue
-        if isinstance(event, ev.RequestRetracted):
-            known.discard(event.request)
-            continue
-        if isinstance(event, ev.SlotsFreed):
-            name, change = last, {"stage": "returned", "back": event.slots}
-            if event.cause != "rejected":
-                continue
-        elif isinstance(event, ev.SlotsAllocated):
-            name, change = event.request, {"stage": "slots", "slots": event.slots}
-            if not set(slots.get(name, (-1,))) <= set(event.slots):
-                continue
+        elif isinstance(event, ev.RequestRetracted):
+            known.discard(name)
+        elif isinstance(event, ev.SlotsAllocated) and slots.get(name, ()) == event.slots:
+            change = {"stage": "slots", "slots": event.slots}
         elif isinstance(event, TokensDrafted):
-            name = event.request
-            change = {
-                "stage": "drafted", "source": event.source, "tokens": event.tokens, "slots": event.slots,
-            }  # fmt: skip
+            change = {"stage": "drafted", "source": event.source, "tokens": event.tokens}
         elif isinstance(event, DraftVerified):
-            name = last = event.request
-            stage = "verified" if _gives_back(events[at + 1 : at + 2]) else "returned"
+            last, stage = name, "verified" if _gives_back(events[at + 1 : at + 2]) else "returned"
             change = {"stage": stage, "accepted": event.accepted, "own": event.tokens[event.accepted :]}
-        elif isinstance(event, ev.TokenSampled):
-            name, change = event.request, {"own": (event.token,)}
-            if name in found and found[name].stage != "none":
-                continue
-        else:
-            continue
-        if name in found:
-            found[name] = replace(found[name], now=now, **change)
+        elif _gives_back([event]):
+            change = {"stage": "returned", "back": event.slots}  # type: ignore[attr-defined]
+        elif isinstance(event, ev.TokenSampled) and name in found and found[name].stage == "none":
+            change = {"own": (event.token,)}
+        if change and name in found:
+            found[name] = replace(found[name], now=at == upto - 1, **change)
     return list(found.values())
 
 
