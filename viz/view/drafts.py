@@ -144,7 +144,9 @@ def drafts_in(events: Sequence[Event], upto: int, decoding: Iterable[str], frame
         elif isinstance(event, ev.SlotsAllocated) and slots.get(name, ()) == event.slots:
             change = {"stage": "slots", "slots": event.slots}
         elif isinstance(event, TokensDrafted):
-            change = {"stage": "drafted", "source": event.source, "tokens": event.tokens}
+            change = {
+                "stage": "drafted", "source": event.source, "tokens": event.tokens, "slots": event.slots,
+            }  # fmt: skip
         elif isinstance(event, DraftVerified):
             last, stage = name, "verified" if _gives_back(events[at + 1 : at + 2]) else "returned"
             change = {"stage": stage, "accepted": event.accepted, "own": event.tokens[event.accepted :]}
