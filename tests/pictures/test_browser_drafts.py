@@ -15,6 +15,7 @@ __all__ = ["browser", "tab"]  # fixtures
 FATES = """[...document.querySelectorAll('.draftline.on .tok')].map(t => t.dataset.fate ?? 'own')"""
 MARKED = "[...document.querySelectorAll('.pool i[data-draft]')]"
 CELLS = f"{MARKED}.map(c => [Number(c.dataset.page), c.dataset.draft])"
+LIT = "[...document.querySelectorAll('.pool i.lit')].map(c => Number(c.dataset.page))"
 STAGE = "document.querySelector('.stages .on')?.dataset.stage ?? ''"
 
 
@@ -64,6 +65,15 @@ def test_stage_after_stage_and_back(tab, served, drafted):
         mine = {page: fate for page, fate in tab.evaluate(CELLS) if page in event.slots}
         again = tab.evaluate(STAGE), tab.evaluate(FATES), mine, tab.inner_text(".draftsums")
         assert again == seen[place - position + 1]
+
+
+def test_a_cell_says_whose_draft_it_is_and_a_line_lights_its_cells(tab, served, drafted):
+    position, _, event = drafted
+    open_at(tab, served[0].url, f"event {position + 1}")
+    tab.locator(f".pool i[data-page='{event.slots[-1]}']").dispatch_event("pointerover")
+    assert f"{event.request}: a rejected draft" in tab.inner_text(".tip")
+    tab.locator(".draftline.on").dispatch_event("pointerenter")
+    assert set(event.slots) <= set(tab.evaluate(LIT))
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (800, 900)])

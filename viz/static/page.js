@@ -657,7 +657,8 @@ function brush(what) {
   el.host.classList.toggle("brushing", active);
   for (const cell of [...el.pool.children, ...el.host.children]) {
     const owner = cell.dataset.owner;
-    cell.classList.toggle("lit", Boolean(active && owner) && (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1)))));
+    const drafter = cell.dataset.draft && cell.dataset.drafter; // of a rejected draft nobody owns the cell any more
+    cell.classList.toggle("lit", Boolean(active && (owner || drafter)) && (direct.has(drafter) || (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1))))));
   }
   for (const lane of el.lanes.children) lane.classList.toggle("lit", requests.has(lane.dataset.request));
   for (const bar of el.hits.querySelectorAll(".bar")) bar.classList.toggle("lit", requests.has(bar.dataset.request));
