@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,20 @@ from draft_support import (
     engine_of,
     replies,
     require_same,
+    watch_ends,
     write_head,
 )
 from support import drive, listen, tiny_config
 
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.machine import assemble as engine_parts
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.observe import events as ev
 from minirad.observe.draft_events import DraftVerified, TokensDrafted
+from minirad.observe.reading import event_fields, parse_event
 from minirad.observe.recorder import Recorder
+from minirad.observe.replay import CheckedReplay
 from minirad.speculative.ngram import look_up
 
 
@@ -40,7 +45,13 @@ def played(game: Game, model: LlamaModel, head: Path, source: str, right: float 
     plain = game.play(engine_of(model, head, **config))
     engine = engine_of(model, head, speculative=source, **config)
     Guide(engine, replies(game.prompts, plain), right)
+    ended = watch_ends(engine)
     require_same(plain, game.play(engine))
+    assert ended
+    for at, mask in game.masks.items():  # asked once a place, in order, and for none behind the end
+        if game.params[at].n == 1:
+            out = next(out for out in plain if out.request_id == f"R{at + 1}")
+            assert mask.asked == list(range(len(out.token_ids) + bool(out.error)))
     return engine
 
 
@@ -90,9 +101,6 @@ def test_replies_are_those_without_drafts(tiny_model: LlamaModel, head: Path, so
         game = Game(seed + 100 * page)
         engine = played(game, tiny_model, head, source, **config)
         verified, accepted = verified + engine.drafts.verified, accepted + engine.drafts.accepted
-        for at, mask in game.masks.items():  # asked once a place, in order, and for none behind the end
-            if game.params[at].n == 1:
-                assert mask.asked == list(range(len(mask.asked)))
     assert verified > 20 < accepted
 
 
@@ -266,6 +274,12 @@ def test_a_model_without_a_head_of_its_own_is_refused(tiny_model: LlamaModel) ->
         Engine(EngineConfig(kv_tokens=64, speculative="eagle"), model=tiny_model)
 
 
+def test_parts_that_do_not_draft_are_refused(tiny_model: LlamaModel) -> None:
+    parts = engine_parts(EngineConfig(kv_tokens=64), None, tiny_model, None)
+    with pytest.raises(ValueError, match=r"speculative: these parts have a .*, which does not draft"):
+        Engine(EngineConfig(kv_tokens=64, speculative="ngram"), parts=parts)
+
+
 def test_numbers_add_up(tiny_model: LlamaModel, head: Path) -> None:
     engine = engine_of(tiny_model, head, speculative="eagle")
     params = SamplingParams(max_new_tokens=9, ignore_eos=True)
@@ -305,3 +319,39 @@ def test_a_recording_with_drafts_reads_back(
     assert sum(event.accepted for event in verified) == engine.drafts.accepted > 0
     assert drafted[0].describe().endswith(f"drafted ({source})")
     assert f"of {verified[0].drafted} drafted tokens accepted" in verified[0].describe()
+
+
+@pytest.mark.parametrize(
+    ("held", "sentence"),
+    [
+        (["TokensDrafted", "R1", [7], [3], "eagle"], "R1: 1 token drafted (eagle)"),
+        (["TokensDrafted", "R1.2", [7, 8], [3, 4], "ngram"], "R1.2: 2 tokens drafted (ngram)"),
+        (["DraftVerified", "R1", 3, 2, [7, 8, 9]], "R1: 2 of 3 drafted tokens accepted"),
+    ],
+)
+def test_what_is_told_of_drafts(held: list[Any], sentence: str) -> None:
+    event = parse_event(held)
+    assert event.describe() == sentence and json.loads(json.dumps(event_fields(event))) == held
+    with pytest.raises(ValueError, match="fields"):
+        parse_event(held[:-1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (TokensDrafted("R9", (7,), (3,), "eagle"), "no request R9"),
+        (TokensDrafted("R1", (7, 8), (3,), "eagle"), "2 tokens and 1 slots"),
+        (TokensDrafted("R1", (7,), (10**6,), "eagle"), "slot 1000000"),
+        (DraftVerified("R1", 2, 3, (7,)), "3 of 2 drafts"),
+        (DraftVerified("R1", 99, 0, (7,)), "0 of 99 drafts"),
+        (DraftVerified("R1", 2, -1, (7,)), "-1 of 2 drafts"),
+    ],
+)
+def test_a_strangers_file_cannot_say_what_does_not_follow(
+    tiny_model: LlamaModel, head: Path, wrong: Any, problem: str
+) -> None:
+    engine = engine_of(tiny_model, head, speculative="ngram")
+    engine.add_request([5, 6, 7], SamplingParams(max_new_tokens=8))
+    engine.step()
+    with pytest.raises(ValueError, match=problem):
+        CheckedReplay(engine.snapshot()).apply(wrong)
