@@ -12,7 +12,7 @@ const STAGES = { draft: "1 draft", verify: "2 verify", return: "3 roll back" };
 
 const fateKey = (fate, word) => h("span.key", {}, h("i.draft", { "data-draft": fate }), word);
 
-/** page: {source, state, light(requests or null), linked(text)}. Returns {card, keys, mount, draw, paint, tipOf}. */
+/** page: {source, state, light(requests or null)}. Returns {card, keys, mount, draw, paint, tipOf}. */
 export function makeDrafts(page) {
   const { source, state } = page, el = {};
   let painted = [];

@@ -253,7 +253,7 @@ const PARTS = {
 
 const theirs = makeFleet({ source, state, chartSize: (host) => chartSize(host), cursor: (...at) => cursor(...at), pickRank, command: (...asked) => command(...asked), ranks: () => (source instanceof FileSource ? source.ranks : state.view.fleet.ranks.map((r) => r.rank)) });
 const miss = makeWhy({ source, state, toggle: (panel) => togglePanel(panel), light: (nodes) => brush(nodes && { nodes, requests: [] }), linked: (text) => linked(text) });
-const drafts = makeDrafts({ source, state, light: (requests) => brush(requests && { nodes: [], requests }), linked: (text) => linked(text) });
+const drafts = makeDrafts({ source, state, light: (requests) => brush(requests && { nodes: [], requests }) });
 const fleetParts = () => ({ ...Object.fromEntries(["tree", "say", "transport"].map((name) => [name, PARTS[name]])), ...theirs.parts(), events: PARTS.events });
 const partsNow = () => (source.meta.fleet ? fleetParts() : PARTS);
 
