@@ -60,14 +60,16 @@ def look_up(tokens: Slots, most: int, longest: int) -> list[int]:
     The largest n counts, from `longest` down; of several places the last one. Where the copy comes to the end
     of what there is, it goes on with itself: in "a b a b" the last two are followed by "a b a b ...".
     """
-    size = len(tokens)
-    for n in range(min(longest, size - 1), min(SHORTEST, longest) - 1, -1):
-        begins = np.ones(size - n, dtype=bool)  # where the last n tokens begin, the end itself left out
-        for at in range(n):
-            begins &= tokens[at : size - n + at] == tokens[size - n + at]
-        places = np.flatnonzero(begins)
-        if len(places):
-            follows = int(places[-1]) + n
-            period = size - follows
-            return [int(tokens[follows + at % period]) for at in range(most)]
-    return []
+    size, least = len(tokens), min(SHORTEST, longest)
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1:])  # where the last `found` tokens ended before
+    found = 1
+    while len(ends) and found < longest and (found < least or len(ends) > 1):
+        begins = ends[ends >= found]
+        begins = begins[tokens[begins - found] == tokens[size - 1 - found]]
+        if not len(begins):
+            break
+        ends, found = begins, found + 1
+    if not len(ends) or found < least:
+        return []
+    follows = int(ends[-1]) + 1
+    return [int(tokens[follows + at % (size - follows)]) for at in range(most)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,14 @@ def test_looked_up_as_by_hand() -> None:
                 wanted = copy[len(tokens) :]
                 break
         assert look_up(np.array(tokens), most, longest) == wanted, (tokens, longest, most)
+
+
+def test_a_long_look_up_takes_no_longer() -> None:
+    """As many last tokens as anybody likes: it is a look at each place, not at each place for each length."""
+    tokens = np.random.default_rng(0).integers(0, 3, 4000)
+    before = time.process_time()
+    assert len(look_up(tokens, 4, 10**9)) == 4 and len(look_up(np.zeros(500, dtype=np.int64), 4, 10**9)) == 4
+    assert time.process_time() - before < 0.5
 
 
 # ---------------------------------------------------------------------- the same tokens
