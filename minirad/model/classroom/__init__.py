@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["WEIGHTS"]
+__all__ = ["ADAPTERS", "WEIGHTS"]
 
 WEIGHTS = Path(__file__).parent / "weights"
 """Directory of the committed model."""
+
+ADAPTERS = Path(__file__).parent / "adapters"
+"""Directory of its committed adapters, each in a folder of its name."""
