@@ -52,11 +52,11 @@ def fork(
     if not -1 <= last < len(recording):
         raise ValueError(f"frame {last} is not in this recording of {len(recording)} frames")
     engine = Engine(config, model=model, tokenizer=tokenizer)
-    recorder, names = Recorder(engine), dict[str, str]()
+    recorder, names, spaces = Recorder(engine), dict[str, str](), dict[str, int]()
     for frame in recording.frames[: last + 1]:
         if frame.scene is not None:
             recorder.scene(frame.scene)
-        _replay_frame(engine, frame, names, keep_policy="eviction_policy" not in config_changes)
+        _replay_frame(engine, frame, names, spaces, keep_policy="eviction_policy" not in config_changes)
         recorder.cut()
     return engine, recorder
 
@@ -123,19 +123,22 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _replay_frame(engine: Engine, frame: Frame, names: dict[str, str], keep_policy: bool) -> None:
+def _replay_frame(
+    engine: Engine, frame: Frame, names: dict[str, str], spaces: dict[str, int], keep_policy: bool
+) -> None:
     """Asks the engine what was asked in this frame, and steps it if the frame was a step.
 
-    names: the recorded ids of the requests so far, with those that they have here.
+    names: the recorded ids of the requests so far, with those that they have here. spaces: see
+    workloads.recorded_request.
     """
     is_step = any(event.ends_frame for event in frame.events)
     for event in frame.events:
         if isinstance(event, ev.RequestAdded):
             renumbered = event.request != f"R{len(names) + 1}"  # else its seed is the same by itself
-            asked = recorded_request(event, engine.config.seed if renumbered else None)
+            asked = recorded_request(event, engine.config.seed if renumbered else None, spaces)
             (turn,) = asked.turns
             names[event.request] = engine.add_request(
-                turn.token_ids, turn.params(), asked.extra_key, asked.priority
+                turn.token_ids, turn.params(), asked.extra_key, asked.priority, lora=asked.lora
             )
         elif isinstance(event, ev.RequestAborted):
             engine.abort(names[event.request.split(".")[0]])

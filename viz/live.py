@@ -3,6 +3,8 @@
     python -m viz.live                               a mixed workload on the classroom Llama
     python -m viz.live --workload agents --kv-tokens 600 --eviction-policy lfu
     python -m viz.live --host-kv-tokens 2000 --host-write write_back      with a second tier in host memory
+    python -m viz.live --lora capitals --lora oneword      the same questions under two adapters and none
+    python -m viz.live --host-kv-tokens 2000 --disk-dir DIR      a third tier, which outlives the run
     python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
     python -m viz.live --tp 2                        one engine on two ranks: their trees, what rank 0 sends
@@ -62,7 +64,7 @@ from viz.web.ranks import Ranks, rank_path, recorded_ranks
 from viz.web.routes import rules
 from viz.web.runs import Replay, Run
 from viz.web.server import HOST, LOOPBACK, Gate, Server
-from viz.web.settings import Settings, telling_workload
+from viz.web.settings import DISK_MB, Settings, telling_workload
 from viz.words import decoder_from
 
 __all__ = ["COMMANDS", "Driver", "Live", "Replay", "Run", "Settings", "main", "make_run"]
@@ -123,6 +125,11 @@ def _parser() -> argparse.ArgumentParser:
                         help="size of a second tier in host memory (default: none)")  # fmt: skip
     parser.add_argument("--host-write", default="write_through", choices=HOST_WRITE,
                         help="when copies are made (default: write_through)")  # fmt: skip
+    parser.add_argument("--disk-dir", metavar="DIR", help="a third tier: KV as files in this folder")
+    parser.add_argument("--disk-mb", type=command.positive, default=DISK_MB, metavar="N",
+                        help="most MB in that folder (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--lora", metavar="NAME=DIR", action="append", default=[],
+                        help="an adapter in PEFT's format; a shipped one by its name; repeatable")  # fmt: skip
     parser.add_argument("--bigram-keys", action="store_true", help="a tree of pairs of tokens (EAGLE)")
     parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
                         help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip
@@ -163,7 +170,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """What the command line asks for; without --workload one on which that shows within seconds."""
     workload = options.workload
     if workload is None:
-        workload = telling_workload(options.compare, options.host_kv_tokens)
+        workload = telling_workload(options.compare, options.host_kv_tokens, options.lora)
     kv_tokens = options.kv_tokens
     if options.serve is not None and options.workload is None:
         workload, kv_tokens = "none", served.KV_TOKENS if kv_tokens is None else kv_tokens
@@ -171,7 +178,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
         workload, options.model, kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
-        bigram_keys=options.bigram_keys, tp=options.tp,
+        bigram_keys=options.bigram_keys, tp=options.tp, lora=tuple(options.lora), disk_dir=options.disk_dir,
+        disk_mb=options.disk_mb,
     )  # fmt: skip
 
 
@@ -196,7 +204,7 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.tp > 1:
         launch.check(options)
     settings = settings_of(options)
-    settings.config(workloads.load(settings.workload).kv_tokens)
+    settings.config(settings.load_workload().kv_tokens)
     settings.students_tree()
     if settings.compare is not None:
         settings.sides()

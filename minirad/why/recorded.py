@@ -14,11 +14,12 @@ events itself).
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from minirad.observe import disk_events as dv
 from minirad.observe import events as ev
 from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State, units
@@ -64,7 +65,7 @@ class Listener:
             ev.PrefixTouched: self._touch, ev.NodeEvicted: self._evict, ev.NodeDemoted: self._demote,
             ev.HostEvicted: self._evict_from_host, ev.BackupStarted: self._backup,
             ev.BackupEnded: self._backed_up, ev.LoadStarted: self._load, ev.NodeAdopted: self._adopt,
-            ev.VersionBumped: self._bump, ev.CacheFlushed: self._flush,
+            ev.VersionBumped: self._bump, ev.CacheFlushed: self._flush, dv.BlocksRead: self._read,
         }  # fmt: skip
         self._fresh: list[tuple[Hashable, bytes, int]] = []  # put in, by a request that is told later
         self._room: list[Departure] = []  # evictions from the device, of which it is told later for whom
@@ -120,6 +121,12 @@ class Listener:
         edge = np.asarray(event.tokens, dtype="<i4").tobytes()
         self.nodes[event.node] = _Node(event.parent, edge, event.namespace)
         self._came(event.node)
+
+    def _read(self, event: dv.BlocksRead) -> None:
+        """From the disk into host memory: another run computed it."""
+        edge = np.asarray(event.tokens, dtype="<i4").tobytes()
+        self.nodes[event.node] = _Node(event.parent, edge, event.namespace)
+        self._came(event.node, CPU)
 
     def _grow(self, event: ev.NodeGrown) -> None:
         data, _ = self.path(event.node)
@@ -221,7 +228,8 @@ class Recorded(Follows):
     Attributes:
         memory: everything that ever was in the tree.
         answers: of each admission, by request; from the second on "R7#2".
-        unknown: requests of which the recording does not tell the tokens.
+        adapters: of each adapter the namespace of its first request, of "" that of those without one.
+    unknown: requests of which the recording does not tell the tokens.
         misfits: those in `answers` that the memory did not foresee: the tree changed without telling (or is
             wrong, a student's may be). What was found is the engine's number then, and the rest "unknown".
     """
@@ -237,6 +245,8 @@ class Recorded(Follows):
         self.unknown: list[str] = []
         self.misfits: list[str] = []
         self.requests: dict[str, _Request] = {}
+        self.adapters = {"": 0}
+        self._names: dict[Hashable, str] = {}  # the adapter of each namespace that has one
         self._tree = Listener(self.memory)
         self._tree.now = float(start["step"])
         self._tree.start(start["tree"])
@@ -273,7 +283,17 @@ class Recorded(Follows):
     def why(self, tokens: Any, namespace: int = 0, name: str = "") -> Answer:
         """What would become of a prompt now. namespace: its number in the recording."""
         asked = Asked.of(tokens, namespace, self.page_size, name, pairs=self.pairs)
-        return why(self.memory, asked, self._tree.now)
+        return self._told(why(self.memory, asked, self._tree.now))
+
+    def _told(self, answer: Answer) -> Answer:
+        """The answer, with what is there under another adapter told as that."""
+        if not self._names:
+            return answer
+        own, losses = self._names.get(answer.namespace, ""), []
+        for loss in answer.losses:
+            other = self._names.get(loss.namespace, "") if loss.cause == "namespace" else own
+            losses.append(loss if other == own else replace(loss, cause="adapter", namespace=other))
+        return replace(answer, losses=tuple(losses))
 
     # ------------------------------------------------------------ requests
 
@@ -289,6 +309,9 @@ class Recorded(Follows):
         self.requests[event.request] = _Request(
             list(event.token_ids), len(event.token_ids), event.namespace, event.logprob_start
         )
+        if event.lora:
+            self.adapters.setdefault(event.lora, event.namespace)
+            self._names[event.namespace] = event.lora
 
     def _admit(self, event: ev.RequestAdmitted) -> None:
         self._tree.needed(event.request)  # for what it loaded back
@@ -299,7 +322,7 @@ class Recorded(Follows):
             return
         name = admission(event.request, event.attempt)
         asked = self._asked(request, event)
-        answer = why(self.memory, asked, self._tree.now)
+        answer = self._told(why(self.memory, asked, self._tree.now))
         self.answers[name] = fitted(answer, event.matched, event.cached)
         if answer.cached != event.cached:
             self.misfits.append(name)

@@ -231,6 +231,8 @@ class Traffic(threading.Thread):
             found["seed"] = params.seed
         if asked.session.extra_key is not None:
             found["cache_salt"] = str(asked.session.extra_key)
+        if asked.session.lora:
+            found["model"] = asked.session.lora
         return found
 
     def _post(self, body: Json) -> Any:
