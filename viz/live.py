@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--disk-mb", type=command.positive, default=DISK_MB, metavar="N",
                         help="most MB in that folder (default: %(default)s)")  # fmt: skip
     parser.add_argument("--lora", metavar="NAME=DIR", action="append", default=[],
-                        help="an adapter in PEFT's format; a shipped one by its name; repeatable")  # fmt: skip
+                        help="an adapter (PEFT's format); a shipped one by its name; repeatable")  # fmt: skip
     parser.add_argument("--bigram-keys", action="store_true", help="a tree of pairs of tokens (EAGLE)")
     parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
                         help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip

@@ -229,7 +229,7 @@ class Recorded(Follows):
         memory: everything that ever was in the tree.
         answers: of each admission, by request; from the second on "R7#2".
         adapters: of each adapter the namespace of its first request, of "" that of those without one.
-    unknown: requests of which the recording does not tell the tokens.
+        unknown: requests of which the recording does not tell the tokens.
         misfits: those in `answers` that the memory did not foresee: the tree changed without telling (or is
             wrong, a student's may be). What was found is the engine's number then, and the rest "unknown".
     """
