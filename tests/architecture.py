@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-MAY_BE_DELETED = ("minirad.fast", "minirad.tiers")
+MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.adapters")
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
 
 
@@ -119,7 +119,7 @@ ROOMS: dict[str, Room] = {
     "fleet": Room(
         "the cache of a foreign server, from the KV events that it publishes",
         ("minirad.fleet", "minirad.fleet.*"),
-        ("words", "policies", "events", "observe"),
+        ("words", "policies", "config", "events", "observe"),
     ),
     "machine": Room(
         "what computes on this machine: the plain runner, the device, the pool's size",
@@ -143,6 +143,12 @@ ROOMS: dict[str, Room] = {
         "the same, faster: CUDA graphs, fused kernels, a step ahead; may be deleted",
         ("minirad.fast", "minirad.fast.*"),
         (*_COMPUTE, "parts", "machine"),
+        torch=True,
+    ),
+    "adapters": Room(
+        "LoRA: several fine-tuned models that share one set of weights; may be deleted",
+        ("minirad.adapters", "minirad.adapters.*"),
+        (*_COMPUTE, "parts", "machine", "classroom"),
         torch=True,
     ),
     "ranks": Room(
