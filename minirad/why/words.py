@@ -90,8 +90,8 @@ class Words:
                 f"there for {self.named(loss.namespace)} only" + (f" (by {loss.other})" if loss.other else "")
             ),
             "adapter": lambda: (
-                f"of which the same tokens are there under {_adapter(loss.namespace)}, with other keys and "
-                "values" + (f" (by {loss.other})" if loss.other else "")
+                f"that are there under {_adapter(loss.namespace)}, where the same tokens have other keys "
+                "and values" + (f" (by {loss.other})" if loss.other else "")
             ),
             "running": lambda: f"which {other} computes now, too",
             "aborted": lambda: f"of {other}, which was aborted before they were kept",

@@ -52,6 +52,7 @@ FOLD_ABOVE = 150
 DETAILS = ("full", "compact", "tiny")
 NO_ADAPTER = "#5c636a"
 ADAPTERS = ("#0b7285", "#9c36b5", "#8f5b00", "#364fc7", "#a61e4d", "#495057")  # their tags, in order
+_TAG = 24  # characters of an adapter's name
 DISK = "K"
 FROM_DISK = "FROM DISK"
 _LEAF = {"full": 70, "compact": 40}  # pixels that a leaf takes, at a scale that can still be read
@@ -317,7 +318,6 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     name = options.letter(number) or f"n{number}"
     words, more = _words(node, view), _extra_rows(node, view, detail, page)
     tag = _adapter_tag(node, view)
-    short_tag = f"{_font(9, tag[1], escape(tag[0]), bold=True)} " if tag else ""
     title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)
     told = _tokens(size) if size or "held" not in node else ""  # of a block that was never told: nothing
     shown = text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])
@@ -325,14 +325,14 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     if detail == "tiny":
         title = _font(9, style.stroke, escape(" · ".join([name, *words[:1]])), bold=True)
         text = f"{_font(10, _INK, lines[0], face=MONO)} {_font(9, _SOFT, f'{sign}{size}')}"
-        return _table(style, 3, _row(short_tag + title, text), *more)
+        return _table(style, 3, _row(_tagged(title, tag), text), *more)
     locks = node["lock_ref"] if number not in view.ghosts and status != "locked" else 0
     lock = f"lock {locks} · " if locks else ""
     body = _font(11, _INK, "".join(f'{line}<BR ALIGN="LEFT"/>' for line in lines), face=MONO)
     text = f'<TR><TD COLSPAN="2" ALIGN="LEFT" WIDTH="{_WIDTH[detail]}">{body}</TD></TR>'
     if detail == "compact":
         right = _font(9, _SOFT, f"{lock}{sign}{told}")
-        return _table(style, 4, _row(short_tag + title, right), text, *more)
+        return _table(style, 4, _row(_tagged(title, tag), right), text, *more)
     top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
     bottom = _row(_font(9, _SOFT, told), _font(9, _FAINT, _where(node, page)))
     return _table(style, 4, *([_tag_row(*tag)] if tag else []), top, text, bottom, *more)
@@ -353,8 +353,17 @@ def adapter_colour(name: str, names: Sequence[str]) -> str:
 
 
 def _tag_row(name: str, colour: str) -> str:
-    inner = _font(10, "#ffffff", escape(name if len(name) <= 24 else f"{name[:23]}…"), bold=True)
+    """The tag of a card of several lines."""
+    inner = _font(10, "#ffffff", escape(_clipped(name, _TAG)), bold=True)
     return f'<TR><TD COLSPAN="2" ALIGN="LEFT" BGCOLOR="{colour}">{inner}</TD></TR>'
+
+
+def _tagged(title: str, tag: tuple[str, str] | None) -> str:
+    """The title of a card of one or two lines, behind its tag if it has one."""
+    if tag is None:
+        return title
+    cell = f'<TD BGCOLOR="{tag[1]}">{_font(9, "#ffffff", escape(_clipped(tag[0], _TAG)), bold=True)}</TD>'
+    return f'<TABLE BORDER="0" CELLSPACING="0" CELLPADDING="2"><TR>{cell}<TD>{title}</TD></TR></TABLE>'
 
 
 def _where(node: State, page: int) -> str:

@@ -75,8 +75,8 @@ function legend() {
 
 /** Where a node's KV lies, as its card says it. */
 function tierLegend() {
-  const sample = (name, sign, word) => h("span.tier." + name, {}, h("i", {}, h("u")), h("b", {}, sign), word);
-  return h("span.legend", {}, sample("device", "D", "device"), sample("both", "D+H", "device and host"), sample("host", "H", "host only"), sample("moving", "D→H", "copying"), sample("moving", "H→D", "loading"), sample("disk", "K", "read from disk"));
+  const sample = (name, sign, word, brief = word) => h("span.tier." + name, {}, h("i", {}, h("u")), h("b", {}, sign), h("span.long", {}, word), h("span.brief", {}, brief));
+  return h("span.legend", {}, sample("device", "D", "device"), sample("both", "D+H", "device and host", "both"), sample("host", "H", "host only", "host"), sample("moving", "D→H", "copying"), sample("moving", "H→D", "loading"), sample("disk", "K", "from disk"));
 }
 
 const hostKey = (tier, text) => h("span.key", {}, h("i.copy." + tier), text);
@@ -346,8 +346,7 @@ function drawHeader() {
   const chip = (text, title) => h("span.chip", { title }, text);
   el.chips.replaceChildren(chip(meta.title ?? "", "workload"), chip(meta.model ?? "", "model"),
     meta.fleet ? chip(meta.page_size ? `blocks of ${plural(meta.page_size, "token")}` : "", "as the servers store them") : chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
-    ...(meta.host_tokens ? [chip(`host ${meta.host_tokens} · ${meta.host_write}`, "tokens in host memory · when copies are made")] : []),
-    ...(meta.disk ? [chip(`disk ${megabytes(meta.disk.bytes)}${meta.disk.folder && ` · ${meta.disk.folder}`}`, "most that may lie in the folder · its name")] : []),
+    ...(meta.disk ? [chip(`host ${meta.host_tokens} · disk ${megabytes(meta.disk.bytes)}`, `tokens in host memory, ${meta.host_write} · most that may lie in the folder ${meta.disk.folder}`)] : meta.host_tokens ? [chip(`host ${meta.host_tokens} · ${meta.host_write}`, "tokens in host memory · when copies are made")] : []),
     ...(meta.bigram_keys ? [chip("pairs of tokens", "the tree's units are bigrams")] : []),
     (el.policyChip = chip("", "schedule policy · eviction policy at the moment on view")));
   document.body.classList.toggle("tiered", Boolean(meta.host_tokens));
@@ -491,7 +490,7 @@ function drawAdapters() {
   const known = source.meta.adapters ?? [];
   el.adapters.hidden = !known.length;
   document.body.classList.toggle("adapted", known.length > 0);
-  el.adapters.replaceChildren(h("span", {}, "adapters:"), ...known.map(([name]) => adapterTag(name)), h("span.hint", {}, "the same tokens under another adapter have other keys and values: nothing is shared"));
+  el.adapters.replaceChildren(h("span", {}, "adapters:"), ...known.map(([name]) => adapterTag(name)), h("span.hint", {}, "the same tokens, but other keys and values: nothing is shared"));
   if (!el.lora) return;
   el.lora.hidden = !known.length;
   el.lora.replaceChildren(...[...known.slice(-1), ...known.slice(0, -1)].map(([name]) => h("option", { value: name }, name || "no adapter")));

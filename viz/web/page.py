@@ -42,7 +42,7 @@ from viz.view.disk import Disk, block_units, from_disk
 from viz.view.pool import host_pool, page_map, runs
 from viz.view.quiz import asked_about
 from viz.view.requests import Life, Lives
-from viz.view.text import asked_text, listed, short, times, visible
+from viz.view.text import asked_text, listed, pretty, short, times, visible
 from viz.view.usage import Usage, counted_usage, usage_of
 from viz.view.victims import Victim, first_frame, victims
 from viz.web.told import Moments, Told, no_text
@@ -235,7 +235,7 @@ class Page:
         if not self.trace.origins.adapters:
             return {}
         said = self._replies.get(life.id, {}) if life.end is not None else {}
-        reply = self.trace.decode([said[position] for position in sorted(said)])
+        reply = pretty(self.trace.decode([said[position] for position in sorted(said)])).removesuffix("■")
         lora = self.trace.origins.spaces.get(life.namespace, "")
         return {"lora": lora, "reply": short(reply, _REPLY)}
 
