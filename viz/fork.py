@@ -110,7 +110,8 @@ def forked_config(recording: Recording, **changes: Any) -> EngineConfig:
     if str(config.get("device")).startswith("cuda") and not _has_gpu():
         config |= dict.fromkeys(("device", "dtype", "attention"), "auto")
         config |= {"cuda_graphs": None, "cascade": None}
-    config |= {"tp": 1} | changes  # the others of a run on several ranks were as rank 0
+    # The others of a run on several ranks were as rank 0. No file says in which folder is written.
+    config |= {"tp": 1, "disk_dir": None} | changes
     page, host = config.get("page_size", 1), config.get("host_kv_tokens", 0)
     if "host_kv_tokens" not in changes and isinstance(page, int) and page > 0:
         config["host_kv_tokens"] = host // page * page  # whole pages of the new size

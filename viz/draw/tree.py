@@ -239,9 +239,7 @@ def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
     """The tree of a view as DOT: same view, same options, same text."""
     picture = plan(view, options)
     detail = (
-        options.detail
-        if options.detail in DETAILS
-        else detail_for(picture, options.height, _floors(view.state))
+        options.detail if options.detail in DETAILS else detail_for(picture, options.height, _floors(view))
     )
     page = int(view.state["tree"].get("page_size", 1))
     nodesep, ranksep = {"full": (0.18, 0.38), "compact": (0.12, 0.34), "tiny": (0.07, 0.3)}[detail]
@@ -270,10 +268,10 @@ def detail_for(picture: Plan, height: int, floors: Mapping[str, int] | None = No
     return "tiny"
 
 
-def _floors(state: State) -> dict[str, int]:
-    if is_fleet(state):
-        return {detail: fleet.floors(state, detail) for detail in DETAILS}
-    return {"full": int(has_tiers(state))}
+def _floors(view: View) -> dict[str, int]:
+    if is_fleet(view.state):
+        return {detail: fleet.floors(view.state, detail) for detail in DETAILS}
+    return {"full": has_tiers(view.state) + 2 * bool(view.origins.adapters)}
 
 
 def _node_lines(

@@ -478,11 +478,11 @@ function drawDisk() {
   el.diskBar.firstChild.style.width = known ? `max(${percent(disk.bytes, meta.disk.bytes)}, ${disk.bytes ? 2 : 0}px)` : "0";
   el.diskBar.setAttribute("aria-label", el.diskText.textContent);
   const took = (us) => `${(us / 1000).toLocaleString("en", { maximumFractionDigits: 1 })} ms`;
-  const moved = [now.read && h("b.read", {}, `read ${many(now.read, "token")} (${took(now.read_us)})`), now.written && h("b.written", {}, `written ${many(now.written, "token")} (${took(now.written_us)})`), now.late && h("b.lost", {}, `${many(now.late, "reading")} too late`), now.lost && h("b.lost", {}, `${many(now.lost, "block")} off the disk`)].filter(Boolean);
+  const moved = [now.read && h("b.read", {}, `${now.read} read in ${took(now.read_us)}`), now.written && h("b.written", {}, `${now.written} written in ${took(now.written_us)}`), now.late && h("b.lost", {}, `${many(now.late, "reading")} too late`), now.lost && h("b.lost", {}, `${many(now.lost, "block")} off the disk`)].filter(Boolean);
   el.diskNow.replaceChildren(
     h("span.came" + (total.read ? ".some" : ""), { title: `in ${many(total.read_blocks, "block")}, ${took(total.read_us)} of waiting` }, h("b", {}, total.read.toLocaleString("en")), ` ${total.read === 1 ? "token" : "tokens"} came from disk`),
     h("span", { title: `in ${many(total.written_blocks, "block")}, ${took(total.written_us)} beside the steps` }, h("b", {}, total.written.toLocaleString("en")), " written"),
-    h("span.moved", {}, ...(moved.length ? [`this ${g}: `, ...moved.flatMap((one, k) => (k ? [", ", one] : [one]))] : [])));
+    h("span.moved", { title: moved.map((one) => one.textContent).join(", ") }, ...(moved.length ? [`this ${g}: `, ...moved.flatMap((one, k) => (k ? [", ", one] : [one]))] : [])));
 }
 
 /** The adapters' names in their colours, as on the cards below the root. */
@@ -538,7 +538,7 @@ function drawUsage() {
       up += `L${x0},${y(high).toFixed(1)}L${x1},${y(high).toFixed(1)}`;
       down = `L${x1},${y(low).toFixed(1)}L${x0},${y(low).toFixed(1)}` + down;
     }
-    return s("path", { d: frames.length ? `M${up.slice(1)}${down}Z` : "", fill: color });
+    return s("path", { d: up ? `M${up.slice(1)}${down}Z` : "", fill: color });
   });
   el.usage.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": usageWords() },
     ...shapes, hostLine(frames, w, top, bottom), ...(cut ? [] : [s("line", { x1: 0, x2: w, y1: top, y2: top, class: "limit" })]), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }),

@@ -261,7 +261,10 @@ def _recorded_settings(settings: Settings, recording: Recording) -> Settings:
         config = forked_config(recording, model=settings.model, dummy_weights=None)
     names = {each.name for each in dataclasses.fields(Settings)}
     same = [each.name for each in dataclasses.fields(EngineConfig) if each.name in names]
-    return dataclasses.replace(settings, base=config, **{name: getattr(config, name) for name in same})
+    recorded = {name: getattr(config, name) for name in same}
+    for name in ("lora", "disk_dir", "disk_mb"):  # a recording has names of adapters, and no folder
+        recorded[name] = getattr(settings, name) or recorded[name]
+    return dataclasses.replace(settings, base=config, **recorded)
 
 
 def _left_out(frames: Sequence[Frame]) -> str:
