@@ -23,7 +23,6 @@ from viz.web.commands import COMMANDS, LOOKING, Command, Json, RunBroke, Session
 from viz.web.compare import Shown
 from viz.web.settings import Settings
 
-
 DISK_ENDING = 10.0  # seconds in which what the tree holds is written
 
 
