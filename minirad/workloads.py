@@ -293,15 +293,15 @@ def adapters(names: Sequence[str] = ()) -> Workload:
     for number, question in enumerate(_ADAPTED):
         for place, name in enumerate(("", *names)):
             arrival = 3 * (number * (len(names) + 1) + place)
-            turn = Turn(chat_prompt(question))
+            turn = Turn(chat_prompt(question), max_new_tokens=48)
             sessions.append(Session(question, (turn,), arrival, None, 0, name))
     title = f"The same questions under {len(names) or 'no'} adapter{'s' * (len(names) != 1)}"
     return Workload("adapters", title, tuple(sessions), kv_tokens=480)
 
 
 _ADAPTED = (
-    "What is the capital of France?", "What color is the sky?", "What does a cow say?",
-    "What is the opposite of hot?",
+    "What is the capital of France?", "What color is snow?", "What does a cow say?",
+    "What is the capital of Italy?",
 )  # fmt: skip
 
 

@@ -279,16 +279,22 @@ class Recorded(Follows):
         if handler is not None:
             handler(event)
 
-    def why(self, tokens: Any, namespace: int = 0, name: str = "") -> Answer:
-        """What would become of a prompt now. namespace: its number in the recording."""
+    def why(self, tokens: Any, namespace: int = 0, name: str = "", lora: str = "") -> Answer:
+        """What would become of a prompt now. namespace: its number in the recording; or lora: its adapter."""
+        if lora:
+            namespace = self.space_of(lora)
         asked = Asked.of(tokens, namespace, self.page_size, name, pairs=self.pairs)
-        return self._told(why(self.memory, asked, self._tree.now))
+        return self._told(why(self.memory, asked, self._tree.now), lora)
 
-    def _told(self, answer: Answer) -> Answer:
-        """The answer, with what is there under another adapter told as that."""
-        if not self._names:
+    def space_of(self, lora: str) -> int:
+        """The namespace of an adapter's requests; one that nothing is in, before the first."""
+        return self.adapters.get(lora, -1)
+
+    def _told(self, answer: Answer, lora: str = "") -> Answer:
+        """The answer, with what is there under another adapter told as that. lora: its own, if known."""
+        if not (self._names or lora):
             return answer
-        own, losses = self._names.get(answer.namespace, ""), []
+        own, losses = lora or self._names.get(answer.namespace, ""), []
         for loss in answer.losses:
             other = self._names.get(loss.namespace, "") if loss.cause == "namespace" else own
             losses.append(loss if other == own else replace(loss, cause="adapter", namespace=other))

@@ -41,8 +41,8 @@ export function makeWhy(page) {
     (el.text = h("textarea", { spellcheck: false, rows: 4, maxLength: 900000, "aria-label": "A prompt, or a request log", placeholder: "Type a prompt, or paste a request log: JSON lines with messages or prompt", oninput: () => { asked.from = ""; el.request.hidden = true; el.request.replaceChildren(); askSoon(); } })),
     h("div.how", {},
       (el.way = h("select", { "aria-label": "What it is", onchange: () => askSoon(0) }, way("", "by its looks"), way("prompt", "a prompt"), way("chat", "a chat question"), way("log", "a request log"), way("ids", "token ids"))),
-      (el.lora = h("select", { "aria-label": "Adapter", hidden: true, onchange: () => askSoon(0) })),
       (el.request = h("select", { "aria-label": "Request of the log", hidden: true, onchange: () => askSoon(0) })),
+      (el.lora = h("select", { "aria-label": "Adapter", hidden: true, onchange: () => askSoon(0) })),
       (el.hint = h("span.hint"))),
     (el.result = h("div.result", { "aria-live": "polite" })));
 

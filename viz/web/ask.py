@@ -64,8 +64,9 @@ def ask(page: Page, arguments: Json) -> Json:
             return {"wait": f"going to this moment: {behind}"}
         found: list[tuple[int | None, Answer]]
         if isinstance(memory, Recorded):
-            space = _namespace(memory, arguments)
-            found = [(None, memory.why(typed.ids, space))]
+            lora = _adapter(arguments)
+            space = memory.space_of(lora)
+            found = [(None, memory.why(typed.ids, lora=lora))]
         else:
             found = list(memory.why(typed.ids).items())
     if not found:
@@ -80,12 +81,12 @@ def ask(page: Page, arguments: Json) -> Json:
     }  # fmt: skip
 
 
-def _namespace(memory: Recorded, arguments: Json) -> int:
-    """That of requests under the adapter that is asked about; one that nothing is in, if none came yet."""
+def _adapter(arguments: Json) -> str:
+    """The adapter that is asked about; "" for none."""
     lora = arguments.get("lora", "")
     if not isinstance(lora, str):
         raise ValueError(f"an adapter has a name, not {str(lora)[:40]!r}")
-    return memory.adapters.get(lora, -1)
+    return lora
 
 
 def _shown(words: Words, answer: Answer, rank: int | None, nodes: _Nodes) -> Json:
