@@ -111,6 +111,18 @@ def _pace(text: str) -> float:
     return speed
 
 
+def _add_tiers_and_adapters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host-kv-tokens", type=int, default=0, metavar="N",
+                        help="size of a second tier in host memory (default: none)")  # fmt: skip
+    parser.add_argument("--host-write", default="write_through", choices=HOST_WRITE,
+                        help="when copies are made (default: write_through)")  # fmt: skip
+    parser.add_argument("--disk-dir", metavar="DIR", help="a third tier: KV as files in this folder")
+    parser.add_argument("--disk-mb", type=command.positive, default=DISK_MB, metavar="N",
+                        help="most MB in that folder (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--lora", metavar="NAME=DIR", action="append", default=[],
+                        help="an adapter (PEFT's format); a shipped one by its name; repeatable")  # fmt: skip
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = command.Parser(prog="python -m viz.live", description="Watch RadixAttention at work.")
     names = ", ".join(workloads.WORKLOADS)
@@ -121,15 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--schedule-policy", default="lpm", choices=list(SCHEDULE_POLICIES))
     parser.add_argument("--eviction-policy", default="lru", choices=list(EVICTION_POLICIES))
-    parser.add_argument("--host-kv-tokens", type=int, default=0, metavar="N",
-                        help="size of a second tier in host memory (default: none)")  # fmt: skip
-    parser.add_argument("--host-write", default="write_through", choices=HOST_WRITE,
-                        help="when copies are made (default: write_through)")  # fmt: skip
-    parser.add_argument("--disk-dir", metavar="DIR", help="a third tier: KV as files in this folder")
-    parser.add_argument("--disk-mb", type=command.positive, default=DISK_MB, metavar="N",
-                        help="most MB in that folder (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--lora", metavar="NAME=DIR", action="append", default=[],
-                        help="an adapter (PEFT's format); a shipped one by its name; repeatable")  # fmt: skip
+    _add_tiers_and_adapters(parser)
     parser.add_argument("--bigram-keys", action="store_true", help="a tree of pairs of tokens (EAGLE)")
     parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
                         help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip

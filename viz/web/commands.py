@@ -262,8 +262,9 @@ def _recorded_settings(settings: Settings, recording: Recording) -> Settings:
     names = {each.name for each in dataclasses.fields(Settings)}
     same = [each.name for each in dataclasses.fields(EngineConfig) if each.name in names]
     recorded = {name: getattr(config, name) for name in same}
-    for name in ("lora", "disk_dir", "disk_mb"):  # a recording has names of adapters, and no folder
-        recorded[name] = getattr(settings, name) or recorded[name]
+    recorded["lora"] = settings.lora or recorded["lora"]  # a recording has only the adapters' names,
+    if settings.disk_dir is not None:  # and no folder
+        recorded |= {"disk_dir": settings.disk_dir, "disk_mb": settings.disk_mb}
     return dataclasses.replace(settings, base=config, **recorded)
 
 
