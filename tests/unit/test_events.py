@@ -145,7 +145,7 @@ def test_only_a_field_with_a_default_may_be_missing(held: list[Any]) -> None:
     most = held
     for _ in range({"RequestAdded": 2, "RequestRetracted": 1}.get(held[0], 0)):
         held = held[:-1]
-        assert event_fields(parse_event(held))[: len(held)] == held
+        assert json.loads(json.dumps(event_fields(parse_event(held))))[: len(held)] == held
     for wrong in (held[:-1], [*most, 0]):
         with pytest.raises(ValueError, match=rf"{held[0]} has \d+ fields, here there are {len(wrong) - 1}$"):
             parse_event(wrong)
