@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.adapters")
+MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.speculative", "minirad.adapters")
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
 
 
@@ -145,6 +145,12 @@ ROOMS: dict[str, Room] = {
         (*_COMPUTE, "parts", "machine"),
         torch=True,
     ),
+    "speculative": Room(
+        "several tokens a pass: drafts, verified by the model; may be deleted",
+        ("minirad.speculative", "minirad.speculative.*"),
+        (*_COMPUTE, "parts", "observe", "machine", "engine", "classroom"),
+        torch=True,
+    ),
     "adapters": Room(
         "LoRA: several fine-tuned models that share one set of weights; may be deleted",
         ("minirad.adapters", "minirad.adapters.*"),
@@ -237,6 +243,7 @@ LOOKED_UP: dict[str, str] = {
     "minirad.cache.other_policies": "read lru first: the others are more of the same",
     "minirad.cache.any_tree": "a student's tree with all that the engine asks for: ours has it",
     "minirad.kv.poison": "a debugging aid, and brings torch",
+    "minirad.model.classroom.train_head": "builds on train.py, which is started by its command",
     "minirad.model.smollm2": "reads GGUF files, which only one model needs",
     "minirad.bench.dummy": "random weights, for measurements only",
     "minirad.route.simulated": "several workers behind a router stand on top of one",

@@ -1,9 +1,10 @@
 """Examines a classroom model on lessons of seeds it was not trained on.
 
-    python -m minirad.model.classroom.score [--model DIR] [--json]
+    python -m minirad.model.classroom.score [--model DIR] [--draft-head DIR] [--json]
 
 The model runs in Hugging Face transformers in float32, one greedy answer a question, so the scores
-do not depend on any engine of this project. The exit code is 1 when a gate fails.
+do not depend on any engine of this project. So does a draft head, over whole replies in plain torch. The
+exit code is 1 when a gate fails.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from minirad import command
-from minirad.model.classroom import WEIGHTS, corpus
+from minirad.model.classroom import DRAFT_HEAD, WEIGHTS, corpus
+from minirad.model.classroom.train import Student
+from minirad.model.classroom.train_head import DraftStudent, load_head, load_target
 
 SEED: Final = "examination"
 
@@ -259,12 +262,88 @@ def long_losses(pupil: Pupil, count: int) -> list[Score]:
     ]
 
 
-def examine(directory: Path, count: int = 100) -> list[Score]:
-    """All scores of a model."""
+def examine(directory: Path, count: int = 100, draft_head: Path | None = None) -> list[Score]:
+    """All scores of a model, and those of a draft head for it."""
     pupil = Pupil(directory)
     scores = [sit(pupil, exam, count) for exam in EXAMS]
     scores += diversity(pupil) + long_losses(pupil, 8)
+    if draft_head is not None:
+        scores += draft_scores(pupil, directory, draft_head, count)
     return [*scores, Score("parameters", pupil.parameters, None, "numbers")]
+
+
+# --------------------------------------------------------------------------------------------
+# Drafts
+
+
+DRAFTS: Final = 4
+"""Drafts in a row, as the engine makes them if not told otherwise."""
+DRAFT_GATES: Final = (0.80, None, None, 0.45)
+"""The share of right drafts that is demanded of the first, of the first two, ..."""
+TOKENS_GATE: Final = 3.0
+
+
+@torch.no_grad()
+def greedy(pupil: Pupil, prompts: Sequence[str], new_tokens: int) -> list[tuple[list[int], list[int]]]:
+    """Each prompt's tokens and those of its greedy reply, the end of the turn included."""
+    batch = pupil.tokenizer(list(prompts), return_tensors="pt", padding=True)
+    rows = pupil.model.generate(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        max_new_tokens=new_tokens,
+        do_sample=False,
+    )
+    found = []
+    for mask, row in zip(batch.attention_mask.tolist(), rows.tolist(), strict=True):
+        reply = row[len(mask) :]
+        end = pupil.model.config.eos_token_id
+        reply = reply[: reply.index(end) + 1] if end in reply else reply
+        found.append((row[len(mask) - sum(mask) : len(mask)], reply))
+    return found
+
+
+@torch.no_grad()
+def accepted(target: Student, head: DraftStudent, prompt: list[int], reply: list[int]) -> list[int]:
+    """How many of `DRAFTS` drafts are the model's own choice behind each token of a greedy reply.
+
+    A draft counts only where all before it are right, so the reply's own tokens can stand for them, and
+    drafts are made behind every token at once.
+    """
+    tokens = torch.tensor([prompt + reply])
+    hidden = target.hidden(tokens[:, :-2])
+    features = head.drafts(target.model.embed_tokens(tokens[:, 1:-1]), hidden, DRAFTS)
+    # unit p's draft j guesses token p + 2, made from the true tokens up to p + 2 - j
+    right = [(target.logits(f)[0].argmax(-1) == tokens[0, 2:]).tolist() for f in features]
+    counts = []
+    for first in range(len(prompt), len(prompt) + len(reply) - 1):  # the last token known
+        count = 0
+        while count < min(DRAFTS, len(tokens[0]) - 1 - first) and right[count][first - 1 + count]:
+            count += 1
+        counts.append(count)
+    return counts
+
+
+def draft_scores(pupil: Pupil, model: Path, directory: Path, count: int) -> list[Score]:
+    """What a draft head's drafts are worth, over `count` greedy replies to each exam's prompts."""
+    target, shape = load_target(model)
+    head = load_head(directory, shape)
+    reached, places, passes, tokens = [0] * DRAFTS, [0] * DRAFTS, 0, 0
+    for exam in EXAMS:
+        prompts = sorted((item.prompt for item in exam.items(count)), key=len)
+        for prompt, reply in greedy(pupil, prompts, exam.new_tokens):
+            counts = accepted(target, head, prompt, reply)
+            for j in range(DRAFTS):
+                whole = counts[: len(counts) - j]  # behind the others the reply ends sooner
+                places[j] += len(whole)
+                reached[j] += sum(number > j for number in whole)
+            at = 0  # as an engine goes: it verifies, and drafts again behind the last token accepted
+            while at < len(counts):
+                got = min(counts[at] + 1, len(counts) - at)  # the model's own next token comes with them
+                passes, tokens, at = passes + 1, tokens + got, at + got
+    names = ["first draft right", *(f"first {j} drafts right" for j in range(2, DRAFTS + 1))]
+    rows = zip(names, reached, places, DRAFT_GATES, strict=True)
+    scores = [Score(name, right / all_, gate) for name, right, all_, gate in rows]
+    return [*scores, Score("tokens a pass, with drafts", tokens / passes, TOKENS_GATE, "tokens")]
 
 
 def table(scores: Sequence[Score]) -> str:
@@ -288,12 +367,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m minirad.model.classroom.score", description="Score a classroom model."
     )
     parser.add_argument("--model", type=Path, default=WEIGHTS, help="a Hugging Face directory")
+    parser.add_argument(
+        "--draft-head", type=Path, help="a head's directory; else the shipped model's is taken"
+    )
     parser.add_argument("--count", type=int, default=100, help="questions in each exam")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    scores = examine(options.model, options.count)
+    head = DRAFT_HEAD if options.model == WEIGHTS and not options.draft_head else options.draft_head
+    scores = examine(options.model, options.count, head)
     if options.json:
         content = [{**vars(score), "passed": score.passed} for score in scores]
         print(json.dumps(content, indent=2))
