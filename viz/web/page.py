@@ -39,12 +39,14 @@ from viz.trace import (
     units,
 )
 from viz.view.disk import Disk, block_units, from_disk
+from viz.view.drafts import DraftBook, is_drafting
 from viz.view.pool import host_pool, page_map, runs
 from viz.view.quiz import asked_about
 from viz.view.requests import Life, Lives
 from viz.view.text import asked_text, listed, pretty, short, times, visible
 from viz.view.usage import Usage, counted_usage, usage_of
 from viz.view.victims import Victim, first_frame, victims
+from viz.web.drafts import NOTHING, drafts_part
 from viz.web.told import Moments, Told, no_text
 from viz.words import PASSED, word_of
 
@@ -82,6 +84,7 @@ class Page:
         self._tiers = has_tiers(trace.recording.header["start"])
         self.theirs = is_fleet(trace.recording.header["start"])  # no slots: nothing of a pool is counted
         header = trace.recording.header
+        self._drafts = DraftBook(header["start"]) if is_drafting(header) else None
         # The folder of its tokenizer; None: the classroom's; "": there is none.
         self.tokenizer: str | None = (header.get("model") or {}).get("tokenizer", "")
         self.moments = Moments(trace.recording)
@@ -112,6 +115,7 @@ class Page:
             **({"bigram_keys": True} if config.get("bigram_keys") else {}),
             **self._adapters(),
             **self._disk_meta(config, start),
+            **({"speculative": config["speculative"]} if self._drafts is not None else {}),
             "eviction_policy": start["tree"]["eviction_policy"],
             "styles": {
                 name: {"stroke": style.stroke, "fill": style.fill, "word": style.word}
@@ -164,6 +168,8 @@ class Page:
             self._lives.take(self.trace.recording.frames[index])
             self._answers.take(self.trace.recording.frames[index])
             self._note_more(self.trace.recording.frames[index])
+            if self._drafts is not None:
+                self._drafts.take(self.trace.recording.frames[index].events)
             self._frames.append(self._frame_record(index))
 
     def _note_more(self, frame: Frame) -> None:
@@ -311,6 +317,8 @@ class Page:
             parts["host"] = (lambda: host_part(view), nothing)
         if self._disks:
             parts["disk"] = (lambda: self._disk(view), None)
+        if (book := self._drafts) is not None:
+            parts["drafts"] = (lambda: drafts_part(book, self.trace, view), NOTHING)
         return parts
 
     def _disk(self, view: View) -> Json:

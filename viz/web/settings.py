@@ -36,7 +36,9 @@ class Settings:
     cache: tuple[str, ...] = ()  # a student's files
     host_kv_tokens: int = 0
     host_write: str = "write_through"
-    bigram_keys: bool = False
+    bigram_keys: bool | None = None  # None: as the drafts want it
+    speculative: str | None = None
+    draft_tokens: int = 4
     tp: int = 1
     lora: tuple[str, ...] = ()  # adapters as they were typed: NAME=DIR, or the name of a shipped one
     disk_dir: str | None = None
@@ -59,7 +61,8 @@ class Settings:
             self.base, model=self.model, page_size=self.page_size, schedule_policy=self.schedule_policy,
             eviction_policy=self.eviction_policy, chunk_tokens=self.chunk_tokens,
             host_kv_tokens=self.host_kv_tokens // page * page, host_write=self.host_write,
-            bigram_keys=self.bigram_keys, tp=self.tp, kv_tokens=max(tokens // page, 1) * page,
+            bigram_keys=self.bigram_keys, tp=self.tp, speculative=self.speculative,
+            draft_tokens=self.draft_tokens, kv_tokens=max(tokens // page, 1) * page,
             lora=self.lora, disk_dir=self.disk_dir, disk_mb=self.disk_mb,
         )  # fmt: skip
         if tokens < page:
@@ -90,8 +93,11 @@ def beside(path: str | None, what: str) -> str | None:
     return path and str(Path(path).with_name(f"{Path(path).stem}-{what}{Path(path).suffix}"))
 
 
-def telling_workload(compare: str | None, host_kv_tokens: int, lora: Sequence[str] = ()) -> str:
-    """The built-in workload on which two policies differ at a glance, or adapters or a host tier are used."""
+def telling_workload(
+    compare: str | None, host_kv_tokens: int, speculative: str | None = None, lora: Sequence[str] = ()
+) -> str:
+    """The built-in workload on which two policies differ at a glance, adapters or a host tier are used, or
+    drafts hold."""
     names = [name.strip() for name in (compare or "").split(",")]
     if all(name in SCHEDULE for name in names):
         return "queue"
@@ -99,7 +105,7 @@ def telling_workload(compare: str | None, host_kv_tokens: int, lora: Sequence[st
         return "again"
     if lora:
         return "adapters"
-    return "tiers" if host_kv_tokens else "mixed"
+    return "tiers" if host_kv_tokens else "drafts" if speculative else "mixed"
 
 
 # ---------------------------------------------------------------------- two policies
