@@ -112,7 +112,8 @@ def _pace(text: str) -> float:
     return speed
 
 
-def _add_tiers_and_adapters(parser: argparse.ArgumentParser) -> None:
+def _add_more(parser: argparse.ArgumentParser) -> None:
+    """What an engine may have besides: tiers, adapters, drafts."""
     parser.add_argument("--host-kv-tokens", type=int, default=0, metavar="N",
                         help="size of a second tier in host memory (default: none)")  # fmt: skip
     parser.add_argument("--host-write", default="write_through", choices=HOST_WRITE,
@@ -122,6 +123,13 @@ def _add_tiers_and_adapters(parser: argparse.ArgumentParser) -> None:
                         help="most MB in that folder (default: %(default)s)")  # fmt: skip
     parser.add_argument("--lora", metavar="NAME=DIR", action="append", default=[],
                         help="an adapter (PEFT's format); a shipped one by its name; repeatable")  # fmt: skip
+    parser.add_argument("--bigram-keys", action="store_true", default=None,
+                        help="a tree of pairs of tokens (with --speculative eagle it is one)")  # fmt: skip
+    parser.add_argument(
+        "--speculative", choices=SPECULATIVE, help="draft tokens, and verify them in one pass"
+    )
+    parser.add_argument("--draft-tokens", type=command.positive, metavar="N",
+                        help="drafted at most before a pass (default: 4)")  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -134,14 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--schedule-policy", default="lpm", choices=list(SCHEDULE_POLICIES))
     parser.add_argument("--eviction-policy", default="lru", choices=list(EVICTION_POLICIES))
-    _add_tiers_and_adapters(parser)
-    parser.add_argument("--bigram-keys", action="store_true", default=None,
-                        help="a tree of pairs of tokens (with --speculative eagle it is one)")  # fmt: skip
-    parser.add_argument(
-        "--speculative", choices=SPECULATIVE, help="draft tokens, and verify them in one pass"
-    )
-    parser.add_argument("--draft-tokens", type=command.positive, metavar="N",
-                        help="drafted at most before a pass (default: 4)")  # fmt: skip
+    _add_more(parser)
     parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
                         help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip
     parser.add_argument("--compare", metavar="A,B",
