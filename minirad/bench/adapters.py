@@ -2,9 +2,9 @@
 
 Each token's matrix products are corrected by its own request's adapter, group by group, so a batch of many
 adapters does more and smaller products than one of few. All adapters here are one directory under different
-names: as many numbers, and the same rank. Prompts share nothing, so that what differs is what is computed, not
-what hits (requests of different adapters share no KV). Rounds are interleaved; the first one warms up. On a CPU
-it is the time that the engine's thread computed, on a GPU the clock.
+names: as many numbers, and the same rank. Prompts share nothing, so that what differs is what is computed,
+not what hits (requests of different adapters share no KV). Rounds are interleaved; the first one warms up.
+On a CPU it is the time that the engine's thread computed, on a GPU the clock.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What a disk tier saves an engine that is started anew: one workload by a first engine, and by a second.
 
 The two share nothing but the folder: each has a tree, a pool and a host tier of its own, empty at first, as
-two processes have. In the same round this runs with no second tier, with a host tier only, and with a disk tier
-below it. Saved are prompt tokens that were not computed: found on the device, loaded back from the host, or
-read from the disk before that. Paid is what writing takes beside the steps, and reading within them. Seconds
-are the clock's, medians of interleaved rounds after one that warms up; closing (the last files are written) is
-counted beside.
+two processes have. In the same round this runs with no second tier, with a host tier only, and with a disk
+tier below it. Saved are prompt tokens that were not computed: found on the device, loaded back from the
+host, or read from the disk before that. Paid is what writing takes beside the steps, and reading within
+them. Seconds are the clock's, medians of interleaved rounds after one that warms up; closing (the last
+files are written) is counted beside.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What drafts save: the same requests without, with drafts looked up (ngram), and from a draft head (eagle).
 
 Two figures for each kind of prompt. Tokens a forward pass: what a model saves whose pass takes as long for
-seven tokens as for one, as a large one's does that is read from memory. And time, here and now, drafting and
-rejected tokens included: against a run without drafts in the same round. Rounds are interleaved; the first
-warms up. On a CPU it is the time that the engine's thread computed (others do not count), on a GPU the clock.
-Prompts are lessons of the classroom Llama, of a seed that it was not trained on.
+seven tokens as for one, as a large one's does that is read from memory. And time, here and now, drafting
+and rejected tokens included: against a run without drafts in the same round. Rounds are interleaved; the
+first warms up. On a CPU it is the time that the engine's thread computed (others do not count), on a GPU
+the clock. Prompts are lessons of the classroom Llama, of a seed that it was not trained on.
 
 Greedy replies must be those of the run without drafts; how many are not is in the last column.
 """
