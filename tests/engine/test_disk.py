@@ -28,8 +28,12 @@ from minirad.observe import disk_events as dv
 from minirad.observe.kv_events import BlockStored, BlockTable, KVEventStream
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
+from minirad.server.metrics import Metrics
 from minirad.tiers.disk_cache import DiskCache
 from minirad.tiers.disk_files import BlockFiles
+from minirad.why.recorded import Recorded
+from viz.draw.tree import tree_svg
+from viz.trace import Trace
 
 REPLY = SamplingParams(max_new_tokens=4, ignore_eos=True)
 LONG = tiny_config(max_position_embeddings=1024)
@@ -527,3 +531,47 @@ def test_the_stream_of_kv_events_knows_what_was_read(process: Process) -> None:
     told = {(e.medium, name) for e in again for name in e.block_hashes}
     assert told == {(e.medium, name) for e in stored for name in e.block_hashes}
     stream.close()
+
+
+def test_why_a_request_missed_knows_the_disk(process: Process) -> None:
+    first = process()
+    ask(first, text(130))
+    process.end(first)
+    second = process()
+    with Recorder(second) as recording:
+        for tokens in (text(130), [*text(130)[:100], 5, 6]):
+            ask(second, tokens)
+    told = Recorded.of(recording)
+    assert told.misfits == [] and [told.answers[name].cached for name in ("R1", "R2")] == [128, 100]
+
+
+def test_the_pictures_draw_a_node_from_the_disk(process: Process) -> None:
+    first = process()
+    ask(first, text(130))
+    process.end(first)
+    second = process()
+    with Recorder(second) as recording:
+        ask(second, text(130))
+    trace = Trace(recording)
+    (read,) = [e for frame in recording for e in frame.events if isinstance(e, dv.BlocksRead)]
+    view = trace.view("step", 1)
+    assert read in view.events and view.status[read.node] in ("loaded", "hit", "locked")
+    assert tree_svg(view)
+
+
+def test_the_metrics_tell_tokens_by_tier(process: Process) -> None:
+    first = process()
+    ask(first, text(130))
+    process.end(first)
+    second = process(kv_tokens=192)
+    metrics = Metrics()
+    metrics.attach(second)
+    for seed in (0, 1, 0):  # from the disk; computed; from the host
+        ask(second, text(130, seed))
+    assert tree(second).disk.flush()
+    second.step()
+    lines = dict(line.rsplit(" ", 1) for line in metrics.text().decode().splitlines() if line[0] != "#")
+    tiers = [lines[f'minirad_cached_tokens_total{{tier="{name}"}}'] for name in ("disk", "host")]
+    assert tiers == ["128.0", "129.0"]
+    assert lines["minirad_disk_written_tokens_total"] == "128.0"
+    assert float(lines["minirad_disk_bytes"]) == sum(path.stat().st_size for path in process.files())
