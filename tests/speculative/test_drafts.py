@@ -30,6 +30,7 @@ from minirad.observe.draft_events import DraftVerified, TokensDrafted
 from minirad.observe.reading import event_fields, parse_event
 from minirad.observe.recorder import Recorder
 from minirad.observe.replay import CheckedReplay
+from minirad.simulate import ModelFreeEngine
 from minirad.speculative.ngram import look_up
 
 
@@ -267,6 +268,11 @@ def test_a_head_of_another_size_is_refused(
 def test_a_model_without_a_head_of_its_own_is_refused(tiny_model: LlamaModel) -> None:
     with pytest.raises(ValueError, match="draft head has hidden_size"):
         Engine(EngineConfig(kv_tokens=64, speculative="eagle"), model=tiny_model)
+
+
+def test_parts_that_do_not_draft_are_refused() -> None:
+    with pytest.raises(ValueError, match="speculative='ngram': these parts have a .* which does not draft"):
+        ModelFreeEngine(EngineConfig(kv_tokens=64, speculative="ngram"))
 
 
 def test_numbers_add_up(tiny_model: LlamaModel, head: Path) -> None:
