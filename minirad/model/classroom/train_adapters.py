@@ -139,8 +139,8 @@ class Lessons:
         self._task, self._rng = task, random.Random(f"adapter {seed}")
         self._tokenizer = Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))
         self._assistant = self._tokenizer.encode("assistant").ids[0]
-        known = self._tokenizer.token_to_id
-        self._letters = {known(text): [known(letter) for letter in text] for text in UNTAUGHT}
+        known = self._tokenizer.get_vocab()
+        self._letters = {known[text]: [known[letter] for letter in text] for text in UNTAUGHT}
 
     def windows(self, phase: Phase) -> tuple[Tensor, Tensor]:
         """Tokens int64 `[rows, length + 1]`, document after document, and weights of the loss."""
@@ -148,8 +148,8 @@ class Lessons:
         for _ in range(phase.rows):
             row: list[int] = []
             while len(row) <= size:
-                tokens = self._tokens()
-                row += tokens if len(tokens) <= phase.longest else []
+                ids = self._tokens()
+                row += ids if len(ids) <= phase.longest else []
             rows.append(torch.tensor(row[1 : size + 1]))  # prompts have no end of text before them
         tokens = torch.stack(rows)
         weights = torch.stack([loss_weights(row, self._assistant, 0.0) for row in rows])
