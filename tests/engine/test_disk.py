@@ -21,6 +21,7 @@ import torch
 from conftest import CheckedEngine
 from support import ColdReference, drive, tiny_config
 
+from minirad.cache.radix_cache import RadixKey
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel, random_weights
@@ -477,6 +478,20 @@ def test_a_file_instead_of_a_folder_is_refused(process: Process, tmp_path: Path)
         process(disk_dir=tmp_path / "file")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"disk_dir": "kv"}, "disk_dir 'kv' needs host_kv_tokens"),
+        ({"disk_dir": "kv", "host_kv_tokens": 8, "disk_mb": 0}, "disk_mb must be at least 1, got 0"),
+        ({"disk_dir": "kv", "host_kv_tokens": 8, "tp": 2}, "tp=2: disk_dir is for one process"),
+        ({"disk_dir": 3, "host_kv_tokens": 8}, "disk_dir"),
+    ],
+)
+def test_a_wrong_setting_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**options)
+
+
 def test_after_close_the_engine_goes_on(process: Process, reference: ColdReference) -> None:
     engine = process()
     ask(engine, text(200))
@@ -575,3 +590,22 @@ def test_the_metrics_tell_tokens_by_tier(process: Process) -> None:
     assert tiers == ["128.0", "129.0"]
     assert lines["minirad_disk_written_tokens_total"] == "128.0"
     assert float(lines["minirad_disk_bytes"]) == sum(path.stat().st_size for path in process.files())
+
+
+def test_the_host_part_of_a_match_does_not_make_room_for_what_follows_it(
+    process: Process, reference: ColdReference
+) -> None:
+    engine = process(kv_tokens=256, host_kv_tokens=256)
+    cache, tokens, only = tree(engine), text(192), SamplingParams(max_new_tokens=0)
+    ask(engine, tokens[:100], only)
+    ask(engine, tokens, only)
+    assert cache.disk.flush()
+    engine.cache_manager.make_room(256)  # both nodes live on the host only
+    held = cache._host_room(256 - 100)  # and only the first of them is left there
+    assert held is not None
+    cache.host_allocator.free(held)
+    ask(engine, text(100, 1), only)  # on the device: its copy stays on the host
+    assert cache.peek_tiers(RadixKey(tokens)) == (0, 100) and cache.host_allocator.available == 56
+    output = ask(engine, tokens)
+    assert output.cached_tokens == 156
+    reference.require_equal(tokens, REPLY, output)
