@@ -60,6 +60,8 @@ COMMANDS: dict[str, str] = {
     "minirad.model.classroom.corpus": "samples of the texts that the classroom Llama learns from",
     "minirad.model.classroom.train": "train the classroom Llama anew",
     "minirad.model.classroom.score": "examine a classroom Llama: what it knows, and what it must",
+    "minirad.model.classroom.train_adapters": "train the classroom Llama's adapters anew",
+    "minirad.model.classroom.score_adapters": "examine them: answers, and whether they look as they are to",
 }
 
 
