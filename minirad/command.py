@@ -61,7 +61,7 @@ COMMANDS: dict[str, str] = {
     "minirad.model.classroom.train": "train the classroom Llama anew",
     "minirad.model.classroom.score": "examine a classroom Llama: what it knows, and what it must",
     "minirad.model.classroom.train_adapters": "train the classroom Llama's adapters anew",
-    "minirad.model.classroom.score_adapters": "examine them: answers, and whether they look as they are to",
+    "minirad.model.classroom.score_adapters": "examine the adapters: answers, and their looks",
 }
 
 
@@ -73,7 +73,7 @@ def below(words: str) -> dict[str, str]:
 
 def listing() -> str:
     """All commands, a line each, to be read."""
-    width = max(map(len, COMMANDS))
+    width = max(len(name) for name in COMMANDS if len(name) <= 30)  # what is longer moves its sentence
     lines = [f"  {name:{width}}  {about}" for name, about in COMMANDS.items()]
     return "\n".join(["all commands, each after `python -m` and with a --help of its own:", *lines])
 
