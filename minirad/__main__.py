@@ -217,6 +217,9 @@ def _generate(args: argparse.Namespace) -> int:
     else:
         for at, out in outputs:
             _print_output(prompts[at], out)
+    drafts = getattr(engine, "drafts", None)  # of an engine with --speculative
+    if drafts is not None:
+        print(f"[{drafts}]", file=sys.stderr if args.json else sys.stdout)
     if left_out:
         return 2
     return 1 if any(out.finish_reason == "error" for _, out in outputs) else 0

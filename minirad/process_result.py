@@ -87,7 +87,6 @@ class ResultProcessor:
 
         Returns why it ends now, or "".
         """
-        reason = "" if result.tokens else self._finish_reason(request, result.error)
         for token, logprob in result.tokens:
             request.first_token_at = request.first_token_at or now
             request.append(token, logprob)
@@ -95,12 +94,12 @@ class ResultProcessor:
                 self.bus.emit(ev.TokenSampled(request.id, token, request.length - 1))
             if request.listener is not None:
                 request.listener.token(request, token)
-            reason = self._finish_reason(request, result.error)
+            reason = self._finish_reason(request)
             if reason:
-                break
-        return reason
+                return reason
+        return self._finish_reason(request, result.error)
 
-    def _finish_reason(self, request: Request, error: str) -> str:
+    def _finish_reason(self, request: Request, error: str = "") -> str:
         """Why it ends now; "" if it goes on."""
         try:
             if not error and self.texts.has_ended(request):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-MAY_BE_DELETED = ("minirad.fast", "minirad.tiers")
+MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.speculative")
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
 
 
@@ -143,6 +143,12 @@ ROOMS: dict[str, Room] = {
         "the same, faster: CUDA graphs, fused kernels, a step ahead; may be deleted",
         ("minirad.fast", "minirad.fast.*"),
         (*_COMPUTE, "parts", "machine"),
+        torch=True,
+    ),
+    "speculative": Room(
+        "several tokens a pass: drafts, verified by the model; may be deleted",
+        ("minirad.speculative", "minirad.speculative.*"),
+        (*_COMPUTE, "parts", "observe", "machine", "engine", "classroom"),
         torch=True,
     ),
     "ranks": Room(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minirad.config import EngineConfig
+from minirad.observe import draft_events  # noqa: F401  (each kind registers itself there)
 from minirad.observe.event import Event, check_host_slots, check_slots, event_type, expect
 from minirad.observe.events import EVENT_TYPES as EVENT_TYPES  # each kind registers itself there
 from minirad.observe.fleet_events import (  # and those of streams here

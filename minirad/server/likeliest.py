@@ -17,18 +17,23 @@ Top = tuple[tuple[int, float], ...]  # token ids and their log-probabilities, th
 class Asking:
     """A token mask that also asks for the `count` likeliest tokens.
 
-    now: of each sample, by its index, what the last step that drew a token for it found. prompt: by position,
-    of those prompt tokens whose log-probability was asked for.
+    now: of each sample, by its index, what the last step that drew tokens for it found at each place (with
+    drafts there are several). prompt: by position, of those prompt tokens whose log-probability was asked for.
     """
 
     def __init__(self, count: int, mask: Any = None) -> None:
         self.count, self._mask = count, mask
         self.ends_reply: bool = getattr(mask, "ends_reply", False)
-        self.now: dict[int, Top] = {}
+        self.now: dict[int, list[Top]] = {}
         self.prompt: dict[int, Top] = {}
 
     def __call__(self, output: list[int]) -> Any:
         return None if self._mask is None else self._mask(output)
+
+    def of_next(self, index: int) -> Top:
+        """What was likeliest at the next token's place of a sample that is told of its tokens one by one."""
+        found = self.now.get(index)
+        return found.pop(0) if found else ()
 
 
 class Watch:
@@ -79,24 +84,30 @@ def note(computed: Any) -> None:
     """Tells each mask that asks what was likeliest; computed: a runner.Computed."""
     from minirad.runner import logprob_positions  # brings torch, which is here by now
 
-    places: list[tuple[Asking, str, int]] = []
+    places: list[tuple[Asking, int, bool]] = []
     rows: list[int] = []
     first, batch = 0, computed.batch
-    for request, start, last in zip(batch.requests, batch.starts, computed.last, strict=True):
-        asking = request.token_mask
+    drafts = getattr(computed, "drafts", None) or [()] * len(batch.requests)
+    for request, start, last, draft in zip(batch.requests, batch.starts, computed.last, drafts, strict=True):
+        asking, end = request.token_mask, last + len(draft)  # behind the last token's row are its drafts'
         if isinstance(asking, Asking):
             positions = logprob_positions(request, start)
-            places += [(asking, "prompt", at + 1) for at in positions]
+            places += [(asking, at + 1, True) for at in positions]
             rows += range(first, first + len(positions))
-            if request.computed:
-                indices = range(request.index, request.index + 1 + request.unbranched)
-                places += [(asking, "now", index) for index in indices]
-                rows += [last] * len(indices)
-        first = last + 1
+            if request.computed or draft:
+                for index in range(request.index, request.index + 1 + request.unbranched):
+                    asking.now[index] = []
+                    places += [(asking, index, False)] * (end + 1 - last)
+                    rows += range(last, end + 1)
+        first = end + 1
     if rows:
         found = likeliest(computed.logits[rows], max(asking.count for asking, _, _ in places))
-        for (asking, where, at), top in zip(places, found, strict=True):
-            getattr(asking, where)[at] = top[: asking.count]
+        for (asking, at, of_prompt), row in zip(places, found, strict=True):
+            top = row[: asking.count]
+            if of_prompt:
+                asking.prompt[at] = top
+            else:
+                asking.now[at].append(top)
 
 
 def likeliest(logits: Any, count: int) -> Sequence[Top]:

@@ -17,6 +17,9 @@ For who has a dashboard of vLLM (`vllm:`) or SGLang (`sglang:`), what comes near
     requests_running             num_requests_running                    num_running_reqs
     requests_waiting             num_requests_waiting                    num_queue_reqs
     kv_usage                     kv_cache_usage_perc                     token_usage
+    drafted_tokens_total         spec_decode_num_draft_tokens_total
+    accepted_tokens_total        spec_decode_num_accepted_tokens_total
+    acceptance_length                                                    spec_accept_length
     cache_hit_rate               prefix_cache_hits / _queries            cache_hit_rate
     replies_total                request_success_total
 """
@@ -152,9 +155,20 @@ class Metrics(NoMetrics):
         yield _counter("preemptions", "Running requests put back for larger priority", stats.preemptions)
         yield _counter("deferrals", "Waits for a prefix that another request computes", stats.deferrals)
         yield _counter("steps", "Steps of the engine", engine.steps)
+        yield from _drafts(getattr(engine, "drafts", None))
         yield _gauge("requests_waiting", "Requests in the queue", len(engine.scheduler.waiting))
         yield _gauge("requests_running", "Requests that have a row", len(engine.scheduler.live))
         yield from _pool(pool.num_tokens, pool.available, tree.evictable_size)
+
+
+def _drafts(drafts: Any) -> Iterator[Metric]:
+    """Of an engine with drafts (speculative/stats.py)."""
+    if drafts is not None:
+        yield _counter("drafted_tokens", "Tokens drafted", drafts.drafted)
+        yield _counter("accepted_tokens", "Drafted tokens that the model chose itself", drafts.accepted)
+        yield _counter("decode_passes", "Forward passes over a decoding request", drafts.passes)
+        yield _gauge("acceptance_length", "Tokens that a pass with drafts yields", drafts.acceptance_length)
+        yield _gauge("tokens_per_pass", "Tokens that a pass over a request yields", drafts.tokens_a_pass)
 
 
 def _pool(size: int, free: int, evictable: int) -> Iterator[Metric]:

@@ -124,7 +124,7 @@ class _Heard:
         index = request.index
         self._service.metrics.token(self._ticket, self.first + index, time.perf_counter())
         if self._keep:
-            top = self._asking.now.get(index, ()) if self._asking else ()
+            top = self._asking.of_next(index) if self._asking else ()
             self._fresh.append((index, token, request.output_logprobs[-1], top))
             self._service.touched[self._ticket] = None
 

@@ -22,6 +22,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from minirad import command
 from minirad.model.classroom import WEIGHTS, corpus
+from minirad.model.classroom.train import Student
+from minirad.model.classroom.train_head import DraftStudent, load_head, load_target
 
 SEED: Final = "examination"
 
@@ -265,6 +267,76 @@ def examine(directory: Path, count: int = 100) -> list[Score]:
     scores = [sit(pupil, exam, count) for exam in EXAMS]
     scores += diversity(pupil) + long_losses(pupil, 8)
     return [*scores, Score("parameters", pupil.parameters, None, "numbers")]
+
+
+# --------------------------------------------------------------------------------------------
+# Drafts
+
+
+DRAFTS: Final = 4
+"""Drafts in a row, as the engine makes them if not told otherwise."""
+
+
+@torch.no_grad()
+def greedy(pupil: Pupil, prompts: Sequence[str], new_tokens: int) -> list[tuple[list[int], list[int]]]:
+    """Each prompt's tokens and those of its greedy reply, the end of the turn included."""
+    batch = pupil.tokenizer(list(prompts), return_tensors="pt", padding=True)
+    rows = pupil.model.generate(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        max_new_tokens=new_tokens,
+        do_sample=False,
+    )
+    found = []
+    for mask, row in zip(batch.attention_mask.tolist(), rows.tolist(), strict=True):
+        reply = row[len(mask) :]
+        end = pupil.model.config.eos_token_id
+        reply = reply[: reply.index(end) + 1] if end in reply else reply
+        found.append((row[len(mask) - sum(mask) : len(mask)], reply))
+    return found
+
+
+@torch.no_grad()
+def accepted(target: Student, head: DraftStudent, prompt: list[int], reply: list[int]) -> list[int]:
+    """How many of `DRAFTS` drafts are the model's own choice behind each token of a greedy reply.
+
+    A draft can only be right where all before it are, so the features of right drafts are all that is needed:
+    every place of the reply is drafted from at once.
+    """
+    tokens = torch.tensor([prompt + reply])
+    hidden = target.hidden(tokens[:, :-2])
+    features = head.drafts(target.model.embed_tokens(tokens[:, 1:-1]), hidden, DRAFTS)
+    # unit p's draft j guesses token p + 2, made from the true tokens up to p + 2 - j
+    right = [(target.logits(f)[0].argmax(-1) == tokens[0, 2:]).tolist() for f in features]
+    counts = []
+    for first in range(len(prompt), len(prompt) + len(reply) - 1):  # the last token known
+        count = 0
+        while count < min(DRAFTS, len(tokens[0]) - 1 - first) and right[count][first - 1 + count]:
+            count += 1
+        counts.append(count)
+    return counts
+
+
+def draft_scores(pupil: Pupil, model: Path, directory: Path, count: int) -> list[Score]:
+    """What a draft head's drafts are worth, over `count` greedy replies to each exam's prompts."""
+    target, shape = load_target(model)
+    head = load_head(directory, shape)
+    reached, places, passes, tokens = [0] * DRAFTS, [0] * DRAFTS, 0, 0
+    for exam in EXAMS:
+        prompts = sorted((item.prompt for item in exam.items(count)), key=len)
+        for prompt, reply in greedy(pupil, prompts, exam.new_tokens):
+            counts = accepted(target, head, prompt, reply)
+            for j in range(DRAFTS):
+                whole = counts[: len(counts) - j]  # behind the others the reply ends sooner
+                places[j] += len(whole)
+                reached[j] += sum(number > j for number in whole)
+            at = 0  # as an engine goes: it verifies, and drafts again behind the last token accepted
+            while at < len(counts):
+                passes, tokens = passes + 1, tokens + counts[at] + 1
+                at += counts[at] + 1
+    names = ["first draft right", *(f"first {j} drafts right" for j in range(2, DRAFTS + 1))]
+    scores = [Score(name, a / b) for name, a, b in zip(names, reached, places, strict=True)]
+    return [*scores, Score("tokens a pass, with drafts", tokens / passes, None, "tokens")]
 
 
 def table(scores: Sequence[Score]) -> str:

@@ -5,6 +5,10 @@
 makes a Hugging Face directory. The preset `gpu` takes minutes on a large GPU and made the committed
 weights; `cpu` is a shorter course for two processor cores. The model is a Llama whose modules carry
 the names of Hugging Face's, so that its `state_dict` is the file's content.
+
+    python -m minirad.model.classroom.train --draft-head DIR
+
+trains a draft head for a finished model (train_head.py), in minutes on one processor core.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +31,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minirad import command
-from minirad.model.classroom import corpus
+from minirad.model.classroom import WEIGHTS, corpus
 
 END_OF_TEXT: Final = "<|endoftext|>"
 TURN_START: Final = "<|im_start|>"
@@ -192,7 +197,7 @@ def loss_weights(tokens: Tensor, assistant: int, prompt_weight: float) -> Tensor
 
 
 def write_lessons(
-    tokenizer: Tokenizer, course: Course, seed: int, workers: int, chunk: int = 5_000
+    tokenizer: Tokenizer, course: Course, seed: int | str, workers: int, chunk: int = 5_000
 ) -> Lessons:
     """Writes and encodes the documents of a course; the same whatever the number of workers.
 
@@ -330,13 +335,21 @@ class Student(nn.Module):
                 deviation /= math.sqrt(2 * shape.num_hidden_layers)
             nn.init.normal_(parameter, std=deviation)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, T] to logits [B, T, vocabulary]."""
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, T] to what the last layer gives [B, T, hidden], before the last norm."""
         length = tokens.shape[1]
-        x = self.model.embed_tokens(tokens)
+        x: Tensor = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, self.cos[:length], self.sin[:length])
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Hidden states [..., hidden] to logits [..., vocabulary]."""
         return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, T] to logits [B, T, vocabulary]."""
+        return self.logits(self.hidden(tokens))
 
 
 # --------------------------------------------------------------------------------------------
@@ -531,13 +544,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command.Parser(
         prog="python -m minirad.model.classroom.train", description="Train the classroom Llama."
     )
-    parser.add_argument("--out", type=Path, required=True, help="directory to write")
+    made = parser.add_mutually_exclusive_group(required=True)
+    made.add_argument("--out", type=Path, help="train a model, and write this directory")
+    made.add_argument("--draft-head", type=Path, help="train a draft head for --model; the directory to write")
+    parser.add_argument("--model", type=Path, default=WEIGHTS, help="with --draft-head: a model's directory")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--preset", choices=[*PRESETS, "auto"], default="auto")
     parser.add_argument("--steps", type=int, help="stretch or shrink the preset to this many steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
+    if options.draft_head:
+        heads: Any = import_module("minirad.model.classroom.train_head")  # builds on this module
+        loss = heads.train_head(options.model, options.draft_head, options.steps, options.seed, options.workers)
+        print(f"last loss {loss:.4f}; wrote {options.draft_head}")
+        return
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

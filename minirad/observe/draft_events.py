@@ -1,0 +1,82 @@
+"""What an engine with drafts tells: which tokens it guessed for a request, and how many of them held.
+
+They come in this order, in the step's own frame: TokensDrafted, DraftVerified, then SlotsFreed (cause
+"rejected") where a whole page of rejected drafts is free again, then the TokenSampled of what was accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minirad.observe.event import Event, Headline, Ints, ReplayState, Word, expect
+
+MOST_DRAFTED = 1 << 16  # tokens of one draft
+
+
+@dataclass(frozen=True, slots=True)
+class TokensDrafted(Event):
+    """Tokens were guessed behind a request's last one, and have these slots, the last ones of its row.
+
+    source: "ngram" (found earlier in its text) or "eagle" (a draft head).
+    """
+
+    request: str
+    tokens: Ints
+    slots: Ints
+    source: str
+
+    word = Word("draft")
+
+    def describe(self) -> str:
+        count = len(self.tokens)
+        return f"{self.request}: {count} token{'s' * (count != 1)} drafted ({self.source})"
+
+    def says(self) -> Ints:
+        return self.tokens
+
+    def check(self, state: ReplayState) -> None:
+        Event.check(self, state)
+        expect(
+            len(self.tokens) == len(self.slots) <= MOST_DRAFTED,
+            f"TokensDrafted has {len(self.tokens)} tokens and {len(self.slots)} slots",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVerified(Event):
+    """The model computed a request's drafts. The last `drafted - accepted` slots of its row are given up.
+
+    accepted: of `drafted` tokens those that the model chose itself and went on from. tokens: all that the
+    request gets in this step: those, and the one that the model chose behind them (none after an error).
+    """
+
+    request: str
+    drafted: int
+    accepted: int
+    tokens: Ints
+
+    word, headline = Word("verify"), Headline(85, "decode")
+
+    def describe(self) -> str:
+        return f"{self.request}: {self.accepted} of {self.drafted} drafted tokens accepted"
+
+    def says(self) -> Ints:
+        return self.tokens
+
+    def apply(self, state: ReplayState) -> None:
+        slots = state.requests[self.request]["slots"]
+        del slots[len(slots) - (self.drafted - self.accepted) :]
+
+    def check(self, state: ReplayState) -> None:
+        Event.check(self, state)
+        expect(
+            0 <= self.accepted <= self.drafted <= len(state.requests[self.request]["slots"]),
+            f"{self.accepted} of {self.drafted} drafts accepted, in a row of "
+            f"{len(state.requests[self.request]['slots'])} slots",
+        )
+
+    @classmethod
+    def together(cls, events: Sequence[DraftVerified]) -> tuple[str, str]:
+        accepted, drafted = sum(e.accepted for e in events), sum(e.drafted for e in events)
+        return cls.headline.tone, f"{accepted} of {drafted} drafted tokens accepted"

@@ -1,0 +1,188 @@
+"""Shared by the tests of drafts: a random head, engines whose drafts are as good as wanted, and games."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import TINY, CheckedEngine
+
+from minirad.attention.gather import GatherAttention
+from minirad.attention.metadata import BatchEntry, build_metadata
+from minirad.config import EngineConfig, SamplingParams
+from minirad.engine import Engine
+from minirad.model.llama import LlamaModel
+from minirad.outputs import GenerationOutput
+from minirad.schedule.request import Request
+from minirad.speculative.head import ARCHITECTURE, DraftHead, HeadConfig
+
+VOCAB = TINY["vocab_size"]
+SOURCES = ("ngram", "eagle")
+
+
+def write_head(folder: Path, model: LlamaModel, seed: int = 0, **changes: int) -> Path:
+    """A random draft head for a model, as files; changes: of its sizes."""
+    c = model.config
+    sizes = {
+        "hidden_size": c.hidden, "intermediate_size": c.intermediate, "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, **changes,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": [ARCHITECTURE], **sizes}), encoding="utf-8"
+    )
+    same = {"hidden": sizes["hidden_size"], "intermediate": sizes["intermediate_size"], "layers": 1}
+    same |= {"heads": sizes["num_attention_heads"], "kv_heads": sizes["num_key_value_heads"]}
+    shape = HeadConfig(
+        **{name: getattr(c, name) for name in c.__dataclass_fields__} | same | {"head_dim": sizes["head_dim"]}
+    )
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, size in shape.tensor_shapes().items():
+        weights[name] = torch.randn(size, generator=generator) * 0.3 + float("norm" in name)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+class Guide:
+    """Makes an engine's drafts right with a given probability: it knows what the replies will be.
+
+    replies: whole token lists by (prompt, sample's index). The drafter still does all that it does.
+    """
+
+    def __init__(
+        self, engine: Any, replies: dict[tuple[tuple[int, ...], int], list[int]], right: float
+    ) -> None:
+        self._replies, self._right, self._rng = replies, right, random.Random(0)
+        drafter = engine.runner.drafter
+        self._draft, self._propose, self._ngram = drafter.draft, drafter.propose, drafter.source == "ngram"
+        drafter.draft, drafter.propose = self.draft, self.propose
+
+    def propose(self, request: Request, most: int) -> int:
+        found = self._propose(request, most)
+        return most if self._ngram else found
+
+    def draft(self, requests: list[Request], counts: list[int]) -> list[list[int]]:
+        drafts = self._draft(requests, counts)
+        return [self._guided(*each) for each in zip(requests, counts, drafts, strict=True)]
+
+    def _guided(self, request: Request, count: int, draft: list[int]) -> list[int]:
+        reply = self._replies.get((tuple(request.prompt.tolist()), request.index), [])
+        begin = len(request.output)
+        draft = [*draft, *(self._rng.randrange(VOCAB) for _ in range(count - len(draft)))]
+        for at, token in enumerate(reply[begin : begin + count]):
+            if self._rng.random() < self._right:
+                draft[at] = token
+        return draft
+
+
+def replies(prompts: Sequence[Sequence[int]], outputs: Sequence[GenerationOutput]) -> Any:
+    """What a Guide knows, of outputs in any order; prompts: of R1, R2, ..."""
+    return {(tuple(prompts[int(out.request_id[1:]) - 1]), out.index): list(out.token_ids) for out in outputs}
+
+
+def require_same(
+    plain: Sequence[GenerationOutput], drafted: Sequence[GenerationOutput], within: float = 1e-4
+) -> None:
+    """The same outputs, whatever the order: tokens, texts, ends, log-probabilities."""
+
+    def by_name(outputs: Sequence[GenerationOutput]) -> dict[tuple[str, int], GenerationOutput]:
+        return {(out.request_id, out.index): out for out in outputs}
+
+    one, other = by_name(plain), by_name(drafted)
+    assert set(one) == set(other)
+    for name, a in one.items():
+        b = other[name]
+        told = (name, a, b)
+        assert a.token_ids == b.token_ids and (a.text, a.finish_reason) == (b.text, b.finish_reason), told
+        assert a.error == b.error and len(a.logprobs) == len(b.logprobs), told
+        assert b.logprobs == pytest.approx(a.logprobs, rel=0, abs=within), told
+        assert [each is None for each in a.prompt_logprobs] == [each is None for each in b.prompt_logprobs], (
+            told
+        )
+        numbers = [[each or 0.0 for each in out.prompt_logprobs] for out in (a, b)]
+        assert numbers[1] == pytest.approx(numbers[0], rel=0, abs=within), told
+
+
+def engine_of(model: LlamaModel, head: Path | None, tokenizer: Any = None, **config: Any) -> CheckedEngine:
+    """A checked engine; `speculative` in the config: with drafts, of this head."""
+    config = {"kv_tokens": 256, "max_running": 4, "poison_freed": True, **config}
+    if config.get("speculative") == "eagle":
+        config = {"draft_model": head, **config}
+    return CheckedEngine(EngineConfig(**config), model=model, tokenizer=tokenizer)
+
+
+def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
+    """Any sampling: lengths from 0, temperatures, samples, log-probabilities, stop tokens."""
+    params = SamplingParams(
+        max_new_tokens=rng.choice([0, 1, 2, 3, 8, 12, 20]),
+        temperature=rng.choice([0.0, 0.0, 0.7, 1.3]),
+        top_k=rng.choice([0, 5]),
+        top_p=rng.choice([1.0, 0.8]),
+        ignore_eos=rng.random() < 0.5,
+        n=rng.choice([1, 1, 1, 2, 3]),
+        seed=rng.choice([None, 7]),
+        logprob_start=rng.choice([None, None, 0, 2]),
+        stop_token_ids=rng.choice([(), (), (3, 11, 17, 40)]),
+    )
+    return replace(params, **changes)
+
+
+# ---------------------------------------------------------------------- what lies in the pool
+
+
+def fresh_kv(head: DraftHead, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """K and V `[layers, n - 1, kv_heads, head_dim]`, head's layer last, and the head's features `[n - 1, hidden]`,
+    of n tokens computed alone: the unit of the last token is known to nobody."""
+    model, size = head.target, len(tokens)
+    rows = np.arange(1, size + 1)[None]
+    pool, backend = model.new_pool(size + 1, head.layers), GatherAttention()
+    metadata = build_metadata(rows, [BatchEntry(0, 0, size)], 1, model.device)
+    ids = torch.tensor(list(tokens))
+    with torch.inference_mode():
+        backend.plan(metadata, pool)
+        hidden = model.through_layers(model.embed[ids], metadata, pool, backend)
+        short = build_metadata(rows, [BatchEntry(0, 0, size - 1)], 1, model.device)
+        features = head.forward(ids[1:], hidden[:-1], short, pool, backend)
+    slots = torch.arange(1, size)
+    return torch.stack([k[slots] for k in pool.k]), torch.stack([v[slots] for v in pool.v]), features
+
+
+def tree_paths(engine: Engine) -> list[tuple[list[int], list[int]]]:
+    """Of every leaf of a tree of pairs: its tokens (one more than slots) and its slots, from the root."""
+    nodes = {node["id"]: node for node in engine.cache.snapshot()["nodes"]}
+    inner = {node["parent"] for node in nodes.values()}
+    found = []
+    for leaf in nodes:
+        if leaf in inner:
+            continue
+        path, at = [], leaf
+        while at in nodes:
+            path.append(nodes[at])
+            at = nodes[at]["parent"]
+        flat = [token for node in reversed(path) for token in node["tokens"]]
+        slots = [slot for node in reversed(path) for slot in node["slots"]]
+        found.append(([*flat[::2], flat[-1]], slots))
+    return found
+
+
+def require_kv_as_computed_alone(engine: Any, within: float = 1e-4) -> int:
+    """Every slot in the tree holds, in every layer and the head's, what its tokens give alone. How many."""
+    head, pool, looked = engine.runner.drafter.head, engine.pool, 0
+    for tokens, slots in tree_paths(engine):
+        keys, values, _ = fresh_kv(head, tokens)
+        index = torch.tensor(slots)
+        for at in range(pool.num_layers):
+            for kept, fresh in ((pool.k[at][index], keys[at]), (pool.v[at][index], values[at])):
+                worst = float((kept - fresh[: len(slots)]).abs().max())
+                assert worst < within, (at, worst, tokens)
+        looked += len(slots)
+    return looked
