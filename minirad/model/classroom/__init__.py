@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["DRAFT_HEAD", "WEIGHTS"]
+__all__ = ["ADAPTERS", "DRAFT_HEAD", "WEIGHTS"]
 
 WEIGHTS = Path(__file__).parent / "weights"
 """Directory of the committed model."""
 
 DRAFT_HEAD = Path(__file__).parent / "draft_head"
 """Directory of the draft head that was trained for it."""
+
+ADAPTERS = Path(__file__).parent / "adapters"
+"""Directory of its committed adapters, each in a folder of its name."""

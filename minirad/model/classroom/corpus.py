@@ -645,9 +645,16 @@ def any_turn(rng: random.Random, exact: bool = False) -> Turn:
 
 
 def chat_messages(
-    rng: random.Random, turns: int, system: str | None, exact: bool = False
+    rng: random.Random,
+    turns: int,
+    system: str | None,
+    exact: bool = False,
+    say: Callable[[Turn], str] | None = None,
 ) -> list[dict[str, str]]:
-    """A chat of `turns` questions with answers, some of them about what the user said before."""
+    """A chat of `turns` questions with answers, some of them about what the user said before.
+
+    say: how a turn is answered; None: in full, or in one word where the system prompt wants it.
+    """
     messages = [message("system", system)] if system else []
     memory = Memory()
     for _ in range(turns):
@@ -659,6 +666,7 @@ def chat_messages(
         else:
             turn = any_turn(rng, exact)
         reply = turn.short if system == ONE_WORD_PROMPT else turn.reply
+        reply = reply if say is None else say(turn)
         messages += [message("user", turn.user), message("assistant", reply)]
     return messages
 
