@@ -74,7 +74,7 @@ def put_together(
         runner = around.around(runner)
     load = None if path is None else partial(load_tokenizer, path)
     texts = Tokenizing(tokenizer, load, model.config.eos_ids)
-    return Parts(config, runner, choose_cache(cache, config, pool, model), rows, texts, path, note)
+    return Parts(config, runner, choose_cache(cache, config, pool, runner), rows, texts, path, note)
 
 
 def check_arguments(config: Any, cache: Any, model: Any) -> None:
@@ -226,9 +226,7 @@ def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, att
     return config
 
 
-def choose_cache(
-    cache: PrefixCache | None, config: EngineConfig, pool: KVPool, model: LlamaModel
-) -> PrefixCache:
+def choose_cache(cache: PrefixCache | None, config: EngineConfig, pool: KVPool, runner: Any) -> PrefixCache:
     """The tree: a caller's own, which has to fit the configuration, or ours; with more tiers from tiers/."""
     if cache is None and not config.host_kv_tokens:
         return RadixCache(config.page_size, config.eviction_policy)
@@ -238,7 +236,7 @@ def choose_cache(
             raise ValueError(
                 f"host_kv_tokens={config.host_kv_tokens} needs minirad/tiers/, which is not here"
             )
-        tree: PrefixCache = tiers.choose_cache(config, pool, model)
+        tree: PrefixCache = tiers.choose_cache(config, pool, runner)
         return tree
     if config.host_kv_tokens:
         raise ValueError(

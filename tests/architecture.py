@@ -134,9 +134,9 @@ ROOMS: dict[str, Room] = {
         (*_BASE, "cache", "schedule", "parts", "observe"),
     ),
     "tiers": Room(
-        "a second tier of the cache, in host memory; may be deleted",
+        "a second tier of the cache, in host memory, and a third on a disk; may be deleted",
         ("minirad.tiers", "minirad.tiers.*", "minirad.cache.hiradix_cache", "minirad.kv.host_tier"),
-        (*_BASE, "cache", "schedule", "kv"),
+        (*_BASE, "cache", "schedule", "kv", "observe"),
         torch=True,
     ),
     "fast": Room(

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from minirad.config import EngineConfig
 from minirad.observe import draft_events  # noqa: F401  (each kind registers itself there)
+from minirad.observe.disk_events import check_disk, has_disk  # those of a disk tier register themselves, too
 from minirad.observe.event import Event, check_host_slots, check_slots, event_type, expect
 from minirad.observe.events import EVENT_TYPES as EVENT_TYPES  # each kind registers itself there
 from minirad.observe.fleet_events import (  # and those of streams here
@@ -252,6 +253,8 @@ def check_state(state: Any) -> None:
     expect(type(state.get("requests")) is dict, "the state has no object of requests")
     if "ranks" in state:
         check_ranks(state["ranks"])
+    if has_disk(state):
+        check_disk(tree)
     if fleet:
         _check_fleet(state)
     for name, request in state["requests"].items():

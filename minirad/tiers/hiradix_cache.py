@@ -179,6 +179,7 @@ class HiRadixCache(RadixCache):
     """
 
     _Node = HostNode
+    parents_are_copied = True  # of nodes with a copy, with the two write_throughs
 
     def __init__(
         self,
@@ -636,7 +637,7 @@ class HiRadixCache(RadixCache):
         top = parent is self.root
         require(bool(node.packed or node.host), f"{name} is in neither tier")
         require(not node.packed or top or bool(parent.packed), f"{name} is on the device, its parent is not")
-        if self.host_write != "write_back":
+        if self.host_write != "write_back" and self.parents_are_copied:
             # (While its own copy is under way it may not have heard yet that its parent's has failed.)
             fine = not node.backed_up or top or bool(parent.host)
             require(fine, f"{name} has a copy, its parent has none")

@@ -99,14 +99,31 @@ class HostTier:
             torch.cuda.current_stream(self.pool.device).wait_event(event)
         self._loads = []
 
+    # ------------------------------------------------------------ for a tier below (disk_cache.py)
+
+    def copied(self, host_slots: Slots) -> Tensor:
+        """A copy of what lies in host slots to which no copy is under way: `[n, *kv.shape[1:]]`."""
+        return self.kv[torch.from_numpy(np.array(host_slots))]
+
+    def fill(self, host_slots: Slots, kv: Tensor) -> None:
+        """Puts KV of that shape into host slots that no copy reads."""
+        self.kv[torch.from_numpy(np.array(host_slots))] = kv
+
+    def fetched(self, device_slots: Slots) -> Tensor:
+        """A copy of what lies in slots of the device, of that shape, on the host; waits for it."""
+        return self._gathered(device_slots).cpu()
+
     def _out(self, device_slots: Slots, host_slots: Slots) -> None:
+        gathered = self._gathered(device_slots)
+        for start, stop, at in _runs(host_slots):
+            self.kv[at : at + stop - start].copy_(gathered[start:stop], non_blocking=True)
+
+    def _gathered(self, device_slots: Slots) -> Tensor:
         index = self._index(device_slots)
         parts = [
             t.index_select(0, index) for pair in zip(self.pool.k, self.pool.v, strict=True) for t in pair
         ]
-        gathered = torch.stack(parts, dim=1).view(len(index), *self.kv.shape[1:])
-        for start, stop, at in _runs(host_slots):
-            self.kv[at : at + stop - start].copy_(gathered[start:stop], non_blocking=True)
+        return torch.stack(parts, dim=1).view(len(index), *self.kv.shape[1:])
 
     def _in(self, host_slots: Slots, device_slots: Slots) -> None:
         index = self._index(device_slots)
