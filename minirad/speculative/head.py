@@ -1,9 +1,12 @@
 """A draft head (EAGLE-1): one decoder layer that guesses the model's next hidden state from its last one.
 
-Unit i of the draft has two inputs: the hidden state of token i, which the model has computed, and token i + 1,
-which is known by then. What it gives is a guess at the hidden state of token i + 1, and the model's own norm
-and head make of it a guess at token i + 2. So the draft's key and value of token i depend on token i + 1 as
-well: they may be shared where pairs of tokens are equal, not where only tokens are (bigram keys).
+Unit i of the draft has two inputs: the hidden state of token i, which the model has computed, and token
+i + 1, which is known by then. What it gives is a guess at the hidden state of token i + 1, and the model's
+own norm and head make of it a guess at token i + 2. So the draft's key and value of token i depend on token
+i + 1 as well: they may be shared where pairs of tokens are equal, not where only tokens are (bigram keys).
+
+EAGLE-1 puts its two inputs into the matrix as they are; here each is normed first, as in EAGLE-3, because the
+classroom Llama's hidden states are a hundred times as large as its embeddings.
 """
 
 from __future__ import annotations
@@ -62,9 +65,9 @@ class HeadConfig(LlamaConfig):
                     f"{file}: the draft head has {name} {sizes[name]}, but the model has {wanted}: "
                     "a head works for the model that it was trained for"
                 )
-        said = {SIZES[name]: size for name, size in sizes.items()}
-        kept = {field.name: getattr(target, field.name) for field in fields(target)}
-        return cls(**{**kept, **said, "layers": 1, "attention_bias": False, "mlp_bias": False})
+        shape: dict[str, Any] = {field.name: getattr(target, field.name) for field in fields(target)}
+        shape.update({SIZES[name]: size for name, size in sizes.items()})
+        return cls(**{**shape, "layers": 1, "attention_bias": False, "mlp_bias": False})
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the head's own weights; embedding, last norm and output are the target's."""

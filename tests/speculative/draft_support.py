@@ -140,8 +140,8 @@ def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
 
 
 def fresh_kv(head: DraftHead, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """K and V `[layers, n - 1, kv_heads, head_dim]`, head's layer last, and the head's features `[n - 1, hidden]`,
-    of n tokens computed alone: the unit of the last token is known to nobody."""
+    """K and V `[layers, n, kv_heads, head_dim]` of n tokens computed alone, the head's layer last; and the
+    head's features `[n - 1, hidden]`: its unit of the last token is known to nobody."""
     model, size = head.target, len(tokens)
     rows = np.arange(1, size + 1)[None]
     pool, backend = model.new_pool(size + 1, head.layers), GatherAttention()
@@ -157,7 +157,10 @@ def fresh_kv(head: DraftHead, tokens: Sequence[int]) -> tuple[torch.Tensor, torc
 
 
 def tree_paths(engine: Engine) -> list[tuple[list[int], list[int]]]:
-    """Of every leaf of a tree of pairs: its tokens (one more than slots) and its slots, from the root."""
+    """Of every leaf of a tree of pairs: its tokens (one more than slots) and its slots, from the root.
+
+    Slots end where nothing is on the device any more.
+    """
     nodes = {node["id"]: node for node in engine.cache.snapshot()["nodes"]}
     inner = {node["parent"] for node in nodes.values()}
     found = []
@@ -174,10 +177,24 @@ def tree_paths(engine: Engine) -> list[tuple[list[int], list[int]]]:
     return found
 
 
+def rows_of(engine: Engine) -> list[tuple[list[int], list[int]]]:
+    """The same of every request that has a row; of a prompt that was computed to its end the last unit is not
+    known yet."""
+    return [
+        (
+            request.tokens.tolist(),
+            engine.rows.rows[request.row, : min(request.kv_len, request.length - 1)].tolist(),
+        )
+        for request in engine.scheduler.live
+    ]
+
+
 def require_kv_as_computed_alone(engine: Any, within: float = 1e-4) -> int:
-    """Every slot in the tree holds, in every layer and the head's, what its tokens give alone. How many."""
+    """Every slot of tree and rows holds what its tokens give alone, in all layers and the head's. How many."""
     head, pool, looked = engine.runner.drafter.head, engine.pool, 0
-    for tokens, slots in tree_paths(engine):
+    for tokens, slots in [*tree_paths(engine), *rows_of(engine)]:
+        if not slots:
+            continue
         keys, values, _ = fresh_kv(head, tokens)
         index = torch.tensor(slots)
         for at in range(pool.num_layers):
@@ -186,3 +203,59 @@ def require_kv_as_computed_alone(engine: Any, within: float = 1e-4) -> int:
                 assert worst < within, (at, worst, tokens)
         looked += len(slots)
     return looked
+
+
+# ---------------------------------------------------------------------- games
+
+
+class Mask:
+    """Forbids a third of the tokens, another third at each place; notes for which places it was asked."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.fails_at, self.asked = fails_at, []
+
+    def __call__(self, output: list[int]) -> Any:
+        self.asked.append(len(output))
+        if len(output) == self.fails_at:
+            raise RuntimeError("as the test wishes")
+        if len(output) % 4 == 3:
+            return None
+        return (torch.arange(VOCAB) + len(output) + sum(output)) % 3 != 0
+
+
+class Game:
+    """Requests that come over several steps: of many lengths and kinds, with beginnings in common."""
+
+    def __init__(self, seed: int, requests: int = 8, **fixed: Any) -> None:
+        self.rng = rng = random.Random(seed)
+        stem = [rng.randrange(3, VOCAB) for _ in range(24)]
+        self.prompts = []
+        for _ in range(requests):
+            own = [rng.randrange(3, VOCAB) for _ in range(rng.randrange(3, 14))]
+            self.prompts.append(stem[: rng.choice([0, 7, 17, 24])] + own)
+        self.params = [random_params(rng, **fixed) for _ in self.prompts]
+        self.priorities = [rng.choice([0, 0, 0, 2]) for _ in self.prompts]
+        self.masked = {at: rng.choice([-1, -1, 3]) for at in range(requests) if rng.random() < 0.3}
+        self.steps = [rng.choice([0, 1, 3]) for _ in self.prompts]
+
+    def play(self, engine: Any, look: Any = lambda engine: None, steps: int = 800) -> list[GenerationOutput]:
+        """All outputs. look: called after each step."""
+        outputs: list[GenerationOutput] = []
+        self.masks = {at: Mask(fails_at) for at, fails_at in self.masked.items()}
+
+        def step() -> None:
+            outputs.extend(engine.step().finished)
+            assert all(request.kv_len == request.length - 1 for request in engine.scheduler.running)
+            look(engine)
+
+        for at, (prompt, params, priority) in enumerate(
+            zip(self.prompts, self.params, self.priorities, strict=True)
+        ):
+            engine.add_request(prompt, params, priority=priority, token_mask=self.masks.get(at))
+            for _ in range(self.steps[at]):
+                step()
+        for _ in range(steps):
+            if not engine.has_work:
+                return outputs
+            step()
+        raise AssertionError(f"still at work: {engine.snapshot()}")

@@ -1,4 +1,4 @@
-"""The draft head: paged against dense, chunks, what its keys depend on, what is refused; its training and score."""
+"""The draft head: paged against dense, what its keys depend on, what is refused, its training and score."""
 
 from __future__ import annotations
 
@@ -106,7 +106,9 @@ def close(got: Tensor, wanted: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("page_size", [1, PAGE])
-@pytest.mark.parametrize("ends", [[LENGTH], [9, LENGTH], [3, 4, 5, 16, LENGTH], range(1, LENGTH + 1)], ids=str)
+@pytest.mark.parametrize(
+    "ends", [[LENGTH], [9, LENGTH], [3, 4, 5, 16, LENGTH], range(1, LENGTH + 1)], ids=str
+)
 def test_any_chunks_give_what_a_dense_head_gives(
     target: LlamaModel, head: DraftHead, inputs: tuple[Tensor, Tensor], ends: list[int], page_size: int
 ) -> None:
@@ -139,7 +141,9 @@ def test_keys_and_values_belong_to_pairs(
     written = []
     for token in (tokens[changed + 1], (tokens[changed + 1] + 1) % target.config.vocab_size):
         paged = Paged(target, head)
-        paged.forward(torch.cat((tokens[: changed + 1], token[None], tokens[changed + 2 :])), hidden, 0, LENGTH)
+        paged.forward(
+            torch.cat((tokens[: changed + 1], token[None], tokens[changed + 2 :])), hidden, 0, LENGTH
+        )
         written.append(paged.keys_and_values())
     differs = (written[0] != written[1]).flatten(1).any(-1)
     assert differs.nonzero().flatten().tolist() == [changed]
@@ -170,7 +174,9 @@ def test_sizes_that_do_not_fit_together_are_refused_at_work(
 ) -> None:
     tokens, hidden = inputs
     paged = Paged(target, head)
-    with pytest.raises(ValueError, match=r"5 next tokens and hidden states \[6, 160\].* wants 6 and \[6, 160\]"):
+    with pytest.raises(
+        ValueError, match=r"5 next tokens and hidden states \[6, 160\].* wants 6 and \[6, 160\]"
+    ):
         paged.forward(tokens[:6], hidden, 0, 6)
     with pytest.raises(ValueError, match=r"\[6, 80\]"):
         paged.forward(tokens, hidden[:, :80], 0, 6)
@@ -209,9 +215,15 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any], dict[str, Tensor]], object], st
         lambda c, t: t.update({"fc.weight": torch.zeros(160, 160)}),
         r"fc.weight has shape \[160, 160\], but the configuration says \[160, 320\]",
     ),
-    "other size": (lambda c, t: c.update(intermediate_size=64), r"down_proj.weight .*\[160, 448\].*\[160, 64\]"),
+    "other size": (
+        lambda c, t: c.update(intermediate_size=64),
+        r"down_proj.weight .*\[160, 448\].*\[160, 64\]",
+    ),
     "not a number": (lambda c, t: t["fc.weight"][0, 0].fill_(torch.nan), "fc.weight .* not finite"),
-    "infinite": (lambda c, t: t["hidden_norm.weight"][3].fill_(torch.inf), "hidden_norm.weight .* not finite"),
+    "infinite": (
+        lambda c, t: t["hidden_norm.weight"][3].fill_(torch.inf),
+        "hidden_norm.weight .* not finite",
+    ),
     "integers": (lambda c, t: t.update({"fc.weight": t["fc.weight"].char()}), "fc.weight is torch.int8"),
 }
 
@@ -251,11 +263,11 @@ def test_foreign_and_truncated_files_are_refused(
 
 
 def test_what_is_no_directory_is_refused(tmp_path: Path, target: LlamaModel) -> None:
-    with pytest.raises(ValueError, match="no draft head in .*absent: there is no such directory"):
+    with pytest.raises(ValueError, match=r"no draft head in .*absent: there is no such directory"):
         DraftHead.load(tmp_path / "absent", target)
     with pytest.raises(ValueError, match="None"):
         DraftHead.load(None, target)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="is no draft head's: architectures is .*LlamaForCausalLM"):
+    with pytest.raises(ValueError, match=r"is no draft head's: architectures is .*LlamaForCausalLM"):
         DraftHead.load(WEIGHTS, target)
 
 

@@ -18,10 +18,10 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +72,9 @@ class Phase:
     length: int
 
 
+SomeCourse = TypeVar("SomeCourse", bound="Course")
+
+
 @dataclass(frozen=True)
 class Course:
     """A whole training: how many documents are written and how they are read."""
@@ -91,22 +94,12 @@ class Course:
         """Optimizer steps of all phases."""
         return sum(phase.steps for phase in self.phases)
 
-    def with_steps(self, steps: int) -> Course:
+    def with_steps(self: SomeCourse, steps: int) -> SomeCourse:
         """This course stretched or shrunk to about `steps` steps, at least one in each phase."""
         phases = tuple(
-            Phase(max(1, round(phase.steps * steps / self.steps)), phase.rows, phase.length)
-            for phase in self.phases
+            replace(phase, steps=max(1, round(phase.steps * steps / self.steps))) for phase in self.phases
         )
-        return Course(
-            self.documents,
-            phases,
-            self.peak_rate,
-            self.final_rate,
-            min(self.warmup, max(1, steps // 10)),
-            self.weight_decay,
-            self.prompt_weight,
-            self.shape,
-        )
+        return replace(self, phases=phases, warmup=min(self.warmup, max(1, steps // 10)))
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warmup, then half a cosine."""
@@ -546,7 +539,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     made = parser.add_mutually_exclusive_group(required=True)
     made.add_argument("--out", type=Path, help="train a model, and write this directory")
-    made.add_argument("--draft-head", type=Path, help="train a draft head for --model; the directory to write")
+    made.add_argument(
+        "--draft-head", type=Path, help="train a draft head for --model; the directory to write"
+    )
     parser.add_argument("--model", type=Path, default=WEIGHTS, help="with --draft-head: a model's directory")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--preset", choices=[*PRESETS, "auto"], default="auto")
@@ -556,7 +551,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.draft_head:
         heads: Any = import_module("minirad.model.classroom.train_head")  # builds on this module
-        loss = heads.train_head(options.model, options.draft_head, options.steps, options.seed, options.workers)
+        plan = heads.COURSE.with_steps(options.steps) if options.steps else heads.COURSE
+        loss = heads.train_head(options.model, options.draft_head, plan, options.seed, options.workers)
         print(f"last loss {loss:.4f}; wrote {options.draft_head}")
         return
     device = options.device

@@ -3,16 +3,14 @@
     python -m minirad.model.classroom.train --draft-head OUT
 
 The model's weights stay as they are. The head is one decoder layer: from the hidden state of token i and from
-token i + 1 it guesses the hidden state of token i + 1, and so, by the model's own norm and output, token i + 2.
-Drafts behind the first are made from guesses, so the last part of the training feeds the head with its own
-(as HASS and the training-time test of EAGLE-3 do).
+token i + 1 it guesses the hidden state of token i + 1, and so, by the model's own norm and output, token
+i + 2. Drafts behind the first are made from guesses, so the last part of the training feeds the head with its
+own (as HASS and the training-time test of EAGLE-3 do).
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +49,7 @@ class HeadPhase(Phase):
 class HeadCourse(Course):
     """As a model's course; the loss is `feature_weight` parts of features beside one part of tokens."""
 
+    phases: tuple[HeadPhase, ...]
     feature_weight: float = 0.1
 
 
@@ -86,12 +85,19 @@ class DraftStudent(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
+    @property
+    def layer(self) -> Layer:
+        """The decoder layer."""
+        only = self.layers[0]
+        assert isinstance(only, Layer)
+        return only
+
     def begin_as(self, target: Student, scale: float) -> None:
         """Begins as the target's last layer on the hidden state alone: closer to it than chance.
 
-        scale: the deviation of the target's hidden states, so that what the layer adds is neither lost nor all.
+        scale: the deviation of the target's hidden states: what the layer adds is then neither lost nor all.
         """
-        self.layers[0].load_state_dict(target.model.layers[-1].state_dict())
+        self.layer.load_state_dict(target.model.layers[-1].state_dict())
         size = self.shape.hidden_size
         with torch.no_grad():
             nn.init.normal_(self.fc.weight[:, :size], std=size**-0.5)
@@ -107,13 +113,13 @@ class DraftStudent(nn.Module):
             hidden: [B, T, hidden], the target's hidden state of token p.
 
         Returns:
-            For each j in 1 to `depth`, [B, T, hidden]: unit p's guess at the hidden state of token p + 1, where
-            that of token p is itself the guess of draft j - 1. Its first j - 1 units have none, and are noise.
+            For each j in 1 to `depth`, [B, T, hidden]: unit p's guess at the hidden state of token p + 1,
+            where that of token p is itself the guess of draft j - 1. The first j - 1 units have none: noise.
         """
         features: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        layer = self.layers[0]
+        layer = self.layer
         for _ in range(depth):
             x = self.fc(torch.cat((self.embed_norm(next_embeddings), self.hidden_norm(hidden)), dim=-1))
             x = x + self._attend(layer.input_layernorm(x), keys, values)
@@ -128,7 +134,7 @@ class DraftStudent(nn.Module):
         Unit p sees true ones up to p - j + 1, and behind them those of its own earlier drafts: of draft s the
         one at p - (j - s).
         """
-        attention, length = self.layers[0].self_attn, x.shape[1]
+        attention, length = self.layer.self_attn, x.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         groups = self.shape.num_attention_heads // self.shape.num_key_value_heads
 
@@ -219,7 +225,6 @@ class HeadTrainer:
         done = 0
         with tqdm(total=self.course.steps, desc="draft head", unit="step", mininterval=2) as bar:
             for phase in self.course.phases:
-                assert isinstance(phase, HeadPhase)
                 starts = self.lessons.starts
                 fits = starts[starts + phase.length + 2 < len(self.lessons.tokens)]
                 for _ in range(phase.steps):
