@@ -12,7 +12,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from minirad import errors
 from minirad.errors import path, plain, said, truth, whole
@@ -281,8 +281,12 @@ def adapters_by_name(lora: Any) -> tuple[tuple[str, str], ...]:
     return tuple(pairs.items())
 
 
-class AdapterKey(NamedTuple):
-    """The namespace of an adapter's requests: what another adapter computed is not theirs."""
+@dataclass(frozen=True, slots=True)
+class AdapterKey:
+    """The namespace of an adapter's requests: what another adapter computed is not theirs.
+
+    A type of its own, and no tuple: that would be equal to a caller's extra_key that is a tuple of both.
+    """
 
     adapter: str
     extra_key: Hashable

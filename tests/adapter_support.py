@@ -14,8 +14,9 @@ from torch import Tensor
 from minirad.model.llama import LlamaConfig
 
 PLAIN: dict[str, Any] = {
-    "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"],
-    "bias": "none", "use_dora": False, "modules_to_save": None, "inference_mode": True,
+    "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 6,
+    "target_modules": ["q_proj", "v_proj"], "bias": "none", "use_dora": False,
+    "modules_to_save": None, "inference_mode": True,
 }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ ROOMS: dict[str, Room] = {
     "fleet": Room(
         "the cache of a foreign server, from the KV events that it publishes",
         ("minirad.fleet", "minirad.fleet.*"),
-        ("words", "policies", "events", "observe"),
+        ("words", "policies", "config", "events", "observe"),
     ),
     "machine": Room(
         "what computes on this machine: the plain runner, the device, the pool's size",
@@ -149,6 +149,12 @@ ROOMS: dict[str, Room] = {
         "several tokens a pass: drafts, verified by the model; may be deleted",
         ("minirad.speculative", "minirad.speculative.*"),
         (*_COMPUTE, "parts", "observe", "machine", "engine", "classroom"),
+        torch=True,
+    ),
+    "adapters": Room(
+        "LoRA: several fine-tuned models that share one set of weights; may be deleted",
+        ("minirad.adapters", "minirad.adapters.*"),
+        (*_COMPUTE, "parts", "machine", "classroom"),
         torch=True,
     ),
     "ranks": Room(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minirad.adapters.lora import Adapter
 from minirad.adapters.model import AdapterLlama
 from minirad.adapters.peft_format import read_adapter
 from minirad.adapters.runner import AdapterRunner
@@ -16,7 +15,7 @@ from minirad.model.classroom import ADAPTERS
 from minirad.model.llama import LlamaModel
 from minirad.rooms import room
 
-__all__ = ["AdapterRunner", "adapted", "directory", "shipped"]
+__all__ = ["Adapted", "adapters", "directory", "shipped"]
 
 
 def shipped() -> list[str]:
@@ -30,8 +29,19 @@ def directory(path: str | Path) -> Path:
     return ADAPTERS / str(path) if str(path) in shipped() and not found.is_dir() else found
 
 
-def adapted(config: EngineConfig, model: LlamaModel) -> AdapterLlama:
-    """The model with the adapters that the configuration names; around it belongs an AdapterRunner.
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A model with adapters, for a runner that is then put into `around`."""
+
+    model: AdapterLlama
+
+    def around(self, runner: Any) -> AdapterRunner:
+        """The runner that computes with this model, which is told whose rows are whose."""
+        return AdapterRunner(runner)
+
+
+def adapters(config: EngineConfig, model: LlamaModel) -> Adapted:
+    """The model with the adapters that the configuration names.
 
     Raises ValueError for an adapter that cannot be had or does not fit the model, and for what cannot go on
     with adapters.
@@ -40,11 +50,11 @@ def adapted(config: EngineConfig, model: LlamaModel) -> AdapterLlama:
         raise ValueError(f"adapters correct a plain LlamaModel, not {said(type(model))}")
     if config.cuda_graphs:
         raise ValueError("cuda_graphs=True: captured steps have no adapters; leave it away, or the adapters")
-    pairs: Iterable[tuple[str, str | Path]] = config.lora
-    adapters: list[Adapter] = [
-        read_adapter(name, directory(path), model.config, model.dtype, model.device) for name, path in pairs
+    found = [
+        read_adapter(name, directory(path), model.config, model.dtype, model.device)
+        for name, path in config.lora
     ]
-    return AdapterLlama(model, adapters, _product(model))
+    return Adapted(AdapterLlama(model, found, _product(model)))
 
 
 def _product(model: LlamaModel) -> Any:

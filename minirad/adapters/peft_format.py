@@ -130,7 +130,7 @@ def _check_kinds(found: Mapping[str, Any]) -> None:
         raise ValueError(f"target_modules is {said(targets)}: it names no module")
     if isinstance(targets, str) and (layers is not None or found.get("layers_pattern") is not None):
         raise ValueError(
-            f"layers_to_transform does not go with a pattern as target_modules ({said(targets)})"
+            f"layers_to_transform does not go with the pattern {said(targets)} as target_modules"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from minirad.config import adapter_of
 from minirad.model.llama import LlamaModel
 
 
@@ -17,9 +18,17 @@ class AdapterRunner:
         return getattr(self._inner, name)
 
     def launch(self, batch: Any) -> Any:
-        """A row belongs to one request until it is launched for another: rows of earlier batches may stay."""
-        self._inner.model.names_of_rows.update({request.row: request.lora for request in batch.requests})
+        """Computes a batch, with each request's adapter."""
+        self.tell(batch)
         return self._inner.launch(batch)
+
+    def tell(self, batch: Any) -> None:
+        """Who computes a batch otherwise than by `launch` (speculative/) says this before.
+
+        A row belongs to one request until it is told for another: rows of earlier batches may stay.
+        """
+        names = {request.row: adapter_of(request.extra_key) for request in batch.requests}
+        self._inner.model.names_of_rows.update(names)
 
     def overlap(self, engine: Any) -> Any:
         """A step launched before the last was read is a captured graph, and those have no adapters."""

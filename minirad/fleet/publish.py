@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 from minirad.errors import said, whole
 from minirad.fleet.wire import Batch, Cleared, Record, Removed, Stored, encode
-from minirad.observe.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventStream
+from minirad.observe.kv_events import (
+    ADAPTER,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+    KVEventStream,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -306,14 +313,16 @@ def as_record(event: KVEvent) -> Record:
 
 
 def _space(event: BlockStored, pairs: bool) -> tuple[str, ...]:
-    """What names a namespace: an adapter's name as it is, any other key as `kv_events` spells it.
+    """What names a namespace: a text as it is, an adapter and any other key as `kv_events` spells them.
 
-    All of those have a colon or a bracket, so names that have one are spelt as well: no two keys look alike.
+    All of those have a colon or a bracket, so texts that have one are spelt as well: no two keys look alike.
     That the tree is one of pairs is seen by the tokens.
     """
     if event.extra_keys is None:
         return ()
     keys, name = event.extra_keys[0], event.lora_name
+    if keys[1:2] == (ADAPTER,):
+        return keys[:-1] if pairs else keys
     if name and not set(":(") & set(name):
         return (name,)
     if pairs and keys[0] == "NoneType:None" and len(keys) == 2:

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import Any
 
 from minirad.errors import said
+from minirad.observe.kv_events import ADAPTER
 
 Hash = int | bytes  # as it came: signed or unsigned 64 bits, or bytes
 
@@ -378,6 +379,6 @@ def _as_map(event: Record) -> dict[str, Any]:
     }  # fmt: skip
     if event.spaces:
         sent["extra_keys"] = [space or None for space in event.spaces]
-        if len(first) == 1 and len(event.spaces[0]) == 1:
+        if len(first) == 1 and (len(event.spaces[0]) == 1 or event.spaces[0][1:2] == (ADAPTER,)):
             sent["lora_name"] = event.spaces[0][0]  # routers that hash anew look at this one only
     return sent

@@ -39,12 +39,14 @@ import numpy as np
 
 from minirad.cache.node import Namespace, Node
 from minirad.cache.radix_cache import RadixCache
+from minirad.config import AdapterKey, adapter_of
 from minirad.errors import said
 from minirad.observe.event import CPU as CPU  # the media of these events
 from minirad.observe.event import EVENT_TYPES, Event, Ints
 from minirad.observe.event import GPU as GPU
 
 HASH_BYTES, TOKEN_BYTES = 8, 4
+ADAPTER = "adapter"  # behind its name: no other key has a text without a colon or a bracket
 
 BlockHash = Callable[[bytes, bytes], int]  # (hash of the block before or the namespace's seed, tokens)
 
@@ -55,7 +57,8 @@ class BlockStored:
 
     parent_block_hash: of the block before the first one; None where it begins a prompt.
     token_ids: block_size for each block; in a tree of bigram keys two for each unit.
-    lora_id: always None, as in the newest vLLM. lora_name: the namespace's extra_key where that is a text.
+    lora_id: always None, as in the newest vLLM. lora_name: the namespace's adapter, else its extra_key where
+        that is a text.
     extra_keys: the part of the namespace that is in the hashes, for each block; None outside any.
     """
 
@@ -288,7 +291,7 @@ class KVEventStream:
                 assert keys is not None  # values of the caller's own type that look alike
                 keys = (*keys, f"namespace {number}")
             seed = b"" if keys is None else hashlib.sha256("\0".join(keys).encode(errors="replace")).digest()
-            name = extra_key if isinstance(extra_key, str) else None
+            name = adapter_of(extra_key) or (extra_key if isinstance(extra_key, str) else None)
             self._spaces[number, is_bigram] = _Space(keys, name, seed)
         return self._spaces[number, is_bigram]
 
@@ -394,11 +397,19 @@ def _extra_keys(extra_key: Hashable, is_bigram: bool) -> tuple[str, ...] | None:
     """
     if extra_key is None and not is_bigram:
         return None
-    return (key_text(extra_key), *(("bigram",) if is_bigram else ()))
+    return (*key_parts(extra_key), *(("bigram",) if is_bigram else ()))
+
+
+def key_parts(extra_key: Hashable) -> tuple[str, ...]:
+    """A namespace's key as it stands in `extra_keys`; of an adapter's requests its name and their own key."""
+    if not isinstance(extra_key, AdapterKey):
+        return (key_text(extra_key),)
+    own = extra_key.extra_key
+    return (extra_key.adapter, ADAPTER, *(() if own is None else (key_text(own),)))
 
 
 def key_text(value: Hashable) -> str:
-    """A namespace's key as it stands in `extra_keys`."""
+    """Any key as one text."""
     kind = type(value).__name__
     if isinstance(value, tuple):
         return f"{kind}({', '.join(map(key_text, value))})"

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +79,7 @@ class Asked:
 
     tokens: Slots
     prompt_tokens: int
-    space: str | None = None
+    space: Hashable = None
     hides_usage: bool = False
 
 

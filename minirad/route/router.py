@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from minirad import command
-from minirad.config import EngineConfig
+from minirad.config import EngineConfig, namespace
 from minirad.errors import whole
 from minirad.fleet.endpoints import rank_endpoints
 from minirad.fleet.flight import Flight
@@ -396,7 +396,8 @@ class Router:
             text = completion(body)
             asked, prompts = text, completion_prompts(text, self._texts)
         hides = asked.stream and not asked.include_usage
-        return Asked(prompts[0], sum(map(len, prompts)), asked.cache_salt, hides)
+        space = namespace(self.engine, asked.cache_salt, asked.adapter(dict(self.engine.lora)))
+        return Asked(prompts[0], sum(map(len, prompts)), space, hides)
 
     def _load(self) -> Any:
         assert self.folder is not None

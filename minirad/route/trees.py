@@ -13,10 +13,11 @@ from typing import Protocol
 import numpy as np
 
 from minirad.cache.radix_cache import RadixCache, RadixKey, Slots
+from minirad.config import AdapterKey
 from minirad.errors import whole
 from minirad.fleet.blocks import Block, RankBlocks, Space
 from minirad.fleet.wire import Hash, Record, Stored
-from minirad.observe.kv_events import key_text
+from minirad.observe.kv_events import key_parts, key_text
 
 MOST_SENT = 1 << 22  # tokens that a SentTree remembers unless told otherwise
 NOTHING: Mapping[Hash, Block] = {}
@@ -149,6 +150,8 @@ def space_of(extra_key: Hashable) -> Space:
     """A namespace as our workers' KV events name it (fleet.publish); () for none."""
     if extra_key is None:
         return ()
+    if isinstance(extra_key, AdapterKey):
+        return key_parts(extra_key)
     if isinstance(extra_key, str) and extra_key and not set(":(") & set(extra_key):
         return (extra_key,)
     return (key_text(extra_key),)

@@ -56,6 +56,8 @@ class _Api:
 
     def __init__(self, service: Service, settings: Settings, info: Callable[[], Any], metrics: Any) -> None:
         self.service, self.settings, self.info, self.metrics = service, settings, info, metrics
+        if settings.model in dict(service.engine.config.lora):
+            raise ValueError(f"the model is served as {settings.model!r}, but an adapter has that name")
         self.created = int(time.time())
         self.reading = 0  # requests between their first byte and the end of their answer
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="prompts")
@@ -95,7 +97,7 @@ class _Api:
             body, spec = await loop.run_in_executor(
                 self.workers, partial(self._understand, data, parse, spec_of)
             )
-            writer = Writer(body, spec, self.settings.model, self.service.engine.tokenizing)
+            writer = Writer(body, spec, spec.lora or self.settings.model, self.service.engine.tokenizing)
             answer = _Answer(self.service, spec, writer)
             answer.submit()
         except BaseException:
@@ -109,29 +111,33 @@ class _Api:
     def _understand(self, data: bytes, parse: Any, spec_of: Any) -> tuple[Completion | Chat, Spec]:
         """In a thread of its own: a long prompt takes a while."""
         body = parse(data)
-        if body.model is not None and body.model != self.settings.model:
+        if body.model is not None and body.model not in self._names():
             raise _no_model(body.model)
         return body, spec_of(body, self.service)
 
     # ------------------------------------------------------------ everything else
 
     async def models(self, request: Request) -> Response:
-        """`GET /v1/models`: there is one."""
-        return _json({"object": "list", "data": [self._model()]})
+        """`GET /v1/models`: the model, and each of its adapters as another one."""
+        return _json({"object": "list", "data": [self._model(name) for name in self._names()]})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/NAME`."""
         name = request.path_params["name"]
-        if name != self.settings.model:
+        if name not in self._names():
             raise _no_model(name)
-        return _json(self._model())
+        return _json(self._model(name))
 
-    def _model(self) -> dict[str, Any]:
+    def _names(self) -> list[str]:
+        return [self.settings.model, *dict(self.service.engine.config.lora)]
+
+    def _model(self, name: str) -> dict[str, Any]:
         config = self.service.engine.config
         assert config.max_context is not None and config.kv_tokens is not None
         return {
-            "id": self.settings.model, "object": "model", "created": self.created, "owned_by": "minirad",
+            "id": name, "object": "model", "created": self.created, "owned_by": "minirad",
             "max_model_len": min(config.max_context, config.kv_tokens),
+            **({} if name == self.settings.model else {"parent": self.settings.model}),
         }  # fmt: skip
 
     async def health(self, request: Request) -> Response:

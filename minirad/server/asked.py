@@ -65,7 +65,8 @@ def _spec(
     body: Body, prompts: Sequence[Slots], params: Sequence[SamplingParams], service: Service,
     tops: int | None, masks: Any,
 ) -> Spec:  # fmt: skip
-    spec = Spec(tuple(prompts), tuple(params), body.stream, tops, masks, body.cache_salt)
+    lora = body.adapter(dict(service.engine.config.lora))
+    spec = Spec(tuple(prompts), tuple(params), body.stream, tops, masks, body.cache_salt, lora)
     if spec.samples > service.capacity:
         raise ApiError(
             f"n: {len(prompts)} prompts with n={body.n} are {spec.samples} replies; this server has "

@@ -203,6 +203,7 @@ def server_info(engine: Engine, publisher: Publisher | None) -> dict[str, Any]:
             for name in ("kv_tokens", "page_size", "max_running", "max_context", "chunk_tokens", "device",
                          "dtype", "attention", "schedule_policy", "eviction_policy", "host_kv_tokens")
         },
+        "lora": [*dict(config.lora)],
         "kv_events": None,
     }  # fmt: skip
     if publisher is not None:

@@ -70,6 +70,10 @@ class Body(Struct, kw_only=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
+    def adapter(self, known: Iterable[str]) -> str:
+        """The adapter that it names as the model, of those that there are; "" for the model itself."""
+        return self.model if self.model is not None and self.model in known else ""
+
     @property
     def include_usage(self) -> bool:
         """The stream ends with a chunk that has the usage."""

@@ -50,6 +50,7 @@ class Spec:
 
     stream: pieces as they come; else only the last ones. tops: how many of the likeliest tokens are wanted at
     each place; None: no log-probabilities. masks: one for each prompt, or none. extra_key: the namespace.
+    lora: an adapter's name, or "".
     """
 
     prompts: tuple[Slots, ...]
@@ -58,6 +59,7 @@ class Spec:
     tops: int | None = None
     masks: tuple[TokenMask, ...] = ()
     extra_key: Hashable = None
+    lora: str = ""
 
     @property
     def samples(self) -> int:
@@ -350,7 +352,7 @@ class Service:
             for at, (prompt, params) in enumerate(zip(spec.prompts, spec.params, strict=True)):
                 mask: Any = spec.masks[at] if spec.masks else None
                 asking = Asking(spec.tops, mask) if spec.tops else None
-                request = engine.intake.request(prompt, params, spec.extra_key, 0, asking or mask)
+                request = engine.intake.request(prompt, params, spec.extra_key, 0, asking or mask, spec.lora)
                 heard = request.listener = _Heard(self, ticket, at, engine.tokenizing, asking)
                 ticket.heard.append(heard)
                 requests.append(request)

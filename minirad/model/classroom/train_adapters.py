@@ -57,7 +57,7 @@ class Task:
 
 TASKS: Final = {
     "capitals": Task(lambda turn: turn.reply.upper(), 6, (*ATTENTION, *MLP), 1500),
-    "oneword": Task(lambda turn: turn.short, 4, ("q_proj", "v_proj", "down_proj"), 300),
+    "oneword": Task(lambda turn: turn.short, 4, ("q_proj", "v_proj", "down_proj"), 300, rows=12),
 }
 
 _SYSTEMS: Final = (corpus.SYSTEM_PROMPT,) * 6 + (*corpus.OTHER_SYSTEM_PROMPTS, None, None)
