@@ -55,7 +55,8 @@ def write_head(folder: Path, model: LlamaModel, seed: int = 0, **changes: int) -
 class Guide:
     """Makes an engine's drafts right with a given probability: it knows what the replies will be.
 
-    replies: whole token lists by (prompt, sample's index). The drafter still does all that it does.
+    replies: whole token lists by (prompt, sample's index). The drafter still does all that it does, and its own
+    drafts stand where they are not made right; with probability 0 all are wrong.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class Guide:
         for at, token in enumerate(reply[begin : begin + count]):
             if self._rng.random() < self._right:
                 draft[at] = token
+            elif not self._right:
+                draft[at] = (token + 1) % VOCAB
         return draft
 
 
@@ -142,18 +145,23 @@ def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
 def fresh_kv(head: DraftHead, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """K and V `[layers, n, kv_heads, head_dim]` of n tokens computed alone, the head's layer last; and the
     head's features `[n - 1, hidden]`: its unit of the last token is known to nobody."""
-    model, size = head.target, len(tokens)
-    rows = np.arange(1, size + 1)[None]
-    pool, backend = model.new_pool(size + 1, head.layers), GatherAttention()
-    metadata = build_metadata(rows, [BatchEntry(0, 0, size)], 1, model.device)
-    ids = torch.tensor(list(tokens))
-    with torch.inference_mode():
-        backend.plan(metadata, pool)
-        hidden = model.through_layers(model.embed[ids], metadata, pool, backend)
-        short = build_metadata(rows, [BatchEntry(0, 0, size - 1)], 1, model.device)
-        features = head.forward(ids[1:], hidden[:-1], short, pool, backend)
-    slots = torch.arange(1, size)
+    model, size, backend = head.target, len(tokens), GatherAttention()
+    pool = model.new_pool(size + 1, head.layers)
+    hidden = fresh_hidden(model, tokens, pool)
+    metadata = build_metadata(np.arange(1, size + 1)[None], [BatchEntry(0, 0, size - 1)], 1, model.device)
+    features = head.forward(torch.tensor(tokens[1:]), hidden[:-1], metadata, pool, backend)
+    slots = torch.arange(1, size + 1)
     return torch.stack([k[slots] for k in pool.k]), torch.stack([v[slots] for v in pool.v]), features
+
+
+@torch.inference_mode()
+def fresh_hidden(model: LlamaModel, tokens: Sequence[int], pool: Any = None) -> torch.Tensor:
+    """Hidden states `[n, hidden]` of n tokens computed alone; their KV in slots 1, 2, ... of the pool."""
+    size, backend = len(tokens), GatherAttention()
+    pool = pool or model.new_pool(size + 1)
+    metadata = build_metadata(np.arange(1, size + 1)[None], [BatchEntry(0, 0, size)], 1, model.device)
+    backend.plan(metadata, pool)
+    return model.through_layers(model.embed[torch.tensor(tokens)], metadata, pool, backend)
 
 
 def tree_paths(engine: Engine) -> list[tuple[list[int], list[int]]]:
@@ -190,7 +198,7 @@ def rows_of(engine: Engine) -> list[tuple[list[int], list[int]]]:
 
 
 def require_kv_as_computed_alone(engine: Any, within: float = 1e-4) -> int:
-    """Every slot of tree and rows holds what its tokens give alone, in all layers and the head's. How many."""
+    """Every slot of tree and rows holds what its tokens give alone, in all layers. Returns how many."""
     head, pool, looked = engine.runner.drafter.head, engine.pool, 0
     for tokens, slots in [*tree_paths(engine), *rows_of(engine)]:
         if not slots:
