@@ -58,12 +58,13 @@ def put_together(
     config: EngineConfig, cache: PrefixCache | None, model: LlamaModel, tokenizer: Any, path: Path | None
 ) -> Parts:
     """An engine's parts around a model. path: of the directory that its tokenizer is loaded from."""
+    model = getattr(model, "plain", model)  # of another engine, with adapters: those are that engine's
     device = model.device
     fast = fast_parts()
     attention, note = choose_attention(config, model, device, fast)
     config = filled_in(config, model, device, attention.name)
     assert config.kv_tokens is not None and config.max_context is not None
-    adapters = room("adapters.choose").adapters(config, model) if config.lora else None
+    adapters = folder("adapters", "lora").adapters(config, model) if config.lora else None
     drafter = room("speculative.choose").drafter(config, model) if config.speculative else None
     more = () if drafter is None else (drafter.layers,)
     pool = model.new_pool(config.kv_tokens + config.page_size, *more)
@@ -115,6 +116,14 @@ def built_model(config: EngineConfig, path: Path | None) -> LlamaModel:
         return model
     assert path is not None
     return load_model(path, dtype, device)
+
+
+def folder(name: str, wanted: str) -> Any:
+    """choose.py of a folder that may have been deleted; ValueError names what was asked for."""
+    found = room(f"{name}.choose")
+    if found is None:
+        raise ValueError(f"{wanted} needs minirad/{name}/, which is not here")
+    return found
 
 
 def fast_parts() -> Any:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.speculative")
+MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.speculative", "minirad.adapters")
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
 
 

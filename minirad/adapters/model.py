@@ -25,7 +25,7 @@ _FUSED = (  # which matrices of which block lie in which tensor of a layer, one 
 
 
 class AdapterLlama(LlamaModel):
-    """A plain Llama's weights, and adapters by their names.
+    """A plain Llama's weights, and adapters by their names. plain: the model without them.
 
     names_of_rows: which adapter the request in each row has; a row that is not there has none. (runner.py
     keeps it.) product: how the model's own matrices are multiplied (fast/ has another way).
@@ -35,6 +35,7 @@ class AdapterLlama(LlamaModel):
         self, model: LlamaModel, adapters: Sequence[Adapter], product: Product = LlamaModel.linear
     ) -> None:
         self.__dict__.update(model.__dict__)  # the same tensors
+        self.plain = model
         self.adapters = {adapter.name: adapter for adapter in adapters}
         self.names_of_rows: dict[int, str] = {}
         self._product = product

@@ -36,4 +36,4 @@ class AdapterRunner:
 
     def use(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape, and the same adapters."""
-        self._inner.use(self._inner.model.with_weights(model))
+        self._inner.use(self._inner.model.with_weights(getattr(model, "plain", model)))

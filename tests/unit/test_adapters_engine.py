@@ -1,4 +1,4 @@
-"""Adapters in an engine: several in one batch say what each says alone, and share nothing that they computed."""
+"""Adapters in an engine: several in one batch say what each says alone, and share nothing of what they say."""
 
 from __future__ import annotations
 
@@ -260,6 +260,23 @@ def test_new_weights_keep_the_adapters(world: World) -> None:
                 tiny_config(num_hidden_layers=1), 0, dtype=torch.float32, device="cpu"))
         )  # fmt: skip
     engine.check()
+
+
+def test_another_engine_with_the_same_model(world: World) -> None:
+    """An engine's model may be given to others: its adapters, and whose rows have them, stay its own."""
+    first = world.engine(max_running=1)
+    first.generate(PROMPT, reply(), lora="one")
+    bare = CheckedEngine(EngineConfig(kv_tokens=64, max_running=1), model=first.model)
+    other = CheckedEngine(
+        EngineConfig(kv_tokens=64, max_running=1, lora={"new": world.paths["two"]}), model=first.model
+    )
+    assert type(bare.model) is LlamaModel and set(digests(other.model)) == {"new"}
+    for engine, lora, name in ((bare, "", ""), (other, "new", "two"), (first, "one", "one"), (other, "", "")):
+        (output,) = engine.generate(PROMPT, reply(), lora=lora)
+        world.cold[0][name].require_equal(PROMPT, reply(), output)
+    first.update_weights(other.model)
+    (output,) = first.generate(PROMPT, reply(), lora="one")
+    world.cold[0]["one"].require_equal(PROMPT, reply(), output)
 
 
 # ---------------------------------------------------------------------- what is refused

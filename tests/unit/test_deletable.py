@@ -1,4 +1,4 @@
-"""Without minirad/fast/ and minirad/tiers/ all goes on: the package is copied without them, and used."""
+"""Without minirad/fast/, minirad/tiers/ and minirad/adapters/ all goes on: the package is copied without them, and used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support import ROOT
 from minirad import Engine, EngineConfig
 from minirad.model.llama import LlamaModel
 
-DELETABLE = ("fast", "tiers")  # folders of minirad
+DELETABLE = ("fast", "tiers", "adapters")  # folders of minirad
 GENERATE = """
 from minirad import Engine, EngineConfig, SamplingParams
 from minirad.workloads import chat_prompt
@@ -30,10 +30,11 @@ engine.check()
 said = outputs[0].token_ids
 """
 TIERED = """
-try:
-    Engine(EngineConfig(device="cpu", host_kv_tokens=64))
-except ValueError as error:
-    print(error)
+for wanted in ({"lora": "capitals"}, {"host_kv_tokens": 64}):
+    try:
+        Engine(EngineConfig(device="cpu", **wanted))
+    except ValueError as error:
+        print(error)
 """
 
 
@@ -94,6 +95,8 @@ def test_generate_says_the_same(copied: Path, told: dict[str, str]) -> None:
     name, note = (here["engine"].attention.name, "") if fast else ("gather", "minirad/fast/ is not here")
     assert told["generate"].startswith(f"{name} {here['said']} {note}"), told["generate"]
     assert told["generate"].endswith("host_kv_tokens=64 needs minirad/tiers/, which is not here\n")
+    adapters = (copied / "minirad" / "adapters").is_dir()
+    assert ("lora needs minirad/adapters/, which is not here" in told["generate"]) is not adapters
 
 
 @pytest.mark.parametrize(
