@@ -78,10 +78,10 @@ class Tokenizing:
         """One reply's text as pieces that are never taken back."""
         return StreamText(self.texts, stop)
 
-    def has_ended(self, request: Request, output: Sequence[int] | None = None) -> bool:
-        """The reply's last token, or a stop text, ends it. output: instead of the request's own."""
-        output = request.output if output is None else output
-        return bool(output) and (self.is_end(request, output[-1]) or self.has_stopped(request, output))
+    def has_ended(self, request: Request) -> bool:
+        """The reply's last token, or a stop text, ends it."""
+        output = request.output
+        return bool(output) and (self.is_end(request, output[-1]) or self.has_stopped(request))
 
     def is_end(self, request: Request, token: int) -> bool:
         """A stop token; or an end token, which only a grammar keeps where end tokens are ignored."""
@@ -91,10 +91,9 @@ class Tokenizing:
             return False
         return token in self._eos_ids or token == self.texts.end_id
 
-    def has_stopped(self, request: Request, output: Sequence[int] | None = None) -> bool:
+    def has_stopped(self, request: Request) -> bool:
         """A stop text is complete."""
-        output = request.output if output is None else output
-        return bool(request.params.stop) and self._read(request, output).found
+        return bool(request.params.stop) and self._read(request, request.output).found
 
     def final(self, request: Request) -> str:
         """The text of a reply that has ended; what ended it is no part of it.

@@ -23,7 +23,7 @@ from minirad.model.classroom import DRAFT_HEAD
 from minirad.model.llama import LlamaModel
 from minirad.schedule.request import Request
 from minirad.speculative.head import DraftHead
-from minirad.speculative.runner import DraftRunner, Verified
+from minirad.speculative.runner import Ahead, DraftRunner, Verified
 
 __all__ = ["EagleDrafter"]
 
@@ -67,19 +67,20 @@ class EagleDrafter:
 
     def use(self, model: LlamaModel) -> None:
         """Drafts for other weights of the same shape; how well is another question."""
-        self.head.target = model
+        self.head.target = getattr(model, "plain", model)  # the head is nobody's adapter
 
     def propose(self, request: Request, most: int) -> int:
         """How many tokens it drafts for a request, `most` at most."""
-        guess = request.draft
-        return most if isinstance(guess, _Guess) and guess.length == request.length else 0
+        guess = Ahead.of(request).guess
+        return most if guess is not None and guess.length == request.length else 0
 
     def draft(self, requests: list[Request], counts: list[int]) -> list[list[int]]:
         """The drafts themselves: `counts[i]` tokens of each request, for which it has slots."""
         drafts: list[list[int]] = [
-            [request.draft.token] if count else [] for request, count in zip(requests, counts, strict=True)
+            [request.draft.guess.token] if count else []
+            for request, count in zip(requests, counts, strict=True)
         ]
-        features = {at: requests[at].draft.feature for at, count in enumerate(counts) if count}
+        features = {at: requests[at].draft.guess.feature for at, count in enumerate(counts) if count}
         for step in range(1, max(counts, default=0)):
             going = [at for at, count in enumerate(counts) if count > step]
             places = [requests[at].length - 2 + step for at in going]
@@ -155,4 +156,4 @@ class EagleDrafter:
             for (request, new), token, feature in zip(
                 requests, self._likeliest(features), features, strict=True
             ):
-                request.draft = _Guess(request.length + new, token, feature)
+                Ahead.of(request).guess = _Guess(request.length + new, token, feature)

@@ -99,7 +99,7 @@ class DraftingEngine(Engine):
         except BaseException:
             self.scheduler.put_back([request for request in batch.requests if request.row >= 0])
             for request in batch.requests:
-                request.reply = None  # it has read tokens that do not come
+                request.draft = None  # it is ahead with tokens that do not come
             raise
         super().commit(batch, results)
 

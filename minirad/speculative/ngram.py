@@ -12,7 +12,7 @@ import numpy as np
 from minirad.cache.node import Slots
 from minirad.config import EngineConfig
 from minirad.schedule.request import Request
-from minirad.speculative.runner import DraftRunner, Verified
+from minirad.speculative.runner import Ahead, DraftRunner, Verified
 
 __all__ = ["NgramDrafter", "look_up"]
 
@@ -34,13 +34,14 @@ class NgramDrafter:
 
     def propose(self, request: Request, most: int) -> int:
         """How many tokens it drafts for a request, `most` at most."""
-        request.draft = look_up(request.tokens, most, self.longest)
-        return len(request.draft)
+        found = Ahead.of(request).guess = look_up(request.tokens, most, self.longest)
+        return len(found)
 
     def draft(self, requests: list[Request], counts: list[int]) -> list[list[int]]:
         """The drafts themselves: `counts[i]` tokens of each request."""
         return [
-            request.draft[:count] if count else [] for request, count in zip(requests, counts, strict=True)
+            request.draft.guess[:count] if count else []
+            for request, count in zip(requests, counts, strict=True)
         ]
 
     def learn(self, verified: Verified, results: list[Any]) -> None:

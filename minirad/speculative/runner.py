@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
+from minirad.config import SamplingParams
 from minirad.model.sampler import position_uniform
 from minirad.parts import Pending, Result
 from minirad.rooms import room
@@ -26,7 +27,7 @@ from minirad.runner import Computed, Draw, logprob_positions
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
 
-__all__ = ["DraftBatch", "DraftResult", "DraftRunner", "Drafter", "Verified"]
+__all__ = ["Ahead", "DraftBatch", "DraftResult", "DraftRunner", "Drafter", "Verified"]
 
 
 class Drafter(Protocol):
@@ -66,6 +67,29 @@ class DraftResult(Result):
 
     accepted: int = 0
     hidden: Any = None
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What is kept of a request between two steps (`Request.draft`).
+
+    guess: the drafter's own. The rest is what Tokenizing asks of a request, of one whose reply is some tokens
+    ahead of what the engine has taken on.
+    """
+
+    params: SamplingParams
+    token_mask: Any
+    output: list[int] = field(default_factory=list)
+    reply: Any = None
+    guess: Any = None
+
+    @classmethod
+    def of(cls, request: Request) -> Ahead:
+        """A request's own."""
+        if request.draft is None:
+            request.draft = cls(request.params, request.token_mask)
+        found: Ahead = request.draft
+        return found
 
 
 class DraftRunner:
@@ -113,6 +137,9 @@ class DraftRunner:
             last.append(len(wanted))
             offset += stop - start
             wanted += range(offset - 1 - len(draft), offset)
+        tell = getattr(self.inner, "tell", None)
+        if tell is not None:  # adapters: whose rows these are
+            tell(batch)
         metadata = self.plan(entries)
         ids = torch.from_numpy(np.concatenate(tokens)).to(self.device)
         index = torch.tensor(wanted, dtype=torch.int64, device=self.device)
@@ -188,7 +215,7 @@ class Verified:
             return [*results]
         except BaseException:
             for request in self.batch.requests:
-                request.reply = None  # it may have read tokens that do not come
+                request.draft = None  # it may be ahead with tokens that do not come
             raise
 
     def _drawn(self) -> list[DraftResult]:
@@ -241,8 +268,9 @@ class Verified:
         result.tokens = run
 
     def _has_ended(self, request: Request, run: list[tuple[int, float]]) -> bool:
+        ahead = Ahead.of(request)
+        ahead.output = request.output + [token for token, _ in run]
         try:
-            return bool(self.runner.texts.has_ended(request, request.output + [token for token, _ in run]))
+            return bool(self.runner.texts.has_ended(ahead))
         except Exception:  # its text cannot be made: who takes the token on will find that, too
-            request.reply = None
             return True

@@ -55,7 +55,7 @@ def write_head(folder: Path, model: LlamaModel, seed: int = 0, **changes: int) -
 class Guide:
     """Makes an engine's drafts right with a given probability: it knows what the replies will be.
 
-    replies: whole token lists by (prompt, sample's index). The drafter still does all that it does, and its own
+    replies: whole token lists by (prompt, sample's index). The drafter does all that it does, and its own
     drafts stand where they are not made right; with probability 0 all are wrong.
     """
 

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from minirad.attention import BatchEntry, build_metadata
 from minirad.attention.gather import GatherAttention
-from minirad.kv import KVPool
 from minirad.model.classroom import DRAFT_HEAD, WEIGHTS, score, train, train_head
 from minirad.model.llama import LlamaModel, rms_norm
 from minirad.model.load import load_model
 from minirad.speculative.head import ARCHITECTURE, SIZES, DraftHead
 
 LENGTH, PAGE = 23, 4
-SLOTS = 4 * 8 * PAGE
+SLOTS = 32 * PAGE
 CONFIG, TENSORS = "config.json", "model.safetensors"
 
 
@@ -50,6 +49,11 @@ def head(target: LlamaModel) -> DraftHead:
 
 
 @pytest.fixture(scope="module")
+def pupil() -> score.Pupil:
+    return score.Pupil(WEIGHTS)
+
+
+@pytest.fixture(scope="module")
 def inputs(target: LlamaModel) -> tuple[Tensor, Tensor]:
     """Tokens `[LENGTH + 1]`, and hidden states of all but the last, at the scale of the target's."""
     generator = torch.Generator().manual_seed(1)
@@ -61,13 +65,11 @@ class Paged:
     """A pool in which one row's pages lie in no order; everything in it was NaN before."""
 
     def __init__(self, target: LlamaModel, head: DraftHead, page_size: int = PAGE) -> None:
-        c = target.config
-        layers = c.layers + head.layers
-        self.pool = KVPool(layers, SLOTS, c.kv_heads, c.head_dim, dtype=target.dtype, device="cpu")
+        self.pool = target.new_pool(SLOTS, head.layers)
         self.pool.poison(torch.arange(page_size, SLOTS))
         pages = np.random.default_rng(2).permutation(np.arange(1, SLOTS // page_size))
-        self.rows = (pages[:, None] * page_size + np.arange(page_size)).reshape(1, -1)[:, : 2 * LENGTH]
-        self.head, self.page_size, self.layer = head, page_size, c.layers
+        self.rows = (pages[:, None] * page_size + np.arange(page_size)).reshape(1, -1)[:, :-PAGE]
+        self.head, self.page_size, self.layer = head, page_size, target.config.layers
 
     def forward(self, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
         """Units [start, stop): those of `hidden` [T, H], with the tokens behind each."""
@@ -167,6 +169,34 @@ def test_drafts_in_a_row_go_on_from_their_own_features(
             feature = head.forward(following, feature, metadata, paged.pool, GatherAttention())
     rest = paged.forward(tokens, hidden, known, LENGTH)
     assert close(rest, dense(head, target, tokens, hidden)[known:])
+
+
+@pytest.mark.parametrize("exam", ["copying", "facts"])
+def test_score_counts_what_a_drafting_engine_would_accept(
+    target: LlamaModel, head: DraftHead, pupil: score.Pupil, exam: str
+) -> None:
+    """Drafts made one by one, each from the last one's own best token, until one is not the reply's."""
+    item = next(each for each in score.EXAMS if each.name == exam).items(1)[0]
+    ((prompt, reply),) = score.greedy(pupil, [item.prompt], 12)
+    student, shape = train_head.load_target(WEIGHTS)
+    counts = score.accepted(student, train_head.load_head(DRAFT_HEAD, shape), prompt, reply)
+    tokens, wanted = torch.tensor(prompt + reply), []
+    with torch.no_grad():
+        hidden = student.hidden(tokens[None])[0]
+    for known in range(len(prompt), len(tokens) - 1):  # the last token that is known
+        paged, count, draft = Paged(target, head), 0, tokens[: known + 1]
+        feature = paged.forward(draft, hidden, 0, known)[-1:]
+        while count < score.DRAFTS and known + count + 1 < len(tokens):
+            draft = torch.cat((draft, head.logits(feature).argmax(-1)))
+            if draft[-1] != tokens[known + count + 1]:
+                break
+            count += 1
+            metadata = build_metadata(
+                paged.rows, [BatchEntry(0, len(draft) - 2, len(draft) - 1)], PAGE, "cpu"
+            )
+            feature = head.forward(draft[-1:], feature, metadata, paged.pool, GatherAttention())
+        wanted.append(count)
+    assert counts == wanted and any(counts)
 
 
 def test_sizes_that_do_not_fit_together_are_refused_at_work(
@@ -301,16 +331,16 @@ def test_a_head_takes_the_type_of_its_model(dtype: torch.dtype) -> None:
     assert head.fc.dtype == features.dtype == dtype and head.logits(features).dtype == torch.float32
 
 
-def test_score_gates() -> None:
+def test_score_gates(pupil: score.Pupil) -> None:
     """The shipped head passes its gates on a few prompts of each exam."""
-    scores = score.draft_scores(score.Pupil(WEIGHTS), WEIGHTS, DRAFT_HEAD, 4)
+    scores = score.draft_scores(pupil, WEIGHTS, DRAFT_HEAD, 3)
     assert all(each.passed for each in scores), scores
     assert sum(each.gate is not None for each in scores) >= 2
 
 
 def test_three_steps_of_training_export_a_head(tmp_path: Path) -> None:
     """Training runs, the same for the same seed, and the engine's head loads its files."""
-    phases = (train_head.HeadPhase(2, 2, 32, 1, 0.1), train_head.HeadPhase(1, 2, 32, 3, 0.0))
+    phases = (train_head.HeadPhase(2, 2, 32, 1), train_head.HeadPhase(1, 2, 32, 3))
     course = train_head.HeadCourse(40, phases, warmup=1, prompt_weight=0.0)
     losses = [train_head.train_head(WEIGHTS, tmp_path / name, course, seed=1) for name in "ab"]
     assert losses[0] == losses[1] and 0 < losses[0] < 20

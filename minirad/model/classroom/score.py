@@ -1,9 +1,10 @@
 """Examines a classroom model on lessons of seeds it was not trained on.
 
-    python -m minirad.model.classroom.score [--model DIR] [--json]
+    python -m minirad.model.classroom.score [--model DIR] [--draft-head DIR] [--json]
 
 The model runs in Hugging Face transformers in float32, one greedy answer a question, so the scores
-do not depend on any engine of this project. The exit code is 1 when a gate fails.
+do not depend on any engine of this project. So does a draft head, over whole replies in plain torch. The
+exit code is 1 when a gate fails.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from minirad import command
-from minirad.model.classroom import WEIGHTS, corpus
+from minirad.model.classroom import DRAFT_HEAD, WEIGHTS, corpus
 from minirad.model.classroom.train import Student
 from minirad.model.classroom.train_head import DraftStudent, load_head, load_target
 
@@ -261,11 +262,13 @@ def long_losses(pupil: Pupil, count: int) -> list[Score]:
     ]
 
 
-def examine(directory: Path, count: int = 100) -> list[Score]:
-    """All scores of a model."""
+def examine(directory: Path, count: int = 100, draft_head: Path | None = None) -> list[Score]:
+    """All scores of a model, and those of a draft head for it."""
     pupil = Pupil(directory)
     scores = [sit(pupil, exam, count) for exam in EXAMS]
     scores += diversity(pupil) + long_losses(pupil, 8)
+    if draft_head is not None:
+        scores += draft_scores(pupil, directory, draft_head, count)
     return [*scores, Score("parameters", pupil.parameters, None, "numbers")]
 
 
@@ -300,8 +303,8 @@ def greedy(pupil: Pupil, prompts: Sequence[str], new_tokens: int) -> list[tuple[
 def accepted(target: Student, head: DraftStudent, prompt: list[int], reply: list[int]) -> list[int]:
     """How many of `DRAFTS` drafts are the model's own choice behind each token of a greedy reply.
 
-    A draft can only be right where all before it are, so the features of right drafts are all that is needed:
-    every place of the reply is drafted from at once.
+    A draft counts only where all before it are right, so the reply's own tokens can stand for them, and
+    drafts are made behind every token at once.
     """
     tokens = torch.tensor([prompt + reply])
     hidden = target.hidden(tokens[:, :-2])
@@ -332,8 +335,8 @@ def draft_scores(pupil: Pupil, model: Path, directory: Path, count: int) -> list
                 reached[j] += sum(number > j for number in whole)
             at = 0  # as an engine goes: it verifies, and drafts again behind the last token accepted
             while at < len(counts):
-                passes, tokens = passes + 1, tokens + counts[at] + 1
-                at += counts[at] + 1
+                got = min(counts[at] + 1, len(counts) - at)  # the model's own next token comes with them
+                passes, tokens, at = passes + 1, tokens + got, at + got
     names = ["first draft right", *(f"first {j} drafts right" for j in range(2, DRAFTS + 1))]
     scores = [Score(name, a / b) for name, a, b in zip(names, reached, places, strict=True)]
     return [*scores, Score("tokens a pass, with drafts", tokens / passes, None, "tokens")]
@@ -360,12 +363,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m minirad.model.classroom.score", description="Score a classroom model."
     )
     parser.add_argument("--model", type=Path, default=WEIGHTS, help="a Hugging Face directory")
+    parser.add_argument(
+        "--draft-head", type=Path, help="a head's directory; else the shipped model's is taken"
+    )
     parser.add_argument("--count", type=int, default=100, help="questions in each exam")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    scores = examine(options.model, options.count)
+    head = DRAFT_HEAD if options.model == WEIGHTS and not options.draft_head else options.draft_head
+    scores = examine(options.model, options.count, head)
     if options.json:
         content = [{**vars(score), "passed": score.passed} for score in scores]
         print(json.dumps(content, indent=2))

@@ -4,8 +4,8 @@
 
 The model's weights stay as they are. The head is one decoder layer: from the hidden state of token i and from
 token i + 1 it guesses the hidden state of token i + 1, and so, by the model's own norm and output, token
-i + 2. Drafts behind the first are made from guesses, so the last part of the training feeds the head with its
-own (as HASS and the training-time test of EAGLE-3 do).
+i + 2. Drafts behind the first are made from guesses, so the training feeds the head with its own (as HASS and
+the training-time test of EAGLE-3 do), two in a row at first and four later; EAGLE-1 adds noise instead.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ ARCHITECTURE: Final = "EagleDraftHead"
 
 @dataclass(frozen=True)
 class HeadPhase(Phase):
-    """Steps in which `depth` drafts are made one from the other; `noise` is added to the hidden states."""
+    """Steps in which `depth` drafts are made one from the other."""
 
     depth: int
-    noise: float
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class HeadCourse(Course):
 
 COURSE: Final = HeadCourse(
     documents=12_000,
-    phases=(HeadPhase(600, 8, 192, 1, 0.05), HeadPhase(200, 6, 192, 4, 0.0)),
-    peak_rate=2e-3,
+    phases=(HeadPhase(1_400, 2, 192, 2), HeadPhase(700, 3, 256, 4), HeadPhase(150, 1, 1_024, 4)),
+    peak_rate=4e-3,
     final_rate=2e-5,
-    warmup=40,
+    warmup=60,
     weight_decay=0.01,
     prompt_weight=0.0,
 )
@@ -93,14 +92,14 @@ class DraftStudent(nn.Module):
         return only
 
     def begin_as(self, target: Student, scale: float) -> None:
-        """Begins as the target's last layer on the hidden state alone: closer to it than chance.
+        """Begins as the target's last layer on the hidden state, nearly alone: closer to it than chance.
 
         scale: the deviation of the target's hidden states: what the layer adds is then neither lost nor all.
         """
         self.layer.load_state_dict(target.model.layers[-1].state_dict())
         size = self.shape.hidden_size
         with torch.no_grad():
-            nn.init.normal_(self.fc.weight[:, :size], std=size**-0.5)
+            nn.init.normal_(self.fc.weight[:, :size], std=0.1 * size**-0.5)
             self.fc.weight[:, size:] = torch.eye(size)
             self.embed_norm.weight.fill_(scale)
             self.hidden_norm.weight.fill_(scale)
@@ -163,6 +162,11 @@ class DraftStudent(nn.Module):
         return mixed
 
 
+def normed(x: Tensor) -> Tensor:
+    """Vectors [..., hidden] whose mean square is 1."""
+    return F.rms_norm(x, x.shape[-1:])
+
+
 def load_target(directory: Path) -> tuple[Student, Shape]:
     """The model in a classroom directory, frozen, in float32."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -193,28 +197,24 @@ class HeadTrainer:
             betas=(0.9, 0.98),
         )
 
-    def loss(self, begins: Tensor, phase: HeadPhase, generator: torch.Generator) -> Tensor:
+    def loss(self, begins: Tensor, phase: HeadPhase) -> Tensor:
         """The mean loss of the drafts in windows that begin at `begins` [B], where the assistant speaks."""
         places = begins[:, None] + torch.arange(phase.length + 2)
         tokens, weights = self.lessons.tokens[places], self.lessons.weights[places[:, 2:]]
         with torch.no_grad():
             hidden = self.target.hidden(tokens[:, :-1])  # [B, T + 1, hidden]
             embedded = self.target.model.embed_tokens(tokens[:, 1:-1])
-            noisy = hidden[:, :-1]
-            if phase.noise:
-                spread = noisy.std() * phase.noise
-                noisy = noisy + torch.randn(noisy.shape, generator=generator) * spread
             counts = weights > 0
             wanted = hidden[:, 1:]
-            scale = wanted.std()
             chances = self.target.logits(wanted[counts]).softmax(-1)
         loss = torch.zeros(())
-        for j, features in enumerate(self.student.drafts(embedded, noisy, phase.depth)):
+        for j, features in enumerate(self.student.drafts(embedded, hidden[:, :-1], phase.depth)):
             has = counts.clone()
             has[:, :j] = False
             guessed = features[has]
             tokens_loss = F.cross_entropy(self.target.logits(guessed), chances[has[counts]])
-            feature_loss = F.smooth_l1_loss(guessed / scale, wanted[has] / scale)
+            # Whoever reads features norms them first, so their lengths do not matter.
+            feature_loss = F.smooth_l1_loss(normed(guessed), normed(wanted[has]))
             loss = loss + tokens_loss + self.course.feature_weight * feature_loss
         return loss / phase.depth
 
@@ -231,7 +231,7 @@ class HeadTrainer:
                     begins = fits[torch.randint(len(fits), (phase.rows,), generator=generator)]
                     for group in self.optimizer.param_groups:
                         group["lr"] = self.course.rate(done)
-                    loss = self.loss(begins, phase, generator)
+                    loss = self.loss(begins, phase)
                     self.optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call]
                     nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
