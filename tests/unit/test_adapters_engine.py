@@ -1,4 +1,4 @@
-"""Adapters in an engine: several in one batch say what each says alone, and share nothing of what they say."""
+"""Adapters in an engine: each of a batch says what it says alone, and two never share what they compute."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from minirad.engine import Engine
 from minirad.fleet.publish import as_record
 from minirad.fleet.wire import Batch, decode, encode
 from minirad.kv.kv_pool import KVPool
+from minirad.model.classroom import ADAPTERS, WEIGHTS
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.observe import events as ev
 from minirad.observe.kv_events import BlockStored, KVEventStream, as_dict, from_dict, rebuild
 from minirad.rooms import room
 from minirad.route.trees import EventTree, space_of
+from minirad.workloads import chat_prompt
 
 CONFIG = tiny_config()
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -359,6 +361,47 @@ def test_what_goes_wrong_in_a_pass_is_put_back(world: World, monkeypatch: pytest
     for output in outputs:
         at = asked[output.request_id]
         world.cold[0][NAMES[at]].require_equal([*PROMPT, at], reply(), output)
+
+
+# ---------------------------------------------------------------------- what is shipped
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft_says_what_the_engine_says() -> None:
+    """The classroom's adapters and none in one batch, judged by PEFT: greedy tokens and log-probabilities."""
+    peft = pytest.importorskip("peft", reason="PEFT is not installed: it judges what adapters compute")
+    import transformers
+
+    judge = transformers.LlamaForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32)
+    judge = peft.PeftModel.from_pretrained(judge, ADAPTERS / "capitals", adapter_name="capitals").eval()
+    judge.load_adapter(ADAPTERS / "oneword", adapter_name="oneword")
+    engine = CheckedEngine(EngineConfig(device="cpu", lora=["capitals", "oneword"], chunk_tokens=64))
+    asked: dict[str, tuple[str, list[int]]] = {}
+    for text in ("Hello!", "What is the capital of France?", "What is 3 + 4?", "Who wrote Hamlet?"):
+        prompt = engine.encode(chat_prompt(text)).tolist()
+        for name in ("", "capitals", "oneword"):
+            params = SamplingParams(max_new_tokens=48)
+            asked[engine.add_request(prompt, params, lora=name)] = name, prompt
+    said: dict[str, list[str]] = {}
+    for output in drive(engine):
+        name, prompt = asked[output.request_id]
+        said.setdefault(name, []).append(output.text)
+        told = torch.tensor(output.token_ids)
+        tokens = torch.tensor([[*prompt, *output.token_ids[:-1]]])
+        with torch.no_grad():
+            if name:
+                judge.set_adapter(name)
+                logits = judge(tokens).logits
+            else:
+                with judge.disable_adapter():
+                    logits = judge(tokens).logits
+        logprobs = logits[0, len(prompt) - 1 :].log_softmax(-1)
+        chosen = logprobs[torch.arange(len(told)), told]
+        assert (chosen >= logprobs.max(-1).values - 1e-4).all(), (name, output.text)
+        torch.testing.assert_close(torch.tensor(output.logprobs), chosen, atol=2e-4, rtol=0)
+    assert all(text == text.upper() for text in said["capitals"])
+    assert all(len(text.split()) == 1 for text in said["oneword"])
+    assert "The capital of France is Paris." in said[""]
 
 
 # ---------------------------------------------------------------------- with drafts
