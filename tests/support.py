@@ -290,6 +290,17 @@ class ToldTier:
                 self._moves[at] = None
         self._moved = max(self._moved, number)
 
+    def copied(self, host_slots: Any) -> torch.Tensor:
+        """What lies in host slots; the tree asks for what was copied whole only."""
+        return self._inner.copied(host_slots)
+
+    def fill(self, host_slots: Any, kv: torch.Tensor) -> None:
+        self._inner.fill(host_slots, kv)
+
+    def fetched(self, device_slots: Any) -> torch.Tensor:
+        self.move(self._fence_at)  # a GPU's stream has them in order
+        return self._inner.fetched(device_slots)
+
     def tell(self, count: int) -> None:
         """So many further copies may end, of those that are begun."""
         self.told = min(self.told + count, len(self._moves))

@@ -109,8 +109,7 @@ class BlocksRead(_OfDisk, Event):
         check_host_slots(self.host_slots, state.tree, f"node {self.node}")
 
     def to_blocks(self, stream: BlockStream) -> None:
-        stream.insert(self.node, self.parent, self.namespace, self.tokens, len(self.host_slots))
-        stream.store((self.node,), CPU)
+        stream.insert(self.node, self.parent, self.namespace, self.tokens, len(self.host_slots), CPU)
 
     @classmethod
     def together(cls, events: Sequence[BlocksRead]) -> tuple[str, str]:

@@ -69,8 +69,10 @@ class Headline(NamedTuple):
 class BlockStream(Protocol):
     """What an event can say to a router that knows blocks only (minirad.observe.kv_events)."""
 
-    def insert(self, node: int, parent: int, namespace: int, tokens: Ints, units: int) -> None:
-        """A new node below `parent`, `units` tokens long."""
+    def insert(
+        self, node: int, parent: int, namespace: int, tokens: Ints, units: int, medium: str = GPU
+    ) -> None:
+        """A new node below `parent`, `units` tokens long, in a medium."""
 
     def grow(self, node: int, tokens: Ints, units: int) -> None:
         """A node was made longer."""

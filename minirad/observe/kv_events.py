@@ -221,19 +221,21 @@ class KVEventStream:
 
     # ------------------------------------------------------------ what events say (event.BlockStream)
 
-    def insert(self, node: int, parent: int, namespace: int, tokens: Ints, units: int) -> None:
-        """A new node below `parent`, `units` tokens long."""
+    def insert(
+        self, node: int, parent: int, namespace: int, tokens: Ints, units: int, medium: str = GPU
+    ) -> None:
+        """A new node below `parent`, `units` tokens long, in a medium."""
         # (None, pairs or not) are both number 0: how many ids a token has tells them apart.
         space = self._space(namespace, len(tokens) > units)
         self._nodes[node] = _Blocks(parent or None, space, [], [])
-        self.grow(node, tokens, units)
+        self.grow(node, tokens, units, medium)
 
-    def grow(self, node: int, tokens: Ints, units: int) -> None:
+    def grow(self, node: int, tokens: Ints, units: int, medium: str = GPU) -> None:
         """A node was made longer."""
         blocks = self._nodes[node]
         at = len(blocks.hashes)
         self._append(blocks, tokens, units)
-        self._stored(blocks, GPU, at)
+        self._stored(blocks, medium, at)
 
     def split(self, upper: int, lower: int, at: int) -> None:
         """The first `at` tokens of `lower` are `upper` from now on."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -49,11 +48,9 @@ class Frame:
 
 
 def _for_json(value: Any) -> Any:
-    """For json: numpy's numbers and rows, as a student's tree may hold them, and a config's directories."""
+    """For json: numpy's numbers and rows, as a student's tree may hold them."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    if isinstance(value, PurePath):
-        return str(value)
     raise TypeError(f"{value!r} cannot be written as JSON")
 
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minirad.cache.node import RadixKey, Slots
+from minirad.cache.node import Node, RadixKey, Slots
 from minirad.cache.radix_cache import MatchResult
 from minirad.observe import disk_events as dv
 from minirad.schedule.cache_manager import CacheManager
@@ -99,6 +99,7 @@ class DiskCache(HiRadixCache):
 
     def bump_version(self) -> None:
         """Other weights, another digest: what is on the disk matches again where those weights compute."""
+        self.poll(wait=True)  # what was copied is still theirs
         super().bump_version()
         self._starts = {}
 
@@ -187,19 +188,25 @@ class DiskCache(HiRadixCache):
 
     # -------------------------------------------------------------- writing
 
+    def seal(self, node: Node | None) -> None:
+        """As of HiRadixCache; a copy that is over at once is written now, not when the next request comes."""
+        super().seal(node)
+        self.poll()
+
     def _end_backup(self, backup: _UnderWay, arrived: bool) -> None:
         super()._end_backup(backup, arrived)
-        if self.host_write != "write_back":
+        if not self._spills:
             for node in backup.nodes:
                 self._write(node)
 
     def _remove_from_host(self, leaf: HostNode) -> None:
-        self._write(leaf)
+        if self._spills:  # else it was written, and what the disk's bound deleted since is not to come back
+            self._write(leaf)
         super()._remove_from_host(leaf)
 
     def _remove_with_all_below(self, node: HostNode) -> None:
         """With write_back the host had no room for it: from the device it goes to the disk at once."""
-        if self.host_write == "write_back":
+        if self._spills:
             self._write(node)
         super()._remove_with_all_below(node)
 
@@ -294,12 +301,18 @@ class DiskCache(HiRadixCache):
         _open_ones.discard(self)
         self.poll(wait=True)
         self.disk.queue_bytes = max(self.disk.queue_bytes, self.disk.files.most_bytes)
-        for node in self.walk():
-            if node is not self.root:
-                self._write(cast(HostNode, node))
+        for node in self._latest(self.disk.files.most_bytes // self.disk.layout.nbytes):
+            self._write(node)
         done = self.disk.close(seconds)
         self.tell()
         return done
+
+    def _latest(self, blocks: int) -> list[HostNode]:
+        """The nodes that were used last, about so many blocks of them, those used last at the end."""
+        nodes = [cast(HostNode, node) for node in self.walk() if node is not self.root]
+        nodes.sort(key=lambda node: node.last_access, reverse=True)
+        ends = np.cumsum([node.units for node in nodes])
+        return nodes[: int(np.searchsorted(ends, blocks * self.block, side="right")) + 1][::-1]
 
     # -------------------------------------------------------------- looking at it
 

@@ -93,6 +93,10 @@ class BlockFiles:
         """Whether a block was there when the folder was last looked at."""
         return name in self._index and name not in self._bad
 
+    def is_bad(self, name: str) -> bool:
+        """Whether its file is not to be believed."""
+        return name in self._bad
+
     @property
     def files(self) -> int:
         """Blocks in the folder, as far as is known."""
@@ -418,6 +422,10 @@ class Reading:
                 self.arrived.append(kv)
         finally:
             self.done.set()
+        missing = self.blocks[len(self.arrived) :]
+        if missing and self._files.is_bad(missing[0].name):
+            for block in missing[1:]:  # what spoilt it may have spoilt these: then they are written anew, too
+                self._files.read(block)
         if self.arrived:
             hit = self._before + self.blocks[: len(self.arrived)]
             self._files.touch([block.name for block in hit])

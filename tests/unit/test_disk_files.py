@@ -247,7 +247,7 @@ def test_what_was_left_half_written_goes_when_it_is_old(tmp_path: Path) -> None:
     for path, age in ((old, 7200), (ahead, -7200), (strange, 7200)):
         os.utime(path, (now - age, now - age))
     BlockFiles(tmp_path, ROOM, LAYOUT).scan()
-    assert {path for path in tmp_path.iterdir()} == {new, strange}
+    assert set(tmp_path.iterdir()) == {new, strange}
 
 
 # ---------------------------------------------------------------------- a disk that is not as it should be

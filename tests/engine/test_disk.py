@@ -1,0 +1,529 @@
+"""The disk tier of a whole engine: restarts, sizes of pages, who may share, and what goes wrong on a disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import CheckedEngine
+from support import ColdReference, drive, tiny_config
+
+from minirad.config import EngineConfig, SamplingParams
+from minirad.engine import Engine
+from minirad.model.llama import LlamaModel, random_weights
+from minirad.observe import disk_events as dv
+from minirad.observe.kv_events import BlockStored, BlockTable, KVEventStream
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
+from minirad.tiers.disk_cache import DiskCache
+from minirad.tiers.disk_files import BlockFiles
+
+REPLY = SamplingParams(max_new_tokens=4, ignore_eos=True)
+LONG = tiny_config(max_position_embeddings=1024)
+SIZES: dict[str, Any] = {"kv_tokens": 512, "host_kv_tokens": 512, "max_running": 4, "poison_freed": True}
+
+
+@pytest.fixture(scope="module")
+def models() -> list[LlamaModel]:
+    return [
+        LlamaModel(LONG, random_weights(LONG, seed, dtype=torch.float32, device="cpu")) for seed in (0, 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference(models: list[LlamaModel]) -> ColdReference:
+    return ColdReference(models[0])
+
+
+class Process:
+    """Engines on one folder, one after another: each begins with what those before it left."""
+
+    def __init__(self, folder: Path, model: LlamaModel) -> None:
+        self.folder, self.model = folder, model
+        self.engines: list[CheckedEngine] = []
+
+    def __call__(self, **config: Any) -> CheckedEngine:
+        sizes = {**SIZES, "disk_dir": self.folder, **config}
+        model = sizes.pop("weights", self.model)
+        engine = CheckedEngine(EngineConfig(**sizes), model=model)
+        self.engines.append(engine)
+        return engine
+
+    def end(self, engine: CheckedEngine) -> None:
+        assert tree(engine).close()
+        engine.check()
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.safetensors"))
+
+
+def tree(engine: Engine) -> DiskCache:
+    assert isinstance(engine.cache, DiskCache)
+    return engine.cache
+
+
+@pytest.fixture
+def process(tmp_path: Path, models: list[LlamaModel]) -> Iterator[Process]:
+    made = Process(tmp_path / "kv", models[0])
+    yield made
+    for engine in made.engines:
+        tree(engine).close()
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(5, 60) for _ in range(length)]
+
+
+def ask(engine: Engine, tokens: list[int], params: SamplingParams = REPLY, **more: Any) -> Any:
+    engine.add_request(tokens, params, **more)
+    (output,) = drive(engine)
+    return output
+
+
+# ---------------------------------------------------------------------- a restart
+
+
+@pytest.mark.parametrize("page", [1, 4, 16, 64, 128])
+@pytest.mark.parametrize("write", ["write_through", "write_back"])
+def test_after_a_restart_nothing_that_lies_on_the_disk_is_computed(
+    process: Process, reference: ColdReference, page: int, write: str
+) -> None:
+    block, tokens = max(64, page), text(300)
+    first = process(page_size=page, host_write=write)
+    wanted = ask(first, tokens)
+    process.end(first)
+    second = process(page_size=page, host_write=write)
+    output = ask(second, tokens)
+    assert output.cached_tokens == 300 // block * block and output.token_ids == wanted.token_ids
+    reference.require_equal(tokens, REPLY, output)
+    assert tree(second).disk.stats.read == output.cached_tokens
+
+
+@pytest.mark.parametrize(("length", "cached"), [(63, 0), (64, 63), (65, 64), (128, 127), (129, 128)])
+def test_one_token_is_always_computed(process: Process, length: int, cached: int) -> None:
+    first = process()
+    ask(first, text(length))
+    process.end(first)
+    assert ask(process(), text(length)).cached_tokens == cached
+
+
+def test_another_process_says_the_same(tmp_path: Path) -> None:
+    """Really another one. Both end by themselves, and only then is anything written."""
+    code = """
+import json, sys
+from minirad import Engine, EngineConfig, SamplingParams
+engine = Engine(EngineConfig(device="cpu", kv_tokens=512, host_kv_tokens=512, disk_dir=sys.argv[1],
+                             host_write="write_back"))
+(output,) = engine.generate([list(range(5, 205))], SamplingParams(max_new_tokens=8, ignore_eos=True))
+print(json.dumps([output.cached_tokens, output.token_ids]))
+"""
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        said.append(json.loads(done.stdout))
+    (none, cold), (cached, warm) = said
+    assert (none, cached) == (0, 192) and cold == warm and len(list(tmp_path.iterdir())) == 3
+
+
+def test_blocks_end_where_no_node_ends(process: Process, reference: ColdReference) -> None:
+    """Turns of a chat: each ends somewhere, and the folder has whole blocks of the whole."""
+    first, tokens = process(), text(30)
+    for _ in range(6):
+        tokens = [*tokens, *ask(first, tokens).token_ids, *text(21, len(tokens))]
+    process.end(first)
+    assert len(process.files()) == (len(tokens) - 21 - 1) // 64
+    second = process()
+    for length in (150, len(tokens)):
+        output = ask(second, tokens[:length])
+        reference.require_equal(tokens[:length], REPLY, output)
+        assert output.cached_tokens >= (length - 1 - 21) // 64 * 64
+
+
+def test_a_fork_within_a_block_is_a_block_of_its_own(process: Process, reference: ColdReference) -> None:
+    trunk = text(100)
+    ends = [[*trunk, *text(100, seed)] for seed in (1, 2)]
+    first = process()
+    for tokens in ends:
+        ask(first, tokens)
+    process.end(first)
+    assert len(process.files()) == 1 + 2 * 2
+    second = process()
+    for tokens, cached in zip(ends, (192, 192), strict=True):
+        output = ask(second, tokens)
+        assert output.cached_tokens == cached
+        reference.require_equal(tokens, REPLY, output)
+    assert tree(second).disk.stats.read == 192 + 192 - 100  # the fork's part of block 1 was there already
+
+
+def test_pairs(process: Process, models: list[LlamaModel], reference: ColdReference) -> None:
+    first = process(bigram_keys=True)
+    tokens = text(200)
+    ask(first, tokens)
+    process.end(first)
+    other = [*tokens[:128], tokens[128] % 50 + 6, *tokens[129:]]  # the last pair of block 1 is another one
+    second = process(bigram_keys=True)
+    for asked, cached in ((other, 64), (tokens, 192)):
+        output = ask(second, asked)
+        reference.require_equal(asked, REPLY, output)
+        assert output.cached_tokens == cached
+    plain = ask(process(), tokens)
+    assert plain.cached_tokens == 0  # of other keys
+
+
+def test_samples_chunks_and_a_small_pool(process: Process, reference: ColdReference) -> None:
+    """With less room on device and host than the texts need, and what is evicted read again."""
+    rng, asked = random.Random(3), {}
+    texts = [text(120, seed) for seed in range(5)]
+    engine = process(kv_tokens=192, host_kv_tokens=320, chunk_tokens=48, page_size=2)
+    params = SamplingParams(max_new_tokens=5, ignore_eos=True, n=2, temperature=0.7, seed=4)
+    for _ in range(25):
+        tokens = [*rng.choice(texts), rng.randrange(5, 60)]
+        asked[engine.add_request(tokens, params)] = tokens
+        for output in drive(engine):
+            reference.require_equal(asked[output.request_id], params, output)
+    stats = tree(engine).disk.stats
+    assert stats.read > 500 and engine.stats.first.cached > 1000, (stats, engine.stats)
+
+
+def test_logprobs_of_the_prompt_are_computed(process: Process, reference: ColdReference) -> None:
+    first = process()
+    ask(first, text(200))
+    process.end(first)
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprob_start=100)
+    output = ask(process(), text(200), params)
+    assert output.cached_tokens == 99
+    reference.require_equal(text(200), params, output)
+
+
+# ---------------------------------------------------------------------- who may share
+
+
+def test_namespaces(process: Process) -> None:
+    keys: list[Any] = [None, "a", "b", ("a", 1), 1, b"a", ("a", (None, 2))]
+    first = process(kv_tokens=1024, host_kv_tokens=2048)
+    for key in (*keys[:4], object()):
+        ask(first, text(100), extra_key=key)
+    process.end(first)
+    assert len(process.files()) == 4
+    second = process(kv_tokens=1024, host_kv_tokens=2048)
+    found = [ask(second, text(100), extra_key=key).cached_tokens for key in keys]
+    assert found == [64] * 4 + [0] * 3
+
+
+def test_other_weights_have_other_blocks(process: Process, models: list[LlamaModel]) -> None:
+    first = process()
+    wanted = ask(first, text(150))
+    process.end(first)
+    second = process(weights=models[1])
+    assert ask(second, text(150)).cached_tokens == 0
+    second.update_weights(models[0])
+    output = ask(second, text(150))
+    assert (output.cached_tokens, output.token_ids) == (128, wanted.token_ids)
+    second.update_weights(models[1])  # and back: what this very process computed with them
+    assert tree(second).disk.flush()
+    assert ask(second, text(150)).cached_tokens == 128
+    process.end(second)
+    assert len(process.files()) == 4
+
+
+def test_another_size_of_pages_type_or_model_is_another_block(process: Process) -> None:
+    first = process()
+    ask(first, text(100))
+    process.end(first)
+    for config in ({"page_size": 4}, {"bigram_keys": True}):
+        assert ask(process(**config), text(100)).cached_tokens == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        half = LlamaModel(LONG, random_weights(LONG, 0, dtype=torch.bfloat16, device="cpu"))
+        assert ask(process(weights=half), text(100)).cached_tokens == 0
+
+
+def test_two_engines_on_one_folder(process: Process, reference: ColdReference) -> None:
+    """Each finds what the other wrote while both are running."""
+    engines = [process(kv_tokens=1024, host_kv_tokens=2048) for _ in range(2)]
+    for turn in range(6):
+        tokens = text(130, turn)
+        for engine in (engines[turn % 2], engines[1 - turn % 2]):
+            output = ask(engine, tokens)
+            reference.require_equal(tokens, REPLY, output)
+            engine.step()
+            assert tree(engine).disk.flush()
+        assert output.cached_tokens == 128
+
+
+# ---------------------------------------------------------------------- the bound
+
+
+def test_the_bound_holds_and_the_oldest_go(process: Process) -> None:
+    engine = process()
+    disk = tree(engine).disk
+    size = disk.layout.nbytes + 1200
+    disk.files.most_bytes = 6 * size
+    for seed in range(5):
+        ask(engine, text(130, seed))
+        assert disk.flush()
+        assert sum(path.stat().st_size for path in process.files()) <= 6 * size
+    engine.step()
+    process.end(engine)  # what had to go is in the tree, and does not come back
+    again = process(host_kv_tokens=1024)
+    assert [ask(again, text(130, seed)).cached_tokens // 64 for seed in (2, 3, 4, 0, 1)] == [2, 2, 2, 0, 0]
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+def warned(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(each.message) for each in caught if "disk tier" in str(each.message)]
+
+
+def disk_full(*args: Any, **more: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_only(*args: Any, **more: Any) -> Any:
+    raise PermissionError(errno.EROFS, "Read-only file system")
+
+
+@pytest.mark.parametrize("fail", [disk_full, read_only])
+def test_a_disk_that_takes_nothing(
+    process: Process, reference: ColdReference, monkeypatch: pytest.MonkeyPatch, fail: Callable[..., Any]
+) -> None:
+    first = process()
+    ask(first, text(130))
+    process.end(first)
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        second = process()
+        for seed in range(4):
+            output = ask(second, text(130, seed))
+            reference.require_equal(text(130, seed), REPLY, output)
+            tree(second).disk.flush()
+        second.step()
+    assert len(warned(caught)) == 1 and "cannot be written to" in warned(caught)[0]
+    assert tree(second).disk.files.off and tree(second).disk.stats.read == 128  # what is there is read
+    assert len(process.files()) == 2
+
+
+def test_a_folder_that_vanishes(process: Process, reference: ColdReference) -> None:
+    engine = process()
+    ask(engine, text(130))
+    tree(engine).disk.flush()
+    for path in process.folder.iterdir():
+        path.unlink()
+    process.folder.rmdir()
+    engine.flush_cache()
+    with pytest.warns(RuntimeWarning, match="cannot be written to") as caught:
+        for seed in (0, 1, 0):
+            reference.require_equal(text(130, seed), REPLY, ask(engine, text(130, seed)))
+            tree(engine).disk.flush()
+        engine.step()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("left", [0, 7, 100, 300, -1])
+def test_a_file_that_was_cut_off(process: Process, reference: ColdReference, left: int) -> None:
+    first = process()
+    ask(first, text(200))
+    process.end(first)
+    for path in process.files():
+        os.truncate(path, left % path.stat().st_size)
+    second = process()
+    with pytest.warns(RuntimeWarning, match="is skipped") as caught:
+        for _ in range(2):
+            output = ask(second, text(200))
+            reference.require_equal(text(200), REPLY, output)
+        second.step()
+    assert len(caught) == 1
+    process.end(second)  # it has written them anew
+    assert ask(process(), text(200)).cached_tokens == 192
+
+
+def test_a_slow_disk_does_not_hold_the_engine_up(
+    process: Process, reference: ColdReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = process()
+    ask(first, text(200))
+    process.end(first)
+    gate, read = threading.Event(), BlockFiles.read
+
+    def slow(files: Any, block: Any) -> Any:
+        gate.wait(30)
+        return read(files, block)
+
+    monkeypatch.setattr(BlockFiles, "read", slow)
+    second = process()
+    tree(second).disk.read_wait = 0.1
+    heard: list[Any] = []
+    second.bus.subscribe(dv.BlocksLate, heard.append)
+    second.generate([[5]], SamplingParams(max_new_tokens=1))  # what is loaded first is not counted
+    started = time.perf_counter()
+    for seed in (0, 1, 2, 3):
+        output = ask(second, text(200, seed))
+        assert output.cached_tokens < 3  # two texts may begin alike
+        reference.require_equal(text(200, seed), REPLY, output)
+    assert [event.blocks for event in heard] == [3] and heard[0].microseconds < 1_000_000
+    assert time.perf_counter() - started < 20
+    gate.set()
+    late = tree(second).disk._late
+    assert late is not None and late.done.wait(10)
+    second.flush_cache()
+    output = ask(second, text(200))
+    assert output.cached_tokens == 192
+    reference.require_equal(text(200), REPLY, output)
+
+
+def test_a_slow_disk_does_not_hold_the_writing_up(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, write = threading.Event(), BlockFiles.write
+    monkeypatch.setattr(BlockFiles, "write", lambda *args: (gate.wait(30), write(*args))[1])
+    engine = process(kv_tokens=1024, host_kv_tokens=1024)
+    disk = tree(engine).disk
+    disk.queue_bytes = 4 * disk.layout.nbytes
+    for seed in range(4):
+        ask(engine, text(200, seed))
+    engine.step()
+    assert disk.stats.dropped > 0 and not process.files()
+    gate.set()
+    process.end(engine)  # what found no room in the queue is written now
+    again = process(kv_tokens=1024, host_kv_tokens=1024)
+    assert [ask(again, text(200, seed)).cached_tokens for seed in range(4)] == [192] * 4
+
+
+def test_another_process_deletes_between_look_and_read(
+    process: Process, reference: ColdReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = process()
+    ask(first, text(200))
+    process.end(first)
+    read = BlockFiles.read
+
+    def gone(files: Any, block: Any) -> Any:
+        if files.path(block.name) == process.files()[0]:
+            files.path(block.name).unlink()
+        return read(files, block)
+
+    monkeypatch.setattr(BlockFiles, "read", gone)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output = ask(process(), text(200))
+    assert output.cached_tokens in (0, 64, 128)
+    reference.require_equal(text(200), REPLY, output)
+
+
+def test_what_cannot_be_put_into_host_memory_is_computed(
+    process: Process, reference: ColdReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = process()
+    ask(first, text(200))
+    process.end(first)
+    second = process()
+    monkeypatch.setattr(second.cache.copier, "fill", disk_full)
+    output = ask(second, text(200))
+    assert output.cached_tokens == 0
+    reference.require_equal(text(200), REPLY, output)
+
+
+def test_ctrl_c_while_the_disk_is_read(process: Process, reference: ColdReference) -> None:
+    """It comes at the end of the step; no slot is lost, and the request is there."""
+    first = process()
+    ask(first, text(200))
+    process.end(first)
+    second = process()
+    pressed: list[Any] = []
+
+    def press(event: Any) -> None:
+        if not pressed:
+            pressed.append(event)
+            signal.raise_signal(signal.SIGINT)
+
+    second.bus.subscribe(dv.BlocksRead, press)
+    name = second.add_request(text(200), REPLY)
+    with pytest.raises(KeyboardInterrupt):
+        drive(second)
+    second.check()
+    outputs = {output.request_id: output for output in drive(second)}
+    assert pressed and outputs[name].cached_tokens == 192
+    reference.require_equal(text(200), REPLY, outputs[name])
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def test_a_file_instead_of_a_folder_is_refused(process: Process, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"disk_dir '.*file' cannot be a folder"):
+        process(disk_dir=tmp_path / "file")
+
+
+def test_after_close_the_engine_goes_on(process: Process, reference: ColdReference) -> None:
+    engine = process()
+    ask(engine, text(200))
+    process.end(engine)
+    process.end(engine)
+    for seed in (0, 1):
+        reference.require_equal(text(200, seed), REPLY, ask(engine, text(200, seed)))
+    assert len(process.files()) == 3
+
+
+# ---------------------------------------------------------------------- what is told
+
+
+def test_a_recording_tells_what_the_disk_did(process: Process, tmp_path: Path) -> None:
+    for turn in range(2):
+        engine = process(kv_tokens=256, host_kv_tokens=256)
+        path = tmp_path / f"{turn}.jsonl"
+        with Recorder(engine, path, keyframe_every=3) as recorder:
+            for seed in range(4):
+                ask(engine, text(100, seed))
+            tree(engine).disk.flush()
+            engine.step()
+            process.end(engine)
+        recorder.check()
+        recording = Recording.load(path)
+        assert not recording.missing and len(recording) == len(recorder)
+        assert recording.state(len(recording) - 1) == engine.snapshot()
+        events = [event for frame in recording for event in frame.events]
+        kind = dv.BlocksRead if turn else dv.BlocksWritten
+        told = [event for event in events if isinstance(event, kind)]
+        assert sum(event.blocks for event in told) == 4
+        assert recording.header["config"]["disk_dir"] == str(process.folder)
+        for event in told:
+            assert event.describe() and kind.together([event, event])[1]
+
+
+def test_the_stream_of_kv_events_knows_what_was_read(process: Process) -> None:
+    first = process(page_size=4)
+    ask(first, text(130))
+    process.end(first)
+    second = process(page_size=4)
+    heard: list[Any] = []
+    stream = KVEventStream(second.cache, heard.append)
+    table = BlockTable()
+    ask(second, text(130))
+    stored = [event for event in heard if isinstance(event, BlockStored)]
+    assert [(event.medium, len(event.block_hashes)) for event in stored[:2]] == [("CPU", 32), ("GPU", 32)]
+    for event in heard:
+        table.take(event)
+    again: list[Any] = []
+    KVEventStream(second.cache, again.append)  # who comes later hears of the same blocks
+    told = {(e.medium, name) for e in again for name in e.block_hashes}
+    assert told == {(e.medium, name) for e in stored for name in e.block_hashes}
+    stream.close()
