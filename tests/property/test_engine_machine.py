@@ -558,7 +558,11 @@ def check_recording(recording: Recording) -> None:
 def play(examples: int, number: int | None = None) -> None:
     """So many games; number: others than those that are played always."""
     machine = EngineMachine if number is None else seed(number)(EngineMachine)
-    with patch.object(disk, "Worker", HeldWorker), patch.object(disk_names, "LEAST_UNITS", BLOCK):
+    with (
+        patch.object(disk, "Worker", HeldWorker),  # what is late here is so when told, not by the clock
+        patch.object(disk.DiskTier, "read_wait", 0.0),
+        patch.object(disk_names, "LEAST_UNITS", BLOCK),
+    ):
         run_state_machine_as_test(
             machine,
             settings=settings(
