@@ -932,7 +932,9 @@ class SlotsAllocated(Event):
 
 @dataclass(frozen=True, slots=True)
 class SlotsFreed(Event):
-    """Slots went back to the free list. cause: evicted, duplicate, tail, released or flushed."""
+    """Slots went back to the free list. cause: evicted, duplicate, tail, released,
+    rejected (drafts) or flushed.
+    """
 
     slots: Ints
     cause: str

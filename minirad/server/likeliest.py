@@ -17,8 +17,8 @@ Top = tuple[tuple[int, float], ...]  # token ids and their log-probabilities, th
 class Asking:
     """A token mask that also asks for the `count` likeliest tokens.
 
-    now: of each sample, by its index, what the last step that drew tokens for it found at each place (with
-    drafts there are several). prompt: by position, of those prompt tokens whose log-probability was asked for.
+    now: of each sample, by its index, what the last step that drew tokens for it found at each place (drafts
+    make several). prompt: by position, of those prompt tokens whose log-probability was asked for.
     """
 
     def __init__(self, count: int, mask: Any = None) -> None:

@@ -44,7 +44,7 @@ PLACES: dict[str, Callable[[Any], tuple[Any, str]]] = {
 def test_a_fault_loses_nothing(
     tiny_model: LlamaModel, head: Path, source: str, place: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    game = Game(11, requests=5, ignore_eos=True, max_new_tokens=9)
+    game = Game(11, requests=4, ignore_eos=True, max_new_tokens=9, n=1)
     config = {"kv_tokens": 96, "page_size": 4, "mixed": True}
     plain = game.play(engine_of(tiny_model, head, **config))
     engine = engine_of(tiny_model, head, speculative=source, **config)

@@ -79,7 +79,7 @@ def test_stop_texts_end_inside_an_accepted_run(plain: Any, drafted: Any, guided:
     long = SamplingParams(max_new_tokens=40, ignore_eos=True)
     replies = plain.generate(list(TEXTS), long)
     guided(known(plain, replies), 1.0)  # as if no stop text were there: drafts go on behind it
-    stops = [out.text[at : at + 3] for out in replies for at in (4, 11) if out.text[at : at + 3].strip()]
+    stops = [out.text[at : at + 3] for out in replies for at in (9,) if out.text[at : at + 3].strip()]
     ended = 0
     for stop in stops:
         params = SamplingParams(max_new_tokens=40, ignore_eos=True, stop=(stop, "never said"))
@@ -94,7 +94,7 @@ def test_end_tokens_and_stop_tokens_end_inside_an_accepted_run(plain: Any, draft
     long = SamplingParams(max_new_tokens=30, ignore_eos=True)
     replies = plain.generate(list(TEXTS), long)
     guided(known(plain, replies), 1.0)
-    for at in range(2, 9):
+    for at in (2, 5, 7):
         stop = tuple({out.token_ids[at] for out in replies})
         for params in (
             SamplingParams(max_new_tokens=30, stop_token_ids=stop, ignore_eos=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,10 @@ from minirad.engine import Engine
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.observe import events as ev
 from minirad.observe.draft_events import DraftVerified, TokensDrafted
+from minirad.observe.reading import event_fields, parse_event
 from minirad.observe.recorder import Recorder
+from minirad.observe.replay import CheckedReplay
+from minirad.simulate import ModelFreeEngine
 from minirad.speculative.ngram import look_up
 
 
@@ -266,6 +270,11 @@ def test_a_model_without_a_head_of_its_own_is_refused(tiny_model: LlamaModel) ->
         Engine(EngineConfig(kv_tokens=64, speculative="eagle"), model=tiny_model)
 
 
+def test_parts_that_do_not_draft_are_refused() -> None:
+    with pytest.raises(ValueError, match="speculative='ngram': these parts have a .* which does not draft"):
+        ModelFreeEngine(EngineConfig(kv_tokens=64, speculative="ngram"))
+
+
 def test_numbers_add_up(tiny_model: LlamaModel, head: Path) -> None:
     engine = engine_of(tiny_model, head, speculative="eagle")
     params = SamplingParams(max_new_tokens=9, ignore_eos=True)
@@ -305,3 +314,39 @@ def test_a_recording_with_drafts_reads_back(
     assert sum(event.accepted for event in verified) == engine.drafts.accepted > 0
     assert drafted[0].describe().endswith(f"drafted ({source})")
     assert f"of {verified[0].drafted} drafted tokens accepted" in verified[0].describe()
+
+
+@pytest.mark.parametrize(
+    ("held", "sentence"),
+    [
+        (["TokensDrafted", "R1", [7], [3], "eagle"], "R1: 1 token drafted (eagle)"),
+        (["TokensDrafted", "R1.2", [7, 8], [3, 4], "ngram"], "R1.2: 2 tokens drafted (ngram)"),
+        (["DraftVerified", "R1", 3, 2, [7, 8, 9]], "R1: 2 of 3 drafted tokens accepted"),
+    ],
+)
+def test_what_is_told_of_drafts(held: list[Any], sentence: str) -> None:
+    event = parse_event(held)
+    assert event.describe() == sentence and json.loads(json.dumps(event_fields(event))) == held
+    with pytest.raises(ValueError, match="fields"):
+        parse_event(held[:-1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (TokensDrafted("R9", (7,), (3,), "eagle"), "no request R9"),
+        (TokensDrafted("R1", (7, 8), (3,), "eagle"), "2 tokens and 1 slots"),
+        (TokensDrafted("R1", (7,), (10**6,), "eagle"), "slot 1000000"),
+        (DraftVerified("R1", 2, 3, (7,)), "3 of 2 drafts"),
+        (DraftVerified("R1", 99, 0, (7,)), "0 of 99 drafts"),
+        (DraftVerified("R1", 2, -1, (7,)), "-1 of 2 drafts"),
+    ],
+)
+def test_a_strangers_file_cannot_say_what_does_not_follow(
+    tiny_model: LlamaModel, head: Path, wrong: Any, problem: str
+) -> None:
+    engine = engine_of(tiny_model, head, speculative="ngram")
+    engine.add_request([5, 6, 7], SamplingParams(max_new_tokens=8))
+    engine.step()
+    with pytest.raises(ValueError, match=problem):
+        CheckedReplay(engine.snapshot()).apply(wrong)
