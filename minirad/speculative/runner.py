@@ -125,9 +125,6 @@ class DraftRunner:
             return pending
         if isinstance(batch, DraftBatch):
             batch.drafts = drafts
-        tell = getattr(self.inner, "tell", None)
-        if tell is not None:
-            tell(batch)  # whose adapter each row has
         tokens, entries, wanted, last, offset = [], [], [], [], 0
         for request, start, draft in zip(batch.requests, batch.starts, drafts, strict=True):
             stop, known = request.kv_len, request.tokens[start : request.kv_len]
