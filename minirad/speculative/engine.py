@@ -43,8 +43,7 @@ class DraftingEngine(Engine):
         super().__init__(*arguments, **named)
         if not isinstance(self.runner, DraftRunner):
             raise ValueError(
-                f"speculative={self.config.speculative!r}: these parts have a {type(self.runner).__name__}, "
-                "which does not draft"
+                f"speculative: these parts have a {type(self.runner).__name__}, which does not draft"
             )
         self.drafts = DraftStats()
         self.runner.texts = self.tokenizing

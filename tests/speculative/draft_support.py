@@ -213,6 +213,20 @@ def require_kv_as_computed_alone(engine: Any, within: float = 1e-4) -> int:
     return looked
 
 
+def watch_ends(engine: Any) -> list[str]:
+    """From now on each request that ends has KV for all but its last token, as without drafts. Their ids."""
+    finish, ended = engine.results.finish, []
+
+    def watched(request: Request, reason: str) -> None:
+        if reason in ("stop", "length") and request.output:
+            assert request.kv_len == request.length - 1, (request, reason)
+            ended.append(request.id)
+        finish(request, reason)
+
+    engine.results.finish = watched
+    return ended
+
+
 # ---------------------------------------------------------------------- games
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from draft_support import SOURCES, Guide, require_same
+from draft_support import SOURCES, Guide, require_same, watch_ends
 from prometheus_client.parser import text_string_to_metric_families
 from server_support import ASK, Collected, Desk, new_engine
 from support import ColdReference, drive
@@ -44,9 +44,11 @@ def drafted(request: pytest.FixtureRequest, plain: Any) -> Any:
 def guided(drafted: Any) -> Any:
     """Called with what the replies will be; the drafter is its old self again afterwards."""
     drafter = drafted.runner.drafter
+    watch_ends(drafted)
     yield lambda known, right=0.9: Guide(drafted, known, right)
     for name in ("draft", "propose"):
         vars(drafter).pop(name, None)
+    del drafted.results.finish
 
 
 def known(engine: Any, outputs: Any, texts: Any = TEXTS) -> Any:

@@ -18,19 +18,20 @@ from draft_support import (
     engine_of,
     replies,
     require_same,
+    watch_ends,
     write_head,
 )
 from support import drive, listen, tiny_config
 
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.machine import assemble as engine_parts
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.observe import events as ev
 from minirad.observe.draft_events import DraftVerified, TokensDrafted
 from minirad.observe.reading import event_fields, parse_event
 from minirad.observe.recorder import Recorder
 from minirad.observe.replay import CheckedReplay
-from minirad.simulate import ModelFreeEngine
 from minirad.speculative.ngram import look_up
 
 
@@ -44,7 +45,13 @@ def played(game: Game, model: LlamaModel, head: Path, source: str, right: float 
     plain = game.play(engine_of(model, head, **config))
     engine = engine_of(model, head, speculative=source, **config)
     Guide(engine, replies(game.prompts, plain), right)
+    ended = watch_ends(engine)
     require_same(plain, game.play(engine))
+    assert ended
+    for at, mask in game.masks.items():  # asked once a place, in order, and for none behind the end
+        if game.params[at].n == 1:
+            out = next(out for out in plain if out.request_id == f"R{at + 1}")
+            assert mask.asked == list(range(len(out.token_ids) + bool(out.error)))
     return engine
 
 
@@ -94,9 +101,6 @@ def test_replies_are_those_without_drafts(tiny_model: LlamaModel, head: Path, so
         game = Game(seed + 100 * page)
         engine = played(game, tiny_model, head, source, **config)
         verified, accepted = verified + engine.drafts.verified, accepted + engine.drafts.accepted
-        for at, mask in game.masks.items():  # asked once a place, in order, and for none behind the end
-            if game.params[at].n == 1:
-                assert mask.asked == list(range(len(mask.asked)))
     assert verified > 20 < accepted
 
 
@@ -270,9 +274,10 @@ def test_a_model_without_a_head_of_its_own_is_refused(tiny_model: LlamaModel) ->
         Engine(EngineConfig(kv_tokens=64, speculative="eagle"), model=tiny_model)
 
 
-def test_parts_that_do_not_draft_are_refused() -> None:
-    with pytest.raises(ValueError, match="speculative='ngram': these parts have a .* which does not draft"):
-        ModelFreeEngine(EngineConfig(kv_tokens=64, speculative="ngram"))
+def test_parts_that_do_not_draft_are_refused(tiny_model: LlamaModel) -> None:
+    parts = engine_parts(EngineConfig(kv_tokens=64), None, tiny_model, None)
+    with pytest.raises(ValueError, match=r"speculative: these parts have a .*, which does not draft"):
+        Engine(EngineConfig(kv_tokens=64, speculative="ngram"), parts=parts)
 
 
 def test_numbers_add_up(tiny_model: LlamaModel, head: Path) -> None:
