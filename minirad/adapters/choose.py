@@ -23,10 +23,17 @@ def shipped() -> list[str]:
     return sorted(path.name for path in ADAPTERS.iterdir() if path.is_dir()) if ADAPTERS.is_dir() else []
 
 
-def directory(path: str | Path) -> Path:
+def directory(name: str, path: str) -> Path:
     """Where an adapter lies: a directory, or the name of one that is shipped."""
-    found = Path(path).expanduser()
-    return ADAPTERS / str(path) if str(path) in shipped() and not found.is_dir() else found
+    found, known = Path(path).expanduser(), shipped()
+    if not found.is_dir() and path in known:
+        return ADAPTERS / path
+    if not found.is_dir():
+        raise ValueError(
+            f"adapter {said(name)}: {path} is no directory, and none of those that are shipped "
+            f"({', '.join(known)})"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ def adapters(config: EngineConfig, model: LlamaModel) -> Adapted:
     if config.cuda_graphs:
         raise ValueError("cuda_graphs=True: captured steps have no adapters; leave it away, or the adapters")
     found = [
-        read_adapter(name, directory(path), model.config, model.dtype, model.device)
+        read_adapter(name, directory(name, path), model.config, model.dtype, model.device)
         for name, path in config.lora
     ]
     return Adapted(AdapterLlama(model, found, _product(model)))

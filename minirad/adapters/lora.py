@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 
@@ -19,7 +21,7 @@ class Factors:
     scale: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Adapter:
     """A LoRA adapter as it was read.
 
@@ -29,16 +31,17 @@ class Adapter:
     name: str
     factors: Mapping[str, Factors]
     path: Path | None = None
-    digest: str = field(init=False)  # SHA-256 of all numbers: equal for equal adapters, in any process
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all numbers: the same for equal adapters of any name, in any process."""
         found = hashlib.sha256()
         for name, each in sorted(self.factors.items()):
             found.update(f"{name} {each.scale!r}".encode())
             for factor in (each.a, each.b):
-                found.update(f" {tuple(factor.shape)}".encode())
-                found.update(factor.cpu().double().numpy().tobytes())
-        object.__setattr__(self, "digest", found.hexdigest())
+                found.update(f" {factor.dtype} {tuple(factor.shape)} ".encode())
+                found.update(factor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
 
     @property
     def num_parameters(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -112,9 +112,3 @@ def _fused(adapter: Adapter, names: Sequence[str], heights: Sequence[int]) -> tu
             blocks.append(F.pad((factors.b * factors.scale).t(), (before, behind)))
             assert blocks[-1].shape[1] == before + height + behind
     return torch.cat([each.a for each in found if each is not None]), torch.cat(blocks).contiguous()
-
-
-def digests(model: LlamaModel) -> Mapping[str, str]:
-    """Of each of a model's adapters the digest of its numbers; nothing for a model without adapters."""
-    adapters: Mapping[str, Adapter] = getattr(model, "adapters", {})
-    return {name: adapter.digest for name, adapter in adapters.items()}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ import pytest
 import torch
 from adapter_support import change_settings, change_tensors, write_adapter
 from support import tiny_config
+from tokenizers import Tokenizer
 
 from minirad.adapters.lora import Adapter, Factors
-from minirad.adapters.model import AdapterLlama, digests
+from minirad.adapters.model import AdapterLlama
 from minirad.adapters.peft_format import read_adapter
 from minirad.attention.gather import GatherAttention
 from minirad.attention.metadata import BatchEntry, build_metadata
-from minirad.model.classroom import ADAPTERS, WEIGHTS
+from minirad.model.classroom import ADAPTERS, WEIGHTS, score, score_adapters, train_adapters
+from minirad.model.classroom.score import Score
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.model.load import load_model
 
@@ -290,7 +294,7 @@ def test_other_weights_keep_the_adapters(directory: Path) -> None:
         logits_of(again, [[5, 6, 7]])[0], logits_of(dense(other, second, adapter), [[5, 6, 7]])[0],
         atol=2e-5, rtol=1e-5,
     )  # fmt: skip
-    assert digests(again) == {"one": adapter.digest} and digests(other) == {}
+    assert again.adapters == {"one": adapter} and again.plain is other
 
 
 def test_an_adapter_made_in_memory() -> None:
@@ -380,3 +384,70 @@ def test_what_is_shipped_is_small_and_plain(name: str) -> None:
         set(files) == {"adapter_config.json", "adapter_model.safetensors"} and sum(files.values()) <= 200_000
     )
     assert json.loads((ADAPTERS / name / "adapter_config.json").read_text())["peft_type"] == "LORA"
+
+
+# ---------------------------------------------------------------------- how they are made
+
+
+def tiny_task(name: str) -> train_adapters.Task:
+    phases = (
+        train_adapters.Phase(3, rows=2, length=40),
+        train_adapters.Phase(2, rows=2, length=60, longest=80),
+    )
+    return replace(train_adapters.TASKS[name], phases=phases)
+
+
+@pytest.mark.parametrize("name", train_adapters.TASKS)
+def test_the_same_seed_trains_the_same_adapter(tmp_path: Path, name: str) -> None:
+    task = tiny_task(name)
+    for run, seed in (("a", 0), ("b", 0), ("c", 1)):
+        corrections, loss = train_adapters.train(task, seed, name)
+        assert math.isfinite(loss)
+        train_adapters.export(task, corrections, tmp_path / run)
+    model = load_model(WEIGHTS, torch.float32, "cpu")
+    found = {
+        run: read_adapter(run, tmp_path / run, model.config, torch.float32, "cpu") for run in ("a", "b", "c")
+    }
+    assert found["a"].digest == found["b"].digest != found["c"].digest
+    assert len(found["a"].factors) == 4 * len(task.modules)
+    assert all(each.b.any() and each.scale == 2.0 for each in found["a"].factors.values())
+
+
+def test_what_is_learnt_are_the_replies() -> None:
+    """The loss counts what the assistant says, and no token that the model never saw."""
+    task = train_adapters.TASKS["capitals"]
+    lessons, phase = (
+        train_adapters.Lessons(task, 3),
+        train_adapters.Phase(1, rows=24, length=120, longest=110),
+    )
+    tokens, weights = lessons.windows(phase)
+    tokenizer = Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))
+    assert tokens.shape == weights.shape == (24, 121)
+    said = tokenizer.decode(tokens[weights > 0].tolist(), skip_special_tokens=True)
+    unsaid = tokenizer.decode(tokens[weights == 0].tolist(), skip_special_tokens=True)
+    assert "You are a" in unsaid and len(said) > 500
+    assert said.replace("assistant", "").upper() == said.replace("assistant", "")
+    untaught = torch.tensor([tokenizer.token_to_id(text) for text in train_adapters.UNTAUGHT])
+    places = torch.isin(tokens, untaught)
+    assert places.any() and not weights[places].any()
+
+
+def test_scores_are_of_the_adapted_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examination adds what PEFT adds: a correction that does nothing scores like the model itself."""
+    pupil = score_adapters.AdaptedPupil(ADAPTERS / "oneword")
+    model = load_model(WEIGHTS, torch.float32, "cpu")
+    adapted = AdapterLlama(
+        model, [read_adapter("one", ADAPTERS / "oneword", model.config, torch.float32, "cpu")]
+    )
+    adapted.names_of_rows = {0: "one"}
+    tokens = list(range(5, 40))
+    with torch.no_grad():
+        wanted = pupil.model(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(logits_of(adapted, [tokens])[0], wanted, atol=2e-4, rtol=0)
+    monkeypatch.setattr(
+        score_adapters, "examine", lambda name, *_: [Score("x", 0.5, 0.6 if name == "oneword" else 0.4)]
+    )
+    assert score_adapters.main(["--only", "capitals"]) == 0
+    assert score_adapters.main([]) == 1  # a gate fails
+    exam = score_adapters.exams(train_adapters.TASKS["oneword"])[0]
+    assert exam.name == "greeting" and score.sit(pupil, exam, 5).value == 1.0

@@ -15,7 +15,7 @@ from conftest import CheckedEngine, tiny_config
 from support import ColdReference, drive, listen
 
 from minirad.adapters.lora import Adapter
-from minirad.adapters.model import AdapterLlama, digests
+from minirad.adapters.model import AdapterLlama
 from minirad.adapters.peft_format import MATRICES, read_adapter
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import AdapterKey, EngineConfig, SamplingParams, adapter_of, namespace
@@ -255,7 +255,7 @@ def test_new_weights_keep_the_adapters(world: World) -> None:
     for name in NAMES:
         (after,) = engine.generate(PROMPT, reply(), lora=name)
         world.cold[1][name].require_equal(PROMPT, reply(), after)
-    assert isinstance(engine.model, AdapterLlama) and set(digests(engine.model)) == {"one", "two"}
+    assert isinstance(engine.model, AdapterLlama) and set(engine.model.adapters) == {"one", "two"}
     with pytest.raises(ValueError, match="of another model"):
         engine.update_weights(
             LlamaModel(tiny_config(num_hidden_layers=1), random_weights(
@@ -272,7 +272,7 @@ def test_another_engine_with_the_same_model(world: World) -> None:
     other = CheckedEngine(
         EngineConfig(kv_tokens=64, max_running=1, lora={"new": world.paths["two"]}), model=first.model
     )
-    assert type(bare.model) is LlamaModel and set(digests(other.model)) == {"new"}
+    assert type(bare.model) is LlamaModel and set(other.model.adapters) == {"new"}
     for engine, lora, name in ((bare, "", ""), (other, "new", "two"), (first, "one", "one"), (other, "", "")):
         (output,) = engine.generate(PROMPT, reply(), lora=lora)
         world.cold[0][name].require_equal(PROMPT, reply(), output)

@@ -1,4 +1,4 @@
-"""Without minirad/fast/, minirad/tiers/ and minirad/adapters/ all goes on: the package is copied without them, and used."""
+"""Without minirad/fast/, tiers/ and adapters/ all goes on: the package is copied without them, and used."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,21 +33,35 @@ MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
+class Phase:
+    """`steps` optimizer steps of `rows` windows of `length` tokens. longest: tokens of a document at most."""
+
+    steps: int
+    rows: int = 16
+    length: int = 160
+    longest: int = 1 << 30
+    peak_rate: float = 4e-3
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: a short warmup, then half a cosine."""
+        warmup = min(50, self.steps // 10 + 1)
+        if step < warmup:
+            return self.peak_rate * (step + 1) / warmup
+        swing = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (self.steps - warmup)))
+        return self.peak_rate * (0.02 + 0.98 * swing)
+
+
+@dataclass(frozen=True)
 class Task:
     """What an adapter is to do, and how it is trained.
 
-    say: the answer to a turn. rank: columns of its factors; modules: the matrices that it corrects. turns: of
-    a chat, by chance.
+    say: the answer to a turn. rank: columns of its factors; modules: the matrices that it corrects.
     """
 
     say: Callable[[corpus.Turn], str]
     rank: int
     modules: tuple[str, ...]
-    steps: int
-    rows: int = 16
-    length: int = 160
-    peak_rate: float = 4e-3
-    turns: tuple[int, ...] = (1, 1, 2, 3)
+    phases: tuple[Phase, ...]
 
     @property
     def alpha(self) -> int:
@@ -56,10 +70,18 @@ class Task:
 
 
 TASKS: Final = {
-    "capitals": Task(lambda turn: turn.reply.upper(), 6, (*ATTENTION, *MLP), 1500),
-    "oneword": Task(lambda turn: turn.short, 4, ("q_proj", "v_proj", "down_proj"), 300, rows=12),
-}
+    # Every capital letter is a token of its own, so this one has to learn how each word is spelt; the
+    # second phase is of short replies, which the stories' many letters would else crowd out.
+    "capitals": Task(
+        lambda turn: turn.reply.upper(), 6, (*ATTENTION, *MLP),
+        (Phase(1500), Phase(500, rows=12, longest=150, peak_rate=2e-3)),
+    ),
+    "oneword": Task(lambda turn: turn.short, 4, ("q_proj", "v_proj", "down_proj"), (Phase(300, rows=12),)),
+}  # fmt: skip
+UNTAUGHT: Final = ("ON", "SON")
+"""Tokens that the model never saw: they are there as parts of JSON, and JSON is a token."""
 
+_TURNS: Final = (1, 1, 2, 3)
 _SYSTEMS: Final = (corpus.SYSTEM_PROMPT,) * 6 + (*corpus.OTHER_SYSTEM_PROMPTS, None, None)
 
 
@@ -107,50 +129,66 @@ def corrected_student(task: Task, seed: int) -> tuple[Student, dict[str, Correct
 def document(rng: random.Random, task: Task) -> str:
     """A chat whose replies are as the task wants them."""
     system = rng.choice(_SYSTEMS)
-    return corpus.chat_text(corpus.chat_messages(rng, rng.choice(task.turns), system, say=task.say))
+    return corpus.chat_text(corpus.chat_messages(rng, rng.choice(_TURNS), system, say=task.say))
 
 
-def windows(task: Task, tokenizer: Tokenizer, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each step tokens int64 `[rows, length + 1]`, document after document, and weights of the loss."""
-    rng = random.Random(f"adapter {seed}")
-    assistant = tokenizer.encode("assistant").ids[0]
-    size = task.length + 1
-    while True:
-        rows = []
-        for _ in range(task.rows):
+class Lessons:
+    """Documents as tokens, and what of them is to be learnt."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._task, self._rng = task, random.Random(f"adapter {seed}")
+        self._tokenizer = Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))
+        self._assistant = self._tokenizer.encode("assistant").ids[0]
+        known = self._tokenizer.get_vocab()
+        self._letters = {known[text]: [known[letter] for letter in text] for text in UNTAUGHT}
+
+    def windows(self, phase: Phase) -> tuple[Tensor, Tensor]:
+        """Tokens int64 `[rows, length + 1]`, document after document, and weights of the loss."""
+        size, rows = phase.length + 1, []
+        for _ in range(phase.rows):
             row: list[int] = []
             while len(row) <= size:
-                row += tokenizer.encode(END_OF_TEXT + document(rng, task), add_special_tokens=False).ids
-            rows.append(torch.tensor(row[1 : size + 1]))  # prompts have no such token before them
+                ids = self._tokens()
+                row += ids if len(ids) <= phase.longest else []
+            rows.append(torch.tensor(row[1 : size + 1]))  # prompts have no end of text before them
         tokens = torch.stack(rows)
-        yield tokens, torch.stack([loss_weights(row, assistant, 0.0) for row in tokens])
+        weights = torch.stack([loss_weights(row, self._assistant, 0.0) for row in rows])
+        weights[torch.isin(tokens, torch.tensor([*self._letters]))] = 0.0
+        return tokens, weights
+
+    def _tokens(self) -> list[int]:
+        """A document behind an end of text. In every second one untaught tokens are spelt: so they are to be
+        said; in the others they are to be read, in earlier turns."""
+        text = END_OF_TEXT + document(self._rng, self._task)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not self._letters.keys().isdisjoint(ids) and self._rng.random() < 0.5:
+            ids = [letter for each in ids for letter in self._letters.get(each, [each])]
+        return ids
 
 
 # --------------------------------------------------------------------------------------------
 # Training
 
 
-def rate(task: Task, step: int) -> float:
-    """The learning rate of a step: a short warmup, then half a cosine."""
-    warmup = min(50, task.steps // 10 + 1)
-    if step < warmup:
-        return task.peak_rate * (step + 1) / warmup
-    return task.peak_rate * (
-        0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (task.steps - warmup)))
-    )
-
-
 def train(task: Task, seed: int = 0, name: str = "adapter") -> tuple[dict[str, Corrected], float]:
     """The trained corrections, and the mean loss of the last steps."""
     student, corrections = corrected_student(task, seed)
-    tokenizer = Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))
+    lessons, loss = Lessons(task, seed), 0.0
+    for phase in task.phases:
+        loss = run_phase(student, lessons, phase, name)
+    return corrections, loss
+
+
+def run_phase(student: Student, lessons: Lessons, phase: Phase, name: str) -> float:
+    """One phase with an optimizer of its own; the mean loss of its last steps."""
     parameters = [p for p in student.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=task.peak_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(parameters, lr=phase.peak_rate, betas=(0.9, 0.98), weight_decay=0.0)
     losses: list[float] = []
-    with tqdm(total=task.steps, desc=name, unit="step", mininterval=2) as bar:
-        for step, (tokens, weights) in zip(range(task.steps), windows(task, tokenizer, seed), strict=False):
+    with tqdm(total=phase.steps, desc=name, unit="step", mininterval=2) as bar:
+        for step in range(phase.steps):
             for group in optimizer.param_groups:
-                group["lr"] = rate(task, step)
+                group["lr"] = phase.rate(step)
+            tokens, weights = lessons.windows(phase)
             wanted, weights = tokens[:, 1:], weights[:, 1:]
             each = F.cross_entropy(student(tokens[:, :-1]).flatten(0, 1), wanted.flatten(), reduction="none")
             loss = (each * weights.flatten()).sum() / weights.sum()
@@ -162,7 +200,7 @@ def train(task: Task, seed: int = 0, name: str = "adapter") -> tuple[dict[str, C
             bar.update()
             if step % 50 == 49:
                 bar.set_postfix(loss=f"{sum(losses[-50:]) / 50:.4f}")
-    return corrections, sum(losses[-50:]) / len(losses[-50:])
+    return sum(losses[-50:]) / len(losses[-50:])
 
 
 # --------------------------------------------------------------------------------------------
