@@ -28,12 +28,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from minirad.observe import events as ev
+from minirad.observe.disk_events import BlocksRead
 from minirad.outputs import GenerationOutput
 from minirad.server.service import NoMetrics, Ticket
 
@@ -57,7 +58,7 @@ class Metrics(NoMetrics):
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._engine: Engine | None = None
-        self._loading = self._loaded = self._host_evicted = 0
+        self._loading = self._loaded = self._host_evicted = self._reading = self._read = 0
         self._ends: list[Callable[[], None]] = []
         made: dict[str, Any] = {"registry": self._registry}
         self._first = Histogram(
@@ -86,12 +87,13 @@ class Metrics(NoMetrics):
         for end in self._ends:
             end()
         self._engine, self._ends = engine, []
-        self._loading = self._loaded = self._host_evicted = 0
+        self._loading = self._loaded = self._host_evicted = self._reading = self._read = 0
         if engine.config.host_kv_tokens:
             told: dict[type[ev.Event], Callable[[Any], None]] = {
                 ev.LoadStarted: self._load,
                 ev.RequestAdmitted: self._admit,
                 ev.HostEvicted: self._evict,
+                BlocksRead: self._from_disk,
             }
             for kind, handler in told.items():
                 self._ends.append(engine.bus.subscribe(kind, handler, whole_steps=False))
@@ -99,11 +101,17 @@ class Metrics(NoMetrics):
     def _load(self, event: ev.LoadStarted) -> None:
         self._loading += len(event.slots)
 
+    def _from_disk(self, event: BlocksRead) -> None:
+        self._reading += len(event.host_slots)
+
     def _admit(self, event: ev.RequestAdmitted) -> None:
         """Whom the load before was for; of what was loaded one token may have to be computed."""
         if event.attempt == 1:
-            self._loaded += min(self._loading, event.cached)
-        self._loading = 0
+            loaded = min(self._loading, event.cached)
+            read = min(self._reading, loaded)  # a disk's part ends what is loaded
+            self._loaded += loaded - read
+            self._read += read
+        self._loading = self._reading = 0
 
     def _evict(self, event: ev.HostEvicted) -> None:
         self._host_evicted += len(event.host_slots)
@@ -140,9 +148,12 @@ class Metrics(NoMetrics):
             "Prompt tokens that were not computed, by where their KV lay",
             labels=["tier"],
         )
-        cached.add_metric(["device"], max(stats.first.cached - self._loaded, 0))
+        cached.add_metric(["device"], max(stats.first.cached - self._loaded - self._read, 0))
         if engine.config.host_kv_tokens:
             cached.add_metric(["host"], self._loaded)
+        if engine.config.disk_dir is not None:
+            cached.add_metric(["disk"], self._read)
+            yield from _disk(cast(Any, tree).disk)
         yield cached
         if stats.hit_rate is not None:
             yield _gauge("cache_hit_rate", "Cached prompt tokens / prompt tokens", stats.hit_rate)
@@ -178,6 +189,12 @@ def _pool(size: int, free: int, evictable: int) -> Iterator[Metric]:
         tokens.add_metric([state], max(count, 0))
     yield tokens
     yield _gauge("kv_usage", "Slots that running requests need / all slots", max(kinds["in_use"], 0) / size)
+
+
+def _disk(disk: Any) -> Iterator[Metric]:
+    yield _counter("disk_written_tokens", "Tokens written to the disk tier", disk.stats.written)
+    yield _counter("disk_dropped_blocks", "Blocks not written to it, or deleted there", disk.stats.dropped)
+    yield _gauge("disk_bytes", "Bytes in the disk tier's folder, whoever wrote them", disk.files.nbytes)
 
 
 def _counter(name: str, about: str, value: float) -> Metric:

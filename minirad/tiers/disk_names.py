@@ -13,7 +13,7 @@ of a process goes in, so that another one finds the same names.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -134,8 +134,3 @@ def blocks_of(start: bytes, data: bytes, units: int, is_bigram: bool, count: int
         blocks.append(Block(name.hex(), parent.hex(), own.astype(np.int64)))
         parent = name
     return blocks
-
-
-def names(blocks: Sequence[Block]) -> list[str]:
-    """Their names, in order."""
-    return [block.name for block in blocks]

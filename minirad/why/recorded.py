@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from minirad.observe import events as ev
+from minirad.observe.disk_events import BlocksRead
 from minirad.observe.replay import Frame
 from minirad.observe.snapshot import State, units
 from minirad.why.answer import Answer, Asked, fitted, unit_bytes, why
@@ -64,7 +65,7 @@ class Listener:
             ev.PrefixTouched: self._touch, ev.NodeEvicted: self._evict, ev.NodeDemoted: self._demote,
             ev.HostEvicted: self._evict_from_host, ev.BackupStarted: self._backup,
             ev.BackupEnded: self._backed_up, ev.LoadStarted: self._load, ev.NodeAdopted: self._adopt,
-            ev.VersionBumped: self._bump, ev.CacheFlushed: self._flush,
+            ev.VersionBumped: self._bump, ev.CacheFlushed: self._flush, BlocksRead: self._read,
         }  # fmt: skip
         self._fresh: list[tuple[Hashable, bytes, int]] = []  # put in, by a request that is told later
         self._room: list[Departure] = []  # evictions from the device, of which it is told later for whom
@@ -172,6 +173,11 @@ class Listener:
     def _backed_up(self, event: ev.BackupEnded) -> None:
         for number in event.nodes if event.ok else ():
             self._came(number, CPU)
+
+    def _read(self, event: BlocksRead) -> None:
+        edge = np.asarray(event.tokens, dtype="<i4").tobytes()
+        self.nodes[event.node] = _Node(event.parent, edge, event.namespace)
+        self._came(event.node, CPU)
 
     def _load(self, event: ev.LoadStarted) -> None:
         for number in event.nodes:

@@ -21,6 +21,7 @@ import torch
 from conftest import CheckedEngine
 from support import ColdReference, drive, tiny_config
 
+from minirad.cache.radix_cache import RadixKey
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel, random_weights
@@ -28,8 +29,12 @@ from minirad.observe import disk_events as dv
 from minirad.observe.kv_events import BlockStored, BlockTable, KVEventStream
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
+from minirad.server.metrics import Metrics
 from minirad.tiers.disk_cache import DiskCache
 from minirad.tiers.disk_files import BlockFiles
+from minirad.why.recorded import Recorded
+from viz.draw.tree import tree_svg
+from viz.trace import Trace
 
 REPLY = SamplingParams(max_new_tokens=4, ignore_eos=True)
 LONG = tiny_config(max_position_embeddings=1024)
@@ -473,6 +478,20 @@ def test_a_file_instead_of_a_folder_is_refused(process: Process, tmp_path: Path)
         process(disk_dir=tmp_path / "file")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"disk_dir": "kv"}, "disk_dir 'kv' needs host_kv_tokens"),
+        ({"disk_dir": "kv", "host_kv_tokens": 8, "disk_mb": 0}, "disk_mb must be at least 1, got 0"),
+        ({"disk_dir": "kv", "host_kv_tokens": 8, "tp": 2}, "tp=2: disk_dir is for one process"),
+        ({"disk_dir": 3, "host_kv_tokens": 8}, "disk_dir"),
+    ],
+)
+def test_a_wrong_setting_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**options)
+
+
 def test_after_close_the_engine_goes_on(process: Process, reference: ColdReference) -> None:
     engine = process()
     ask(engine, text(200))
@@ -527,3 +546,66 @@ def test_the_stream_of_kv_events_knows_what_was_read(process: Process) -> None:
     told = {(e.medium, name) for e in again for name in e.block_hashes}
     assert told == {(e.medium, name) for e in stored for name in e.block_hashes}
     stream.close()
+
+
+def test_why_a_request_missed_knows_the_disk(process: Process) -> None:
+    first = process()
+    ask(first, text(130))
+    process.end(first)
+    second = process()
+    with Recorder(second) as recording:
+        for tokens in (text(130), [*text(130)[:100], 5, 6]):
+            ask(second, tokens)
+    told = Recorded.of(recording)
+    assert told.misfits == [] and [told.answers[name].cached for name in ("R1", "R2")] == [128, 100]
+
+
+def test_the_pictures_draw_a_node_from_the_disk(process: Process) -> None:
+    first = process()
+    ask(first, text(130))
+    process.end(first)
+    second = process()
+    with Recorder(second) as recording:
+        ask(second, text(130))
+    trace = Trace(recording)
+    (read,) = [e for frame in recording for e in frame.events if isinstance(e, dv.BlocksRead)]
+    view = trace.view("step", 1)
+    assert read in view.events and view.status[read.node] in ("loaded", "hit", "locked")
+    assert tree_svg(view, lambda ids: "")
+
+
+def test_the_metrics_tell_tokens_by_tier(process: Process) -> None:
+    first = process()
+    ask(first, text(130))
+    process.end(first)
+    second = process(kv_tokens=192)
+    metrics = Metrics()
+    metrics.attach(second)
+    for seed in (0, 1, 0):  # from the disk; computed; from the host
+        ask(second, text(130, seed))
+    assert tree(second).disk.flush()
+    second.step()
+    lines = dict(line.rsplit(" ", 1) for line in metrics.text().decode().splitlines() if line[0] != "#")
+    tiers = [lines[f'minirad_cached_tokens_total{{tier="{name}"}}'] for name in ("disk", "host")]
+    assert tiers == ["128.0", "129.0"]
+    assert lines["minirad_disk_written_tokens_total"] == "128.0"
+    assert float(lines["minirad_disk_bytes"]) == sum(path.stat().st_size for path in process.files())
+
+
+def test_the_host_part_of_a_match_does_not_make_room_for_what_follows_it(
+    process: Process, reference: ColdReference
+) -> None:
+    engine = process(kv_tokens=256, host_kv_tokens=256)
+    cache, tokens, only = tree(engine), text(192), SamplingParams(max_new_tokens=0)
+    ask(engine, tokens[:100], only)
+    ask(engine, tokens, only)
+    assert cache.disk.flush()
+    engine.cache_manager.make_room(256)  # both nodes live on the host only
+    held = cache._host_room(256 - 100)  # and only the first of them is left there
+    assert held is not None
+    cache.host_allocator.free(held)
+    ask(engine, text(100, 1), only)  # on the device: its copy stays on the host
+    assert cache.peek_tiers(RadixKey(tokens)) == (0, 100) and cache.host_allocator.available == 56
+    output = ask(engine, tokens)
+    assert output.cached_tokens == 156
+    reference.require_equal(tokens, REPLY, output)

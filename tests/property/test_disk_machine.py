@@ -59,10 +59,9 @@ DEVICE, ROWS = 96, 4
 PRIME = 65521
 HAPPENED: Counter[str] = Counter()
 REACHED = (
-    "read", "read from within a node", "read behind the host's part", "read below the root", "read again",
+    "read", "read from within a node", "read below the root", "read again",
     "read after a restart", "read by a second process", "less room than blocks", "BlocksWritten",
-    "BlocksDropped", "broken", "deleted", "new weights", "no namespace on disk", "missed a deleted block",
-    "written by another process",
+    "BlocksDropped", "broken", "deleted", "new weights", "no namespace on disk", "written by another process",
 )  # fmt: skip
 BASES = [[number * 7 % 5 + 5 for number in range(80)], [number % 3 + 5 for number in range(80)]]
 NAMESPACES: list[Any] = [None, None, None, "tenant", ("a", 1), 2.5]  # the last one stays in memory
@@ -252,7 +251,6 @@ class DiskMachine(RuleBasedStateMachine):
         names, files, sure = [], self.in_folder(), 0
         for block in blocks[there // self.block :]:
             if block.name not in files:
-                HAPPENED["missed a deleted block"] += block.name in self.spoilt
                 break
             names.append(block.name)
             sure += sure == len(names) - 1 and block.name not in self.spoilt
@@ -272,7 +270,6 @@ class DiskMachine(RuleBasedStateMachine):
             HAPPENED["read below the root"] += there == 0
             HAPPENED["read after a restart"] += bool(self.names & set(names))
             HAPPENED["read again"] += bool(self.read_names & set(names))
-            HAPPENED["read behind the host's part"] += on_device < there
             self.read_names.update(names)
         assert found <= max(most, there), (found, most)
         enough = usable - on_device >= self.sizes["threshold"]
