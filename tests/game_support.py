@@ -144,9 +144,7 @@ class Fresh:
         return torch.stack(pairs, 1)
 
 
-def require_kv_as_computed_alone(
-    engine: Engine, fresh: Callable[[str], Fresh], within: float = 1e-4
-) -> int:
+def require_kv_as_computed_alone(engine: Engine, fresh: Callable[[str], Fresh], within: float = 1e-4) -> int:
     """Each slot in the tree, on the device and on the host, holds what its tokens give alone.
 
     fresh: who computes, by an adapter's name or "". A draft head's layer is looked at under keys of pairs:

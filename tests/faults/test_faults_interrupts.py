@@ -74,7 +74,13 @@ WAYS: list[dict[str, Any]] = [
     {"kv_tokens": 40, "chunk_tokens": 4},
     {"kv_tokens": 48, "page_size": 4, "chunk_tokens": 4, "mixed": True},
     {"kv_tokens": 40, "host_kv_tokens": 64, "load_back_threshold": 1},
-    {"kv_tokens": 40, "speculative": "eagle", "draft_model": HEAD, "host_kv_tokens": 64, "disk_dir": FILES.name},
+    {
+        "kv_tokens": 40,
+        "speculative": "eagle",
+        "draft_model": HEAD,
+        "host_kv_tokens": 64,
+        "disk_dir": FILES.name,
+    },
     {"kv_tokens": 48, "page_size": 4, "mixed": True, "speculative": "ngram", "draft_ngram": 1, "lora": LORA},
     {"kv_tokens": 40, "lora": LORA, "host_kv_tokens": 40, "host_write": "write_back", "disk_dir": FILES.name},
 ]
@@ -354,7 +360,10 @@ CALLS = {
     "stream": Call(World, lambda w: list(w.engine.stream(*MINE[1])), after_stream),
     "stream.close": Call(streaming, lambda w: w.stream.close(), after_stream),  # type: ignore[attr-defined]
     "add_request": Call(World, lambda w: w.engine.add_request(*MINE[0]), after_add),
-    "abort": Call(World, lambda w: w.engine.abort("R2"), after_abort),
+    # (With drafts it would be done after three steps.)
+    "abort": Call(
+        lambda way: World(way, 1 if "speculative" in way else 3), lambda w: w.engine.abort("R2"), after_abort
+    ),
     "pin": Call(quiet, lambda w: w.engine.pin([5, 6, 7]), after_pin),
     "unpin": Call(pinned, lambda w: w.engine.unpin(w.pins[0]), after_unpin),
     "flush_cache": Call(quiet, lambda w: w.engine.flush_cache(), after_flush),

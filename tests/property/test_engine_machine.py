@@ -186,7 +186,6 @@ class Watch:
                 assert event.reason.split()[4].rstrip(",") in report.batch
                 self.waited.add(event.request)
 
-
     def gave_up(self, event: ev.RequestFinished, report: StepReport) -> bool:
         """The one request that ran was retracted, nobody has room even alone, and pins hold the rest."""
         stuck = self.engine.scheduler.stuck
@@ -386,7 +385,9 @@ class EngineMachine(RuleBasedStateMachine):
     def another_process(self, several: list[tuple[list[int], str]], delete: int) -> None:
         """An engine of the same folder reads and writes there, and a file is lost."""
         mine = self.engine
-        fits = [(prompt, self.known(lora)) for prompt, lora in several if len(prompt) + 4 <= mine.config.kv_tokens]
+        fits = [
+            (prompt, self.known(lora)) for prompt, lora in several if len(prompt) + 4 <= mine.config.kv_tokens
+        ]
         other = self.make_engine(mine.config)
         other.cache.disk.files.most_bytes = mine.cache.disk.files.most_bytes
         if self.weights:
@@ -493,7 +494,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert "abort" not in reasons or rid in self.aborted
         assert "error" not in reasons or rid in self.excused
         if rid in self.masks:
-            said = Counter(tuple(output.token_ids[:at]) for output in outputs for at in range(len(output.token_ids)))
+            said = Counter(
+                tuple(output.token_ids[:at]) for output in outputs for at in range(len(output.token_ids))
+            )
             assert Counter(self.masks[rid].asked) == said, "a mask is asked once for each token, in order"
         if not reasons & {"abort", "error"}:
             assert sorted(output.index for output in outputs) == list(range(params.n))
