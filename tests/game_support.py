@@ -1,4 +1,4 @@
-"""Shared by the games of whole engines: a draft head, two adapters, judges of each, a folder without threads."""
+"""Shared by the games of whole engines: a draft head, two adapters, fresh KV, a disk without threads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def merged(config: LlamaConfig, weights: dict[str, torch.Tensor], name: str) -> 
 
 
 class EverySo:
-    """A mask that forbids a third of the tokens, another third after each one. Notes what it was asked with."""
+    """A mask that forbids a third of the tokens, another third each time. Notes what it was asked."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab

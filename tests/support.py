@@ -153,9 +153,8 @@ class ColdReference:
         seed, places = params.seed or 0, range(start, len(text))
         uniforms = [position_uniform(seed, output.index, place) for place in places]
         masks = allowed and [allowed(output.token_ids[:at]) for at in range(len(uniforms))]
-        tokens, logprobs = sample(
-            logits[start - 1 : len(text) - 1], [params] * len(uniforms), uniforms, masks
-        )
+        each = [params] * len(uniforms)
+        tokens, logprobs = sample(logits[start - 1 : len(text) - 1], each, uniforms, masks)
         assert output.token_ids == tokens, (told, tokens)
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self.model.config.eos_ids)}
         first = next((at for at, token in enumerate(tokens, 1) if token in ends), None)

@@ -77,6 +77,11 @@ FRESH = {
     name: [Fresh(model, DraftHead.load(HEAD, MODELS[at])) for at, model in enumerate(models)]
     for name, models in MERGED_MODELS.items()
 }
+REACHED = (
+    "DraftVerified", "(accepted)", "(rejected)", "BlocksWritten", "BlocksRead", "BlocksLate",
+    "(read by another)", "VersionBumped", "RequestRetracted", "RequestForked", "NodeDemoted", "LoadEnded",
+    "(slots looked at)",
+)  # fmt: skip
 BLOCK = 4  # least units of a block on the disk here: the pools are tiny
 BYTES = 8_000  # a block's file, or a little less
 
@@ -260,8 +265,9 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         config = EngineConfig(
             kv_tokens=tokens, page_size=page, chunk_tokens=chunk, max_running=running,
-            schedule_policy=schedule, eviction_policy=eviction, poison_freed=True, **options, **tiers, **drafts,
-            draft_model=HEAD if drafts["speculative"] == "eagle" else None, lora=LORA if lora else (),
+            schedule_policy=schedule, eviction_policy=eviction, poison_freed=True, **options, **tiers,
+            **drafts, draft_model=HEAD if drafts["speculative"] == "eagle" else None,
+            lora=LORA if lora else (),
             disk_dir=self.make_folder(copies, folder) if tiers["host_kv_tokens"] and folder else None,
         )  # fmt: skip
         self.engine = self.make_engine(config)
@@ -273,7 +279,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.weights = 0
         self.said_with: dict[str, list[int]] = {}  # by which weights each token of a sample was said
         self.engine.bus.subscribe(ev.TokenSampled, self.note_weights)
-        self.engine.bus.subscribe(None, lambda event: HAPPENED.update([type(event).__name__]))
+        self.engine.bus.subscribe(None, self.count)
         self.watch = Watch(self.engine)
         self.recorder = Recorder(self.engine, keyframe_every=7)
         self.replay = ReplayState(self.engine.snapshot())
@@ -306,7 +312,7 @@ class EngineMachine(RuleBasedStateMachine):
             fits = len(prompt) + params.max_new_tokens <= config.kv_tokens and params.n <= config.max_running
             if not fits:
                 before = self.engine.snapshot()
-                with pytest.raises(ValueError, match="more than|as many rows"):
+                with pytest.raises(ValueError, match=r"more than|as many rows"):
                     self.engine.add_request(prompt, params, extra_key, priority)
                 assert self.engine.snapshot() == before
                 continue
@@ -322,6 +328,12 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.take(self.watch.step())
+
+    def count(self, event: ev.Event) -> None:
+        HAPPENED[type(event).__name__] += 1
+        if isinstance(event, dev.DraftVerified):
+            HAPPENED["(accepted)"] += event.accepted
+            HAPPENED["(rejected)"] += event.drafted - event.accepted
 
     def note_weights(self, event: ev.TokenSampled) -> None:
         self.said_with.setdefault(event.request, []).append(self.weights)
@@ -404,6 +416,7 @@ class EngineMachine(RuleBasedStateMachine):
             if number == delete:
                 file.unlink()
         mine.cache.disk.files.scan()  # it would look some seconds later
+        self.add([(prompt, params, None, 0, Extras(lora)) for prompt, lora in fits])
 
     # ------------------------------------------------------------ what must hold
 
@@ -494,10 +507,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert "abort" not in reasons or rid in self.aborted
         assert "error" not in reasons or rid in self.excused
         if rid in self.masks:
-            said = Counter(
-                tuple(output.token_ids[:at]) for output in outputs for at in range(len(output.token_ids))
-            )
-            assert Counter(self.masks[rid].asked) == said, "a mask is asked once for each token, in order"
+            replies = [output.token_ids for output in outputs]
+            said = Counter(tuple(reply[:at]) for reply in replies for at in range(len(reply)))
+            assert Counter(self.masks[rid].asked) == said, "a mask is asked once for each token"
         if not reasons & {"abort", "error"}:
             assert sorted(output.index for output in outputs) == list(range(params.n))
         for output in outputs:
@@ -582,3 +594,20 @@ def play(examples: int, number: int | None = None) -> None:
 
 def test_any_order_of_requests_steps_aborts_pins_and_flushes() -> None:
     play(EXAMPLES)
+    missing = [name for name in REACHED if not HAPPENED[name]]
+    assert EXAMPLES < 60 or not missing, (missing, HAPPENED)
+
+
+def test_who_has_no_room_beside_pins_is_given_up_in_the_step_that_retracts_it() -> None:
+    """Four of eight slots are pinned: it could begin, decode once, and can never hold five tokens."""
+    engine = Engine(EngineConfig(kv_tokens=8), model=MODELS[0])
+    watch = Watch(engine)
+    engine.generate([[9, 8, 7, 6]], SamplingParams(max_new_tokens=0))
+    engine.pin([9, 8, 7, 6])
+    engine.add_request([5, 6, 7], SamplingParams(max_new_tokens=5, ignore_eos=True))
+    reports = [watch.step() for _ in range(3)]
+    [output] = reports[-1].finished
+    assert reports[-1].retracted == ["R2"] and reports[-1].kind == "idle"
+    assert output.finish_reason == "error" and output.error.endswith("the rest is pinned")
+    assert output.token_ids == [7, 7]
+    engine.check()
