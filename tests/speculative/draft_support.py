@@ -218,7 +218,7 @@ def watch_ends(engine: Any) -> list[str]:
     finish, ended = engine.results.finish, []
 
     def watched(request: Request, reason: str) -> None:
-        if reason in ("stop", "length") and request.output:
+        if reason in ("stop", "length") and request.output and request.row >= 0:
             assert request.kv_len == request.length - 1, (request, reason)
             ended.append(request.id)
         finish(request, reason)

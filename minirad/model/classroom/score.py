@@ -278,6 +278,9 @@ def examine(directory: Path, count: int = 100, draft_head: Path | None = None) -
 
 DRAFTS: Final = 4
 """Drafts in a row, as the engine makes them if not told otherwise."""
+DRAFT_GATES: Final = (0.80, None, None, 0.45)
+"""The share of right drafts that is demanded of the first, of the first two, ..."""
+TOKENS_GATE: Final = 3.0
 
 
 @torch.no_grad()
@@ -338,8 +341,9 @@ def draft_scores(pupil: Pupil, model: Path, directory: Path, count: int) -> list
                 got = min(counts[at] + 1, len(counts) - at)  # the model's own next token comes with them
                 passes, tokens, at = passes + 1, tokens + got, at + got
     names = ["first draft right", *(f"first {j} drafts right" for j in range(2, DRAFTS + 1))]
-    scores = [Score(name, a / b) for name, a, b in zip(names, reached, places, strict=True)]
-    return [*scores, Score("tokens a pass, with drafts", tokens / passes, None, "tokens")]
+    rows = zip(names, reached, places, DRAFT_GATES, strict=True)
+    scores = [Score(name, right / all_, gate) for name, right, all_, gate in rows]
+    return [*scores, Score("tokens a pass, with drafts", tokens / passes, TOKENS_GATE, "tokens")]
 
 
 def table(scores: Sequence[Score]) -> str:
