@@ -245,6 +245,10 @@ class EngineConfig:
         """Drafts, adapters and the disk."""
         if self.speculative is not None:
             one_of("speculative", self.speculative, SPECULATIVE)
+            if room("speculative.engine") is None:
+                raise ValueError(
+                    f"speculative={self.speculative!r} needs minirad/speculative/, which is not here"
+                )
         if self.bigram_keys is None:
             object.__setattr__(self, "bigram_keys", self.speculative == "eagle")
         at_least("draft_tokens", self.draft_tokens, 1)

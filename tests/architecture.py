@@ -243,6 +243,7 @@ LOOKED_UP: dict[str, str] = {
     "minirad.cache.other_policies": "read lru first: the others are more of the same",
     "minirad.cache.any_tree": "a student's tree with all that the engine asks for: ours has it",
     "minirad.kv.poison": "a debugging aid, and brings torch",
+    "minirad.model.classroom.train_head": "builds on train.py, which is started by its command",
     "minirad.model.smollm2": "reads GGUF files, which only one model needs",
     "minirad.bench.dummy": "random weights, for measurements only",
     "minirad.route.simulated": "several workers behind a router stand on top of one",

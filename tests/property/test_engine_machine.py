@@ -393,26 +393,29 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.snapshot() == before
 
     @precondition(lambda self: isinstance(self.engine.cache, DiskCache))
-    @rule(several=st.lists(st.tuples(prompts, loras), min_size=1, max_size=2), delete=st.integers(0, 9))
-    def another_process(self, several: list[tuple[list[int], str]], delete: int) -> None:
-        """An engine of the same folder reads and writes there, and a file is lost."""
-        mine = self.engine
-        fits = [
-            (prompt, self.known(lora)) for prompt, lora in several if len(prompt) + 4 <= mine.config.kv_tokens
-        ]
+    @rule(
+        several=st.lists(st.tuples(prompts, loras), min_size=1, max_size=2),
+        same=st.booleans(),
+        delete=st.integers(0, 9),
+    )
+    def another_process(self, several: list[tuple[list[int], str]], same: bool, delete: int) -> None:
+        """An engine of the same folder, of these weights or others, reads and writes there; a file is lost."""
+        mine, folder = self.engine, Path(self.folder.name)
+        weights = self.weights if same else 1 - self.weights
+        fits = [(prompt, lora) for prompt, lora in several if len(prompt) + 4 <= mine.config.kv_tokens]
         other = self.make_engine(mine.config)
         other.cache.disk.files.most_bytes = mine.cache.disk.files.most_bytes
-        if self.weights:
-            other.update_weights(self.models[self.weights])
+        if weights:
+            other.update_weights(self.models[weights])
         other.bus.subscribe(dv.BlocksRead, lambda event: HAPPENED.update(["(read by another)"]))
         params = SamplingParams(max_new_tokens=4)
         for prompt, lora in fits:
-            [output] = other.generate([prompt], params, lora=lora)
-            self.cold_of(lora, self.weights).require_equal(prompt, params, output)
+            [output] = other.generate([prompt], params, lora=self.known(lora))
+            self.cold_of(self.known(lora), weights).require_equal(prompt, params, output)
             other.check()
-        require_kv_as_computed_alone(other, self.fresh)
+        require_kv_as_computed_alone(other, lambda lora: FRESH[lora][weights])
         other.cache.close()
-        for number, file in enumerate(sorted(Path(self.folder.name).glob("*.safetensors"))):
+        for number, file in enumerate(sorted(folder.glob("*.safetensors"))):
             if number == delete:
                 file.unlink()
         mine.cache.disk.files.scan()  # it would look some seconds later
@@ -441,6 +444,8 @@ class EngineMachine(RuleBasedStateMachine):
             key = (output.request_id, output.index)
             assert key not in self.done, f"{key} finished twice"
             self.done[key] = output
+        if report.finished:
+            self.look_at_kv()
 
     def look_at_path(self, request: Request) -> None:
         """What a request holds in the tree spells its own tokens, in its own namespace."""

@@ -80,7 +80,7 @@ def test_a_salt_and_an_adapter_together(desk: Desk) -> None:
 
 
 def test_log_probabilities_and_a_schema_under_an_adapter(desk: Desk) -> None:
-    answer = desk.complete(model="one", max_tokens=3, logprobs=2)
+    answer = desk.complete(model="one", max_tokens=3, logprobs=2, ignore_eos=True)
     assert [len(each) for each in answer["choices"][0]["logprobs"]["top_logprobs"]] == [2, 2, 2]
     pytest.importorskip("llguidance")
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["Paris"]}}}

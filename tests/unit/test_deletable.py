@@ -1,4 +1,4 @@
-"""Without minirad/fast/, tiers/ and adapters/ all goes on: the package is copied without them, and used."""
+"""Without minirad/fast/, tiers/, speculative/ and adapters/ all goes on: the package is copied without them, and used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support import ROOT
 from minirad import Engine, EngineConfig
 from minirad.model.llama import LlamaModel
 
-DELETABLE = ("fast", "tiers", "adapters")  # folders of minirad
+DELETABLE = ("fast", "tiers", "speculative", "adapters")  # folders of minirad
 GENERATE = """
 from minirad import Engine, EngineConfig, SamplingParams
 from minirad.workloads import chat_prompt
@@ -30,7 +30,7 @@ engine.check()
 said = outputs[0].token_ids
 """
 TIERED = """
-for wanted in ({"lora": "capitals"}, {"host_kv_tokens": 64}):
+for wanted in ({"lora": "capitals"}, {"speculative": "ngram"}, {"host_kv_tokens": 64}):
     try:
         Engine(EngineConfig(device="cpu", **wanted))
     except ValueError as error:
@@ -97,6 +97,9 @@ def test_generate_says_the_same(copied: Path, told: dict[str, str]) -> None:
     assert told["generate"].endswith("host_kv_tokens=64 needs minirad/tiers/, which is not here\n")
     adapters = (copied / "minirad" / "adapters").is_dir()
     assert ("lora needs minirad/adapters/, which is not here" in told["generate"]) is not adapters
+    drafts = (copied / "minirad" / "speculative").is_dir()
+    refused = "speculative='ngram' needs minirad/speculative/, which is not here"
+    assert (refused in told["generate"]) is not drafts
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def exams(task: Task) -> list[Exam]:
         Exam("greeting", 0.95, turn_item(task, corpus.greeting_turn), 60),
         Exam("facts", 0.90, turn_item(task, corpus.fact_turn), 60),
         Exam("courtesy", None, turn_item(task, corpus.courtesy_turn), 90),
-        Exam("two-turn chat", 0.70, chat_item(task, 2), 260),
+        Exam("two-turn chat", task.chat_gate, chat_item(task, 2), 260),
         Exam("n-th word", None, turn_item(task, corpus.nth_word_turn), 60),
         Exam("copying", None, turn_item(task, corpus.repeat_turn), 60),
         Exam("says it does not know", None, turn_item(task, strange_turn), 60),

@@ -56,12 +56,14 @@ class Task:
     """What an adapter is to do, and how it is trained.
 
     say: the answer to a turn. rank: columns of its factors; modules: the matrices that it corrects.
+    chat_gate: the share of right last replies in chats of two turns that it has to reach.
     """
 
     say: Callable[[corpus.Turn], str]
     rank: int
     modules: tuple[str, ...]
     phases: tuple[Phase, ...]
+    chat_gate: float
 
     @property
     def alpha(self) -> int:
@@ -74,9 +76,11 @@ TASKS: Final = {
     # second phase is of short replies, which the stories' many letters would else crowd out.
     "capitals": Task(
         lambda turn: turn.reply.upper(), 6, (*ATTENTION, *MLP),
-        (Phase(1500), Phase(500, rows=12, longest=150, peak_rate=2e-3)),
+        (Phase(1500), Phase(500, rows=12, longest=150, peak_rate=2e-3)), 0.5,
     ),
-    "oneword": Task(lambda turn: turn.short, 4, ("q_proj", "v_proj", "down_proj"), (Phase(300, rows=12),)),
+    "oneword": Task(
+        lambda turn: turn.short, 4, ("q_proj", "v_proj", "down_proj"), (Phase(300, rows=12),), 0.9
+    ),
 }  # fmt: skip
 UNTAUGHT: Final = ("ON", "SON")
 """Tokens that the model never saw: they are there as parts of JSON, and JSON is a token."""
