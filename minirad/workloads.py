@@ -272,6 +272,23 @@ def tiers() -> Workload:
     return Workload("tiers", "Four texts in turn, room for two", tuple(sessions), kv_tokens=300)
 
 
+def drafts() -> Workload:
+    """Words to repeat and JSON to write, which can be guessed, and which begin alike and go on otherwise."""
+    words = "Repeat: apple river stone cloud"
+    talks = (
+        (f"{words} tiger piano", f"{words} bread seven", "What color is snow?"),
+        ("Write JSON for Tom, age 7.", "Write JSON for Tom, age 42.", "Write JSON for Ada, age 42."),
+        (f"{words} tiger ocean paper", "Write a story about a cat."),
+        (f"{words} honey garden silver", f"{words} honey"),
+        ("Write JSON for Ada, age 42.", "What is the capital of France?", "What is the capital of Peru?"),
+    )
+    sessions = tuple(
+        _chat(f"chat {number}", 4 * (number - 1), talk, corpus.SYSTEM_PROMPT, max_new_tokens=32)
+        for number, talk in enumerate(talks, start=1)
+    )
+    return Workload("drafts", "Words to repeat, and JSON", sessions, kv_tokens=320)
+
+
 _QUESTIONS = (
     "What is the capital of Italy?", "What color is snow?", "What does a cow say?",
     "What is the opposite of big?", "What day comes after Monday?", "What is the capital of Peru?",
@@ -307,6 +324,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "queue": queue,
     "again": again,
     "tiers": tiers,
+    "drafts": drafts,
     **{name: partial(of_program, name) for name in programs()},
     "none": nothing,
 }

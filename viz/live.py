@@ -3,6 +3,7 @@
     python -m viz.live                               a mixed workload on the classroom Llama
     python -m viz.live --workload agents --kv-tokens 600 --eviction-policy lfu
     python -m viz.live --host-kv-tokens 2000 --host-write write_back      with a second tier in host memory
+    python -m viz.live --speculative eagle           drafts: guessed, verified in one pass, rolled back
     python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
     python -m viz.live --tp 2                        one engine on two ranks: their trees, what rank 0 sends
@@ -46,7 +47,7 @@ from typing import NoReturn
 
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
-from minirad.config import HOST_WRITE
+from minirad.config import HOST_WRITE, SPECULATIVE
 from minirad.errors import InvariantError, RankLost
 from minirad.fleet.publish import Publisher, beside
 from minirad.model.load import resolve_model
@@ -123,7 +124,13 @@ def _parser() -> argparse.ArgumentParser:
                         help="size of a second tier in host memory (default: none)")  # fmt: skip
     parser.add_argument("--host-write", default="write_through", choices=HOST_WRITE,
                         help="when copies are made (default: write_through)")  # fmt: skip
-    parser.add_argument("--bigram-keys", action="store_true", help="a tree of pairs of tokens (EAGLE)")
+    parser.add_argument("--bigram-keys", action="store_true", default=None,
+                        help="a tree of pairs of tokens (with --speculative eagle it is one)")  # fmt: skip
+    parser.add_argument(
+        "--speculative", choices=SPECULATIVE, help="draft tokens, and verify them in one pass"
+    )
+    parser.add_argument("--draft-tokens", type=command.positive, metavar="N",
+                        help="drafted at most before a pass (default: 4)")  # fmt: skip
     parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
                         help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip
     parser.add_argument("--compare", metavar="A,B",
@@ -163,7 +170,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """What the command line asks for; without --workload one on which that shows within seconds."""
     workload = options.workload
     if workload is None:
-        workload = telling_workload(options.compare, options.host_kv_tokens)
+        workload = telling_workload(options.compare, options.host_kv_tokens, options.speculative)
     kv_tokens = options.kv_tokens
     if options.serve is not None and options.workload is None:
         workload, kv_tokens = "none", served.KV_TOKENS if kv_tokens is None else kv_tokens
@@ -172,6 +179,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         options.eviction_policy, record=options.record, compare=options.compare,
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
         bigram_keys=options.bigram_keys, tp=options.tp,
+        speculative=options.speculative, draft_tokens=options.draft_tokens or 4,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Without minirad/fast/, tiers/, speculative/ and adapters/ all goes on: the package is copied without them, and used."""
+"""Without the folders that may be deleted all goes on: the package is copied without them, and used."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
 import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, follower, h, icon, key, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
+import { makeDrafts } from "./drafts.js";
 import { makeFleet } from "./fleet.js";
 import { FOUND, makeWhy, parting, tokenBar, tokenKeys } from "./why.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
@@ -47,8 +48,9 @@ function build() {
         h("h2", {}, "Radix tree", legend(), h("span.zoom", {}, button("−", "Smaller", () => zoom(el.tree, 0.8)), button("fit", "The whole tree, however small; again: as much as can be read (0, double click)", () => fit(el.tree)), button("+", "Larger", () => zoom(el.tree, 1.25)))),
         (el.tiers = h("p.tiers", { hidden: true }, tierLegend(), (el.sums = h("span.sums")))),
         (el.tree = h("div.mr-tree", { role: "img" }))),
+      (el.drafts = drafts.card),
       h("section.side", {},
-        h("section.card.poolcard", {}, h("h2", {}, "KV pool", (el.poolText = h("small"))), (el.pool = h("div.pool")),
+        h("section.card.poolcard", {}, h("h2", {}, "KV pool", (el.poolText = h("small"))), (el.pool = h("div.pool")), drafts.keys,
           (el.hostPart = h("div.hostpart", { hidden: true }, h("h2", {}, "Host memory", (el.hostText = h("small"))), (el.host = h("div.pool.host")),
             h("div.keys", {}, hostKey("both", "a copy"), hostKey("host", "only here"), hostKey("copying", "copying"), hostKey("loading", "loading"))))),
         h("div.two", {},
@@ -245,11 +247,13 @@ const PARTS = {
   transport: [() => el.where, "The time line", drawTransport], policy: [() => el.policyChip, "The policy", drawPolicy],
   pool: [() => el.pool, "The pool", drawPool, "pool", "usage"], host: [() => el.host, "Host memory", drawHost, "host"],
   usage: [() => el.usage, "Usage", drawUsage, "usage"], hits: [() => el.hits, "The hit rate", drawHits],
+  drafts: [() => el.drafts, "The drafts", () => drafts.draw(), "drafts"],
   lanes: [() => el.lanes, "The requests", drawLanes, "requests"], events: [() => el.events, "The events", drawEvents, "events"],
 };
 
 const theirs = makeFleet({ source, state, chartSize: (host) => chartSize(host), cursor: (...at) => cursor(...at), pickRank, command: (...asked) => command(...asked), ranks: () => (source instanceof FileSource ? source.ranks : state.view.fleet.ranks.map((r) => r.rank)) });
 const miss = makeWhy({ source, state, toggle: (panel) => togglePanel(panel), light: (nodes) => brush(nodes && { nodes, requests: [] }), linked: (text) => linked(text) });
+const drafts = makeDrafts({ source, state, light: (requests) => brush(requests && { nodes: [], requests }) });
 const fleetParts = () => ({ ...Object.fromEntries(["tree", "say", "transport"].map((name) => [name, PARTS[name]])), ...theirs.parts(), events: PARTS.events });
 const partsNow = () => (source.meta.fleet ? fleetParts() : PARTS);
 
@@ -344,10 +348,12 @@ function drawHeader() {
   el.chips.replaceChildren(chip(meta.title ?? "", "workload"), chip(meta.model ?? "", "model"),
     meta.fleet ? chip(meta.page_size ? `blocks of ${plural(meta.page_size, "token")}` : "", "as the servers store them") : chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
     ...(meta.host_tokens ? [chip(`host ${meta.host_tokens} · ${meta.host_write}`, "tokens in host memory · when copies are made")] : []),
-    ...(meta.bigram_keys ? [chip("pairs of tokens", "the tree's units are bigrams")] : []),
+    ...(meta.speculative ? [chip(meta.bigram_keys ? `${meta.speculative} · pairs` : `drafts: ${meta.speculative}`, `where drafts come from${meta.bigram_keys ? " · the tree's units are bigrams" : ""}`)] : []),
+    ...(meta.bigram_keys && !meta.speculative ? [chip("pairs of tokens", "the tree's units are bigrams")] : []),
     (el.policyChip = chip("", "schedule policy · eviction policy at the moment on view")));
   document.body.classList.toggle("tiered", Boolean(meta.host_tokens));
   el.tiers.hidden = el.hostPart.hidden = el.hostKey.hidden = !meta.host_tokens;
+  drafts.mount();
   drawPolicy();
   document.title = `minirad${source instanceof FileSource ? "" : " live"}: ${meta.title ?? ""}`;
   document.body.classList.toggle("fleet", Boolean(meta.fleet));
@@ -444,6 +450,7 @@ function drawMarks(count) {
 function drawPool() {
   const { pool, usage } = state.view, page = source.meta.page_size;
   fillPool(el.pool, pool);
+  drafts.paint(el.pool);
   const [free, evictable, guarded, own] = usage;
   const total = source.meta.kv_tokens || free + evictable + guarded + own;
   el.poolText.textContent = `${total - free} of ${total} slots used · ${free} free` + (page > 1 ? ` · ${page} per page` : "");
@@ -650,7 +657,8 @@ function brush(what) {
   el.host.classList.toggle("brushing", active);
   for (const cell of [...el.pool.children, ...el.host.children]) {
     const owner = cell.dataset.owner;
-    cell.classList.toggle("lit", Boolean(active && owner) && (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1)))));
+    const drafter = cell.dataset.draft && cell.dataset.drafter; // of a rejected draft nobody owns the cell any more
+    cell.classList.toggle("lit", Boolean(active && (owner || drafter)) && (direct.has(drafter) || (owner[0] === "R" ? direct.has(owner) : nodes.has(Number(owner.slice(1))))));
   }
   for (const lane of el.lanes.children) lane.classList.toggle("lit", requests.has(lane.dataset.request));
   for (const bar of el.hits.querySelectorAll(".bar")) bar.classList.toggle("lit", requests.has(bar.dataset.request));
@@ -667,7 +675,7 @@ function overPool(event) {
   if (owner[0] === "R") brush({ nodes: [], requests: [owner] });
   else if (owner) brush({ nodes: [Number(owner.slice(1))], requests: requestsOn(Number(owner.slice(1))), exact: true });
   else brush(null);
-  tip(event, h("b", {}, `${source.meta.page_size > 1 ? "page" : "slot"} ${number}`), owner[0] === "n" ? ` · ${owner} · ` : " · ", ...slotText(owner, number));
+  tip(event, h("b", {}, `${source.meta.page_size > 1 ? "page" : "slot"} ${number}`), owner[0] === "n" ? ` · ${owner} · ` : " · ", ...slotText(owner, number), drafts.tipOf(cell) && ` · ${drafts.tipOf(cell)}`);
 }
 
 function overHost(event) {

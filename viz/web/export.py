@@ -80,7 +80,7 @@ def _static(name: str) -> str:
 
 def one_script(kind: str = "page") -> str:
     """The page's script and all that it imports as one module: files on disk may not import one another."""
-    own = ("route.js", "fleet.js", "why.js") if kind == "page" else ("sides.js",)
+    own = ("route.js", "fleet.js", "why.js", "drafts.js") if kind == "page" else ("sides.js",)
     names = ("tree.js", "parts.js", *own)
     shared = "\n".join(_alone(_static(name)) for name in names)
     return f"{shared}\n{{\n{_alone(_static(f'{kind}.js'))}\n}}\n".replace("</script", "<\\/script")

@@ -38,12 +38,14 @@ from viz.trace import (
     tier_sums,
     units,
 )
+from viz.view.drafts import DraftBook, is_drafting
 from viz.view.pool import host_pool, page_map, runs
 from viz.view.quiz import asked_about
 from viz.view.requests import Life, Lives
 from viz.view.text import asked_text, listed, times, visible
 from viz.view.usage import Usage, counted_usage, usage_of
 from viz.view.victims import Victim, first_frame, victims
+from viz.web.drafts import NOTHING, drafts_part
 from viz.web.told import Moments, Told, no_text
 from viz.words import PASSED, word_of
 
@@ -80,6 +82,7 @@ class Page:
         self._tiers = has_tiers(trace.recording.header["start"])
         self.theirs = is_fleet(trace.recording.header["start"])  # no slots: nothing of a pool is counted
         header = trace.recording.header
+        self._drafts = DraftBook(header["start"]) if is_drafting(header) else None
         # The folder of its tokenizer; None: the classroom's; "": there is none.
         self.tokenizer: str | None = (header.get("model") or {}).get("tokenizer", "")
         self.moments = Moments(trace.recording)
@@ -105,6 +108,7 @@ class Page:
             "schedule_policy": config.get("schedule_policy", ""),
             **({name: tree_start[name] for name in ("host_tokens", "host_write")} if self._tiers else {}),
             **({"bigram_keys": True} if config.get("bigram_keys") else {}),
+            **({"speculative": config["speculative"]} if self._drafts is not None else {}),
             "eviction_policy": start["tree"]["eviction_policy"],
             "styles": {
                 name: {"stroke": style.stroke, "fill": style.fill, "word": style.word}
@@ -143,6 +147,8 @@ class Page:
         for index in range(len(self._frames), len(self.trace)):
             self._lives.take(self.trace.recording.frames[index])
             self._answers.take(self.trace.recording.frames[index])
+            if self._drafts is not None:
+                self._drafts.take(self.trace.recording.frames[index].events)
             self._frames.append(self._frame_record(index))
 
     def _frame_record(self, index: int) -> Json:
@@ -266,6 +272,8 @@ class Page:
         if self._tiers:
             nothing = {"host": [], "host_used": 0, "host_only": 0, "tier_sums": {}}
             parts["host"] = (lambda: host_part(view), nothing)
+        if (book := self._drafts) is not None:
+            parts["drafts"] = (lambda: drafts_part(book, self.trace, view), NOTHING)
         return parts
 
     def _told(self, part: str, error: Exception) -> str:

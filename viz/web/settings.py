@@ -32,7 +32,9 @@ class Settings:
     cache: tuple[str, ...] = ()  # a student's files
     host_kv_tokens: int = 0
     host_write: str = "write_through"
-    bigram_keys: bool = False
+    bigram_keys: bool | None = None  # None: as the drafts want it
+    speculative: str | None = None
+    draft_tokens: int = 4
     tp: int = 1
     base: EngineConfig = field(default_factory=EngineConfig)  # for the rest: a fork's is the recorded one
 
@@ -52,7 +54,8 @@ class Settings:
             self.base, model=self.model, page_size=self.page_size, schedule_policy=self.schedule_policy,
             eviction_policy=self.eviction_policy, chunk_tokens=self.chunk_tokens,
             host_kv_tokens=self.host_kv_tokens // page * page, host_write=self.host_write,
-            bigram_keys=self.bigram_keys, tp=self.tp, kv_tokens=max(tokens // page, 1) * page,
+            bigram_keys=self.bigram_keys, tp=self.tp, speculative=self.speculative,
+            draft_tokens=self.draft_tokens, kv_tokens=max(tokens // page, 1) * page,
         )  # fmt: skip
         if tokens < page:
             raise ValueError(f"a pool of {tokens} tokens does not hold one page of {page}")
@@ -76,14 +79,14 @@ def beside(path: str | None, what: str) -> str | None:
     return path and str(Path(path).with_name(f"{Path(path).stem}-{what}{Path(path).suffix}"))
 
 
-def telling_workload(compare: str | None, host_kv_tokens: int) -> str:
-    """The built-in workload on which two policies differ at a glance, or a host tier is used."""
+def telling_workload(compare: str | None, host_kv_tokens: int, speculative: str | None = None) -> str:
+    """The built-in workload on which two policies differ at a glance, a host tier is used, or drafts hold."""
     names = [name.strip() for name in (compare or "").split(",")]
     if all(name in SCHEDULE for name in names):
         return "queue"
     if all(name in EVICTION for name in names):
         return "again"
-    return "tiers" if host_kv_tokens else "mixed"
+    return "tiers" if host_kv_tokens else "drafts" if speculative else "mixed"
 
 
 # ---------------------------------------------------------------------- two policies
