@@ -139,14 +139,22 @@ class ColdReference:
             self._logits[key] = forward(torch.tensor(key), metadata, pool, GatherAttention(), index)
         return self._logits[key]
 
-    def require_equal(self, prompt: Sequence[int], params: SamplingParams, output: GenerationOutput) -> None:
-        """Tokens equal, log-probabilities within float32's reach: a wrong KV slot shows in these first."""
+    def require_equal(
+        self, prompt: Sequence[int], params: SamplingParams, output: GenerationOutput,
+        allowed: Callable[[Sequence[int]], torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Tokens equal, log-probabilities within float32's reach: a wrong KV slot shows in these first.
+
+        allowed: the mask that the request had, for a reply so far.
+        """
         assert not params.stop and (params.temperature == 0 or params.seed is not None), "not to be judged"
         text, start, told = [*prompt, *output.token_ids], len(prompt), (list(prompt), params, output)
         logits = self.logits(text)
         seed, places = params.seed or 0, range(start, len(text))
         uniforms = [position_uniform(seed, output.index, place) for place in places]
-        tokens, logprobs = sample(logits[start - 1 : len(text) - 1], [params] * len(uniforms), uniforms)
+        masks = allowed and [allowed(output.token_ids[:at]) for at in range(len(uniforms))]
+        each = [params] * len(uniforms)
+        tokens, logprobs = sample(logits[start - 1 : len(text) - 1], each, uniforms, masks)
         assert output.token_ids == tokens, (told, tokens)
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self.model.config.eos_ids)}
         first = next((at for at, token in enumerate(tokens, 1) if token in ends), None)
@@ -187,9 +195,14 @@ class TransformersReference:
             self._known[key] = self._model(torch.tensor([key])).logits[0].float()
         return self._known[key]
 
-    def agrees(self, tokens: Sequence[int], token: int) -> bool:
-        """Whether `token` is what comes next after `tokens`, or as likely as that within rounding."""
+    def agrees(self, tokens: Sequence[int], token: int, allowed: torch.Tensor | None = None) -> bool:
+        """Whether `token` is what comes next after `tokens`, or as likely as that within rounding.
+
+        allowed: bool `[vocab]`, the tokens that may come.
+        """
         after = self.logits(tokens)[-1]
+        if allowed is not None:
+            after = after.masked_fill(~allowed, -torch.inf)
         return bool(after[token] >= after.max() - 1e-4)
 
 
@@ -212,8 +225,8 @@ class LateCopier:
         self._may_fail()
         return _LateCopy(self._inner.load(host_slots, device_slots), self._rng.randrange(5), True)
 
-    def fence(self) -> None:
-        self._inner.fence()
+    def __getattr__(self, name: str) -> Any:  # fence, and what a disk tier asks for
+        return getattr(self._inner, name)
 
 
 class _LateCopy:

@@ -3,8 +3,8 @@
 event.py      what an event is, and the ReplayState that events move on
 events.py     every kind of event, each with all that is known about it
 fleet_events.py  the kinds that are told of a stream of other servers
-disk_events.py  the kinds that a tree with a disk tier tells beside
 draft_events.py  the kinds that an engine with drafts tells beside
+disk_events.py  the kinds that a tree with a disk tier tells beside
 rank_events.py  the kinds that an engine of several ranks tells beside
 route_events.py  the kinds that a router tells beside such a stream
 bus.py        carries events to handlers

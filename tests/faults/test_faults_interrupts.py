@@ -17,8 +17,10 @@ import contextlib
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -31,13 +33,16 @@ from typing import Any
 
 import pytest
 from fault_support import Expected, require_nothing_held, small_model
+from game_support import ADAPTERS, write_adapters, write_head
 
 import minirad
-from minirad.config import EngineConfig, SamplingParams
+from minirad.config import EngineConfig, SamplingParams, adapter_of
 from minirad.engine import Engine
 from minirad.model.llama import LlamaModel
 from minirad.observe import events as ev
 from minirad.outputs import GenerationOutput, Pin
+from minirad.schedule.request import Request
+from minirad.tiers import disk_names
 
 INSIDE = str(Path(minirad.__file__).parent) + os.sep
 BESIDE = {signal.__file__, contextlib.__file__}  # what our own code calls there counts as ours
@@ -46,6 +51,14 @@ REAL_PRESSES = int(os.environ.get("MINIRAD_PRESSES", "60"))
 
 MODEL, OTHER = small_model(0), small_model(1)
 EXPECTED = {id(MODEL): Expected(MODEL), id(OTHER): Expected(OTHER)}
+FILES = tempfile.TemporaryDirectory()
+HEAD = write_head(Path(FILES.name) / "head", MODEL)
+LORA = write_adapters(Path(FILES.name), MODEL.config)
+MERGED = {  # by adapter and the model below it
+    (name, id(model)): Expected(small_model(seed, lora=name))
+    for name in ADAPTERS
+    for seed, model in enumerate((MODEL, OTHER))
+}
 REPLY = SamplingParams(max_new_tokens=3, ignore_eos=True)
 SHORT = replace(REPLY, max_new_tokens=1)
 TWO = replace(REPLY, n=2, temperature=0.8, seed=5)
@@ -55,11 +68,21 @@ BACKGROUND = [  # others' requests: with a common beginning, two samples, long o
     ([20, 21, 22], SHORT),
     ([5, 6, 7, 30, 31, 32, 33], REPLY),
 ]
+BY = ("", "up", "all", "up")  # whose adapters these have, where the engine has adapters
 MINE = [([5, 6, 7, 8, 40], REPLY), ([41, 42], replace(REPLY, n=2)), ([5, 6, 43], SHORT)]
 WAYS: list[dict[str, Any]] = [
     {"kv_tokens": 40, "chunk_tokens": 4},
     {"kv_tokens": 48, "page_size": 4, "chunk_tokens": 4, "mixed": True},
     {"kv_tokens": 40, "host_kv_tokens": 64, "load_back_threshold": 1},
+    {
+        "kv_tokens": 40,
+        "speculative": "eagle",
+        "draft_model": HEAD,
+        "host_kv_tokens": 64,
+        "disk_dir": FILES.name,
+    },
+    {"kv_tokens": 48, "page_size": 4, "mixed": True, "speculative": "ngram", "draft_ngram": 1, "lora": LORA},
+    {"kv_tokens": 40, "lora": LORA, "host_kv_tokens": 40, "host_write": "write_back", "disk_dir": FILES.name},
 ]
 
 
@@ -74,23 +97,52 @@ class World:
     """An engine with others' requests in the middle of their work, and all that it has to answer."""
 
     def __init__(self, way: dict[str, Any], steps: int = 3, requests: bool = True) -> None:
+        if "disk_dir" in way:
+            self.folder = tempfile.TemporaryDirectory()
+            shutil.copytree(filled(tuple(way)), self.folder.name, dirs_exist_ok=True)
+            way = {**way, "disk_dir": self.folder.name, "load_back_threshold": 1}
         self.engine = Engine(EngineConfig(max_running=4, poison_freed=True, **way), model=MODEL)
         self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
+        self.lora: dict[str, str] = {}
+        if "speculative" in way:
+            self.guess()
         self.got: list[GenerationOutput] = []
         self.may_be_aborted: set[str] = set()
         self.pins: list[Pin] = []
         self.said: dict[str, int] = {}  # tokens in each sample when the weights may have changed
         if requests:
-            for prompt, params in BACKGROUND:
-                self.ask(prompt, params)
+            for each, lora in zip(BACKGROUND, BY, strict=True):
+                self.ask(*each, lora if "lora" in way else "")
             for _ in range(steps):
                 self.step()
         else:
             self.engine.generate([prompt for prompt, _ in BACKGROUND], REPLY)
 
-    def ask(self, prompt: list[int], params: SamplingParams) -> None:
-        rid = self.engine.add_request(prompt, params)
+    def ask(self, prompt: list[int], params: SamplingParams, lora: str = "") -> None:
+        rid = self.engine.add_request(prompt, params, lora=lora)
         self.asked[rid] = (prompt, params)
+        self.lora[rid] = lora
+
+    def guess(self) -> None:
+        """Half of the drafts are right: some are accepted and some are not, in most steps."""
+        drafter = self.engine.runner.drafter
+        draft, propose, rng = drafter.draft, drafter.propose, random.Random(0)
+
+        def guided(request: Request, tokens: list[int]) -> list[int]:
+            expect = expected(MODEL, adapter_of(request.extra_key))
+            reply = expect(request.prompt.tolist(), request.params, request.index).token_ids
+            right = reply[len(request.output) :][: len(tokens)]
+            right += tokens[len(right) :]
+            return [at if rng.random() < 0.5 else token for at, token in zip(right, tokens, strict=True)]
+
+        def drafts(requests: list[Request], counts: list[int]) -> list[list[int]]:
+            found = draft(requests, counts)
+            more = [tokens + [9] * (n - len(tokens)) for tokens, n in zip(found, counts, strict=True)]
+            return [guided(*each) for each in zip(requests, more, strict=True)]
+
+        drafter.draft = drafts
+        if drafter.source == "ngram":
+            drafter.propose = lambda request, most: max(propose(request, most), most)
 
     def step(self) -> None:
         self.got += self.engine.step().finished
@@ -125,20 +177,21 @@ class World:
             self.require(output)
         for pin in self.pins:
             engine.unpin(pin)
-        now = EXPECTED[id(engine.model)]
         for prompt, params in (MINE[2], ([5, 6, 7, 8, 9, 50], SHORT)):
-            for output in engine.generate(prompt, params):
-                now.require_equal(prompt, params, output)
+            for lora in ("", *dict(engine.config.lora)):
+                for output in engine.generate(prompt, params, lora=lora):
+                    expected(engine.model, lora).require_equal(prompt, params, output)
         require_nothing_held(engine)
 
     def require(self, output: GenerationOutput) -> None:
         prompt, params = self.asked[output.request_id]
-        old, now = EXPECTED[id(MODEL)], EXPECTED[id(self.engine.model)]
+        lora, model = self.lora[output.request_id], plain(self.engine.model)
+        old, now = expected(MODEL, lora), expected(model, lora)
         if output.finish_reason == "abort":
             assert output.request_id in self.may_be_aborted, output
             wanted = old(prompt, params, output.index).token_ids
             assert output.token_ids == wanted[: len(output.token_ids)]
-        elif self.engine.model is MODEL:
+        elif model is MODEL:
             now.require_equal(prompt, params, output)
         else:  # what it had said by the old weights, and what the new ones say to that
             name = output.request_id + (f".{output.index}" if output.index else "")
@@ -147,6 +200,29 @@ class World:
             rest = replace(params, max_new_tokens=params.max_new_tokens - len(said))
             if params.temperature == 0 and len(said) < len(output.token_ids):
                 assert output.token_ids == said + now([*prompt, *said], rest, 0).token_ids, output
+
+
+def plain(model: LlamaModel) -> LlamaModel:
+    """A model without its adapters."""
+    return getattr(model, "plain", model)
+
+
+def expected(model: LlamaModel, lora: str = "") -> Expected:
+    model = plain(model)
+    return MERGED[lora, id(model)] if lora else EXPECTED[id(model)]
+
+
+@cache
+def filled(names: tuple[str, ...]) -> str:
+    """A folder with the blocks of others' requests, for engines of the way that says these names."""
+    [way] = [way for way in WAYS if tuple(way) == names]
+    folder = tempfile.mkdtemp(dir=FILES.name)
+    engine = Engine(EngineConfig(max_running=4, **{**way, "disk_dir": folder}), model=MODEL)
+    for (prompt, _), lora in zip(BACKGROUND, BY, strict=True):
+        engine.generate(prompt, REPLY, lora=lora if "lora" in way else "")
+    engine.cache.close()
+    assert list(Path(folder).iterdir())
+    return folder
 
 
 def as_before(world: World, raised: bool, result: Any) -> None:
@@ -196,7 +272,7 @@ def all_steps(world: World) -> None:
 
 def after_add(world: World, raised: bool, result: Any) -> None:
     if not raised:
-        world.asked[result] = MINE[0]
+        world.asked[result], world.lora[result] = MINE[0], ""
 
 
 def after_generate(world: World, raised: bool, result: Any) -> None:
@@ -260,8 +336,8 @@ def after_policy(world: World, raised: bool, result: Any) -> None:
 
 
 def after_weights(world: World, raised: bool, result: Any) -> None:
-    assert raised or world.engine.model is OTHER
-    new = world.engine.model is OTHER
+    new = plain(world.engine.model) is OTHER
+    assert raised or new
     for prompt, _ in BACKGROUND:
         assert not (new and world.engine.peek(prompt)), "KV of the old weights is still found"
 
@@ -284,7 +360,10 @@ CALLS = {
     "stream": Call(World, lambda w: list(w.engine.stream(*MINE[1])), after_stream),
     "stream.close": Call(streaming, lambda w: w.stream.close(), after_stream),  # type: ignore[attr-defined]
     "add_request": Call(World, lambda w: w.engine.add_request(*MINE[0]), after_add),
-    "abort": Call(World, lambda w: w.engine.abort("R2"), after_abort),
+    # (With drafts it would be done after three steps.)
+    "abort": Call(
+        lambda way: World(way, 1 if "speculative" in way else 3), lambda w: w.engine.abort("R2"), after_abort
+    ),
     "pin": Call(quiet, lambda w: w.engine.pin([5, 6, 7]), after_pin),
     "unpin": Call(pinned, lambda w: w.engine.unpin(w.pins[0]), after_unpin),
     "flush_cache": Call(quiet, lambda w: w.engine.flush_cache(), after_flush),
@@ -416,6 +495,12 @@ def try_points(name: str, way: dict[str, Any], points: list[tuple[Point, int]]) 
     report = "\n".join(failures[:12])
     assert not failures, f"Ctrl-C in {name}: wrong after {len(failures)} of {len(points)} places\n{report}"
     assert pressed >= 0.9 * len(points)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompts here are shorter than a block on the disk usually is."""
+    monkeypatch.setattr(disk_names, "LEAST_UNITS", 4)
 
 
 @pytest.fixture(autouse=True)
