@@ -110,6 +110,11 @@ def forked_config(recording: Recording, **changes: Any) -> EngineConfig:
     if str(config.get("device")).startswith("cuda") and not _has_gpu():
         config |= dict.fromkeys(("device", "dtype", "attention"), "auto")
         config |= {"cuda_graphs": None, "cascade": None}
+    drafts = saved.get("speculative")
+    if changes.get("speculative", drafts) != drafts:  # what went with them by itself goes with the new ones
+        config["draft_model"] = None
+        if saved.get("bigram_keys") == (drafts == "eagle"):
+            config["bigram_keys"] = None
     # The others of a run on several ranks were as rank 0. No file says in which folder is written.
     config |= {"tp": 1, "disk_dir": None} | changes
     page, host = config.get("page_size", 1), config.get("host_kv_tokens", 0)

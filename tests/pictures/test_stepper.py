@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import io
 import json
@@ -575,6 +576,27 @@ def test_a_fork_with_another_policy_or_pool_has_the_same_requests(make_engine) -
         for name, value in changes.items():
             assert getattr(forked.config, name) == value
         assert [e for f in recorder for e in f.events if isinstance(e, ev.RequestAdded)] == added
+
+
+@pytest.mark.parametrize("pairs", [None, True, False])
+def test_a_fork_with_other_drafts_has_the_keys_that_they_want(make_engine, pairs) -> None:
+    """What the recorded ones chose by themselves is chosen anew; what somebody said stays."""
+    _, recording = tiny_run(make_engine)
+    for before in (None, "ngram", "eagle"):
+        head = {"draft_model": "its/head"} if before == "eagle" else {}
+        config = dataclasses.asdict(EngineConfig(speculative=before, bigram_keys=pairs, **head))
+        saved = Recording({**recording.header, "config": config}, recording.frames)
+        for after in (None, "ngram", "eagle"):
+            forked = forked_config(saved, speculative=after)
+            by_itself = pairs is None or pairs == (before == "eagle")
+            same = before == after
+            assert forked.bigram_keys == (
+                (after == "eagle") if by_itself and not same else config["bigram_keys"]
+            )
+            assert forked.draft_model == (head.get("draft_model") if same else None)
+            assert forked_config(saved, speculative=after, bigram_keys=True).bigram_keys
+    with pytest.raises(ValueError, match="its/head"):
+        forked_config(saved, speculative="ngram", draft_model="its/head")
 
 
 def test_what_cannot_be_forked(make_engine) -> None:
