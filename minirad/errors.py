@@ -120,9 +120,10 @@ def request_id(value: Any) -> str:
 
 def path(name: str, value: Any) -> Path:
     """A file's or a directory's path; ValueError names the argument otherwise."""
-    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{name} must be a path, got {said(value)}")
-    return Path(value)
+    return Path(text)
 
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:

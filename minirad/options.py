@@ -9,6 +9,10 @@ from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.config import ATTENTION, DTYPES, SPECULATIVE, EngineConfig, SamplingParams
 from minirad.schedule.policies import POLICIES as SCHEDULE
 
+GOES_WITH = dict.fromkeys(("draft_tokens", "draft_ngram", "draft_model"), "speculative")
+GOES_WITH |= {"disk_mb": "disk_dir"}
+"""Options that say something only beside another one: alone they are a mistake."""
+
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """--model, --kv-tokens, --page-size and so on; defaults are EngineConfig's."""
@@ -58,7 +62,12 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
         "disk_dir", "disk_mb", "speculative", "draft_tokens", "draft_ngram", "draft_model", "lora",
     )  # fmt: skip
     said = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
-    return EngineConfig(**{**defaults, **said})
+    config = {**defaults, **said}
+    for name, other in GOES_WITH.items():
+        if name in said and config.get(other) is None:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} {said[name]} goes with --{other.replace('_', '-')}")
+    return EngineConfig(**config)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_new_tokens: int = 64) -> None:

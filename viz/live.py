@@ -211,6 +211,8 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return launch.follow(options.model)
     stream.check(options, parser)
     served.check(options)
+    if options.draft_tokens is not None and options.speculative is None:
+        raise ValueError(f"--draft-tokens {options.draft_tokens} goes with --speculative")
     routed.check(options, parser)
     if routed.asked(options):
         return _route(options)

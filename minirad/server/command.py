@@ -201,7 +201,8 @@ def server_info(engine: Engine, publisher: Publisher | None) -> dict[str, Any]:
         **{
             name: getattr(config, name)
             for name in ("kv_tokens", "page_size", "max_running", "max_context", "chunk_tokens", "device",
-                         "dtype", "attention", "schedule_policy", "eviction_policy", "host_kv_tokens")
+                         "dtype", "attention", "schedule_policy", "eviction_policy", "host_kv_tokens",
+                         "speculative", "draft_tokens")
         },
         "lora": [*dict(config.lora)],
         "kv_events": None,

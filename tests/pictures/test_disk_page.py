@@ -161,6 +161,8 @@ def test_what_does_not_go_is_one_sentence(capsys, tmp_path):
         (["--disk-dir", "x", "--host-kv-tokens", "99", "--tp", "2"], "disk_dir is for one process"),
         (["--disk-dir", "x", "--connect", "tcp://127.0.0.1:1"], "--disk-dir with --connect"),
         (["--disk-mb", "0"], "--disk-mb"),
+        (["--disk-dir", "", "--host-kv-tokens", "99"], "disk_dir must be a path, got ''"),
+        (["--draft-tokens", "9"], "--draft-tokens 9 goes with --speculative"),
     ):
         try:
             assert main([*arguments, "--no-open", "--export", str(tmp_path / "a.html")]) == 2

@@ -62,6 +62,15 @@ def test_generate_json_from_a_file_and_recorded(capsys: pytest.CaptureFixture[st
         (["generate", "x", "--model", "./no-such-directory"], "no-such-directory"),
         (["generate", "--file", "no-such-file.txt"], "no-such-file.txt"),
         (["info", "--schedule-policy", "shortest"], "shortest"),
+        (["generate", "x", "--draft-tokens", "9"], "--draft-tokens 9 goes with --speculative"),
+        (["info", "--draft-ngram", "9"], "--draft-ngram 9 goes with --speculative"),
+        (["generate", "x", "--draft-model", "d"], "--draft-model d goes with --speculative"),
+        (["generate", "x", "--disk-mb", "9"], "--disk-mb 9 goes with --disk-dir"),
+        (
+            ["generate", "x", "--speculative", "eagle", "--draft-model", ""],
+            "draft_model must be a path, got ''",
+        ),
+        (["info", "--disk-dir", " ", "--host-kv-tokens", "9"], "disk_dir must be a path, got ' '"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
