@@ -348,3 +348,45 @@ def test_three_steps_of_training_export_a_head(tmp_path: Path) -> None:
     assert made[0] == made[1]
     head = DraftHead.load(tmp_path / "a", load_model(WEIGHTS, torch.float32, "cpu"))
     assert head.num_parameters == 389_760
+
+
+def test_what_cannot_be_trained_is_said_before_it_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line and code 2, and no lesson was written yet: a course takes minutes."""
+
+    def written(*_: Any) -> Any:
+        raise AssertionError("lessons were written")
+
+    for module in (train, train_head):
+        monkeypatch.setattr(module, "write_lessons", written)
+    monkeypatch.setattr(train, "train_tokenizer", written)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / CONFIG).write_bytes((WEIGHTS / CONFIG).read_bytes())
+    (tmp_path / "broken" / TENSORS).write_bytes(b"none")
+    out, a_file = str(tmp_path / "out"), str(tmp_path / "file")
+    for words, sentence in (
+        (["--draft-head", a_file], "file"),
+        (["--draft-head", f"{a_file}/out"], "file"),
+        (["--out", a_file], "file"),
+        (["--draft-head", out, "--model", str(tmp_path / "none")], "none"),
+        (["--draft-head", out, "--model", str(DRAFT_HEAD)], "does not say vocab_size"),
+        (["--draft-head", out, "--model", str(tmp_path / "broken")], "does not fit Student"),
+        (["--draft-head", out, "--device", "cuda"], "--device cuda goes with --out"),
+        (["--draft-head", out, "--preset", "cpu"], "--preset cpu goes with --out"),
+        (["--out", out, "--model", "x"], "--model x goes with --draft-head"),
+    ):
+        assert train.main(words) == 2
+        said = capsys.readouterr().err.strip()
+        assert sentence in said and "\n" not in said, said
+        assert not (tmp_path / "out").exists()
+    for words in (["--out", out, "--steps", "0"], ["--draft-head", out, "--workers", "0"]):
+        with pytest.raises(SystemExit, match="2"):
+            train.main(words)
+
+
+def test_a_head_of_something_else_is_not_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for head in (tmp_path, WEIGHTS):
+        assert score.main(["--count", "1", "--draft-head", str(head)]) == 2
+        assert str(head) in capsys.readouterr().err

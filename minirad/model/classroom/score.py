@@ -9,6 +9,7 @@ exit code is 1 when a gate fails.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import sys
@@ -265,10 +266,10 @@ def long_losses(pupil: Pupil, count: int) -> list[Score]:
 def examine(directory: Path, count: int = 100, draft_head: Path | None = None) -> list[Score]:
     """All scores of a model, and those of a draft head for it."""
     pupil = Pupil(directory)
+    # First, so that a head that does not fit is named at once.
+    drafts = [] if draft_head is None else draft_scores(pupil, directory, draft_head, count)
     scores = [sit(pupil, exam, count) for exam in EXAMS]
-    scores += diversity(pupil) + long_losses(pupil, 8)
-    if draft_head is not None:
-        scores += draft_scores(pupil, directory, draft_head, count)
+    scores += diversity(pupil) + long_losses(pupil, 8) + drafts
     return [*scores, Score("parameters", pupil.parameters, None, "numbers")]
 
 
@@ -370,10 +371,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--draft-head", type=Path, help="a head's directory; else the shipped model's is taken"
     )
-    parser.add_argument("--count", type=int, default=100, help="questions in each exam")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--count", type=command.positive, default=100, help="questions in each exam")
+    parser.add_argument("--threads", type=command.positive, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
+    return command.run(parser.prog, lambda: _main(options))
+
+
+def _main(options: argparse.Namespace) -> int:
     torch.set_num_threads(options.threads)
     head = DRAFT_HEAD if options.model == WEIGHTS and not options.draft_head else options.draft_head
     scores = examine(options.model, options.count, head)

@@ -13,9 +13,12 @@ trains a draft head for a finished model (train_head.py), in minutes on one proc
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -519,6 +522,7 @@ def export(student: Student, tokenizer: Tokenizer, shape: Shape, out: Path) -> N
 
 def train(course: Course, out: Path, device: str = "cpu", seed: int = 0, workers: int = 1) -> float:
     """Writes lessons, trains on them and exports to `out`; returns the last mean loss."""
+    made(out)
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high")
     sample = corpus.documents(f"{seed}/tokenizer", min(20_000, course.documents))
@@ -532,33 +536,51 @@ def train(course: Course, out: Path, device: str = "cpu", seed: int = 0, workers
     return loss
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+def made(out: Path) -> None:
+    """A directory is made, and can be written in: known before hours of training, not behind them."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=out):
+        pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
     parser = command.Parser(
         prog="python -m minirad.model.classroom.train", description="Train the classroom Llama."
     )
-    made = parser.add_mutually_exclusive_group(required=True)
-    made.add_argument("--out", type=Path, help="train a model, and write this directory")
-    made.add_argument(
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--out", type=Path, help="train a model, and write this directory")
+    kind.add_argument(
         "--draft-head", type=Path, help="train a draft head for --model; the directory to write"
     )
-    parser.add_argument("--model", type=Path, default=WEIGHTS, help="with --draft-head: a model's directory")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--preset", choices=[*PRESETS, "auto"], default="auto")
-    parser.add_argument("--steps", type=int, help="stretch or shrink the preset to this many steps")
+    parser.add_argument("--model", type=Path, help="with --draft-head: a model's directory (default: ours)")
+    parser.add_argument("--device", help="with --out: auto, cpu or cuda (default: auto)")
+    parser.add_argument("--preset", choices=[*PRESETS, "auto"], help="with --out (default: auto)")
+    parser.add_argument(
+        "--steps", type=command.positive, help="stretch or shrink the course to about this many steps"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=command.positive, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
+    return command.run(parser.prog, lambda: _main(options))
+
+
+def _main(options: argparse.Namespace) -> int:
+    for name in ("model",) if options.out else ("device", "preset"):
+        if getattr(options, name) is not None:
+            other = "--draft-head" if options.out else "--out"
+            raise ValueError(f"--{name} {getattr(options, name)} goes with {other}")
     if options.draft_head:
         heads: Any = import_module("minirad.model.classroom.train_head")  # builds on this module
         plan = heads.COURSE.with_steps(options.steps) if options.steps else heads.COURSE
-        loss = heads.train_head(options.model, options.draft_head, plan, options.seed, options.workers)
+        model = options.model or WEIGHTS
+        loss = heads.train_head(model, options.draft_head, plan, options.seed, options.workers)
         print(f"last loss {loss:.4f}; wrote {options.draft_head}")
-        return
-    device = options.device
+        return 0
+    device = options.device or "auto"
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    preset = options.preset
+    preset = options.preset or "auto"
     if preset == "auto":
         preset = "gpu" if device.startswith("cuda") else "cpu"
     course = PRESETS[preset]
@@ -566,7 +588,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         course = course.with_steps(options.steps)
     loss = train(course, options.out, device, options.seed, options.workers)
     print(f"last loss {loss:.4f}; wrote {options.out}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from minirad.model.classroom.train import (
     Phase,
     Shape,
     Student,
+    made,
     rotary_table,
     rotate,
     write_lessons,
@@ -168,13 +170,25 @@ def normed(x: Tensor) -> Tensor:
 
 
 def load_target(directory: Path) -> tuple[Student, Shape]:
-    """The model in a classroom directory, frozen, in float32."""
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    shape = Shape(**{name: config[name] for name in Shape.__dataclass_fields__})
+    """The model in a classroom directory, frozen, in float32. ValueError for what is none."""
+    file = directory / "config.json"
+    config, names = json.loads(file.read_text(encoding="utf-8")), Shape.__dataclass_fields__
+    missing = [name for name in names if not isinstance(config, dict) or name not in config]
+    if missing:
+        raise ValueError(f"{file} is no classroom Llama's: it does not say {missing[0]}")
+    shape = Shape(**{name: config[name] for name in names})
     target = Student(shape)
-    tensors = load_file(directory / "model.safetensors")
-    target.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    fill(target, directory)
     return target.eval().requires_grad_(False), shape
+
+
+def fill(student: nn.Module, directory: Path) -> None:
+    """Takes the weights in a directory, in float32. ValueError for those of something else."""
+    file = directory / "model.safetensors"
+    try:
+        student.load_state_dict({name: tensor.float() for name, tensor in load_file(file).items()})
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{file} does not fit {type(student).__name__}: {error}") from error
 
 
 # --------------------------------------------------------------------------------------------
@@ -266,8 +280,7 @@ def export_head(student: DraftStudent, out: Path) -> None:
 def load_head(directory: Path, shape: Shape) -> DraftStudent:
     """A head as it was exported, in float32."""
     student = DraftStudent(shape)
-    tensors = load_file(directory / "model.safetensors")
-    student.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    fill(student, directory)
     return student.eval().requires_grad_(False)
 
 
@@ -275,6 +288,7 @@ def train_head(model: Path, out: Path, course: HeadCourse = COURSE, seed: int = 
     """Writes lessons, trains a head for the model in `model` and exports it to `out`; the last mean loss."""
     torch.manual_seed(seed)
     target, shape = load_target(model)
+    made(out)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     lessons = write_lessons(tokenizer, course, f"{seed}/head", workers)
     student = DraftStudent(shape)
