@@ -74,33 +74,33 @@ def test_real_drafts_change_no_reply(plain: Any, drafted: Any) -> None:
         require_same(*outputs)
         drafted.check()
     assert drafted.drafts.accepted > before
-    assert drafted.drafts.tokens_a_pass > 1
+    assert drafted.drafts.tokens_a_pass > (1.5 if drafted.config.speculative == "eagle" else 1)
 
 
 def test_stop_texts_end_inside_an_accepted_run(plain: Any, drafted: Any, guided: Any) -> None:
-    long = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    long = SamplingParams(max_new_tokens=24, ignore_eos=True)
     replies = plain.generate(list(TEXTS), long)
     guided(known(plain, replies), 1.0)  # as if no stop text were there: drafts go on behind it
     stops = [out.text[at : at + 3] for out in replies for at in (9,) if out.text[at : at + 3].strip()]
     ended = 0
-    for stop in stops:
-        params = SamplingParams(max_new_tokens=40, ignore_eos=True, stop=(stop, "never said"))
+    for stop in dict.fromkeys(stops):
+        params = SamplingParams(max_new_tokens=24, ignore_eos=True, stop=(stop, "never said"))
         outputs = [named_alike(engine.generate(list(TEXTS), params)) for engine in (plain, drafted)]
         require_same(*outputs)
         drafted.check()
         ended += sum(out.finish_reason == "stop" for out in outputs[1])
-    assert ended >= len(stops)
+    assert ended >= len(stops) > 2
 
 
 def test_end_tokens_and_stop_tokens_end_inside_an_accepted_run(plain: Any, drafted: Any, guided: Any) -> None:
-    long = SamplingParams(max_new_tokens=30, ignore_eos=True)
+    long = SamplingParams(max_new_tokens=16, ignore_eos=True)
     replies = plain.generate(list(TEXTS), long)
     guided(known(plain, replies), 1.0)
-    for at in (2, 5, 7):
+    for at in (2, 7):
         stop = tuple({out.token_ids[at] for out in replies})
         for params in (
-            SamplingParams(max_new_tokens=30, stop_token_ids=stop, ignore_eos=True),
-            SamplingParams(max_new_tokens=30, stop_token_ids=stop[:1]),
+            SamplingParams(max_new_tokens=16, stop_token_ids=stop, ignore_eos=True),
+            SamplingParams(max_new_tokens=16, stop_token_ids=stop[:1]),
         ):
             require_same(*(named_alike(each.generate(list(TEXTS), params)) for each in (plain, drafted)))
             drafted.check()

@@ -99,7 +99,7 @@ def test_all_that_is_shared_is_what_its_tokens_give_alone(
         def look(engine: Any, steps: list[int] = steps) -> None:
             nonlocal looked
             steps[0] += 1
-            if steps[0] % 5 == 0:
+            if steps[0] % 13 == 0:
                 engine.cache_manager.wait_for_copies()
                 looked += require_kv_as_computed_alone(engine)
 

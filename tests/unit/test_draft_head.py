@@ -331,6 +331,7 @@ def test_a_head_takes_the_type_of_its_model(dtype: torch.dtype) -> None:
     assert head.fc.dtype == features.dtype == dtype and head.logits(features).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_score_gates(pupil: score.Pupil) -> None:
     """The shipped head passes its gates on a few prompts of each exam."""
     scores = score.draft_scores(pupil, WEIGHTS, DRAFT_HEAD, 2)
