@@ -42,9 +42,17 @@ def head(tiny_model: LlamaModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return write_head(tmp_path_factory.mktemp("heads") / "head", tiny_model)
 
 
+PLAIN: dict[
+    str, Any
+] = {}  # outputs without drafts, by game and config: each is played against by both sources
+
+
 def played(game: Game, model: LlamaModel, head: Path, source: str, right: float = 0.8, **config: Any) -> Any:
     """A game without drafts and with them: the same outputs. Returns the engine with drafts."""
-    plain = game.play(engine_of(model, head, **config))
+    name = repr((game.prompts, game.params, config))
+    if name not in PLAIN:
+        PLAIN[name] = game.play(engine_of(model, head, **config))
+    plain = PLAIN[name]
     engine = engine_of(model, head, speculative=source, **config)
     Guide(engine, replies(game.prompts, plain), right)
     ended = watch_ends(engine)
