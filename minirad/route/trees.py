@@ -68,12 +68,13 @@ class SentTree:
 class EventTree:
     """What a worker says that it holds: fed with its KV events (fleet.wire records), one after the other.
 
-    page_size: of its blocks; None until the first one told it. A block counts while it is in any medium, and
-    matches only if all blocks before it are held, too. Blocks of bigram keys match nothing.
+    page_size: of its blocks; None until the first one told it. pairs: they are of bigram keys. A block counts
+    while it is in any medium, and matches only if all blocks before it are held, too.
     """
 
     def __init__(self) -> None:
         self.page_size: int | None = None
+        self.pairs = False
         self._blocks = RankBlocks(self)
         self._held: set[Hash] = set()
         # (block before or None, tokens): nearly always one block; of equal ones in other namespaces several
@@ -87,18 +88,21 @@ class EventTree:
     def take(self, event: Record) -> None:
         """Moves on by one event."""
         if self.page_size is None and isinstance(event, Stored) and event.tokens:
-            self.page_size = event.block_size
+            self.page_size, self.pairs = event.block_size, event.pairs
         self._blocks.take(event)
 
     def clear(self) -> None:
         """The worker began anew, or is lost: nothing is known of it."""
         self._blocks.clear()
+        self.page_size = None
 
     def match(self, tokens: Slots, space: Hashable = None) -> int:
         """How many tokens from the beginning of a prompt it holds, in whole pages."""
         size, wanted = self.page_size, space_of(space)
         if size is None:
             return 0
+        if self.pairs:  # a block says (t0, t1), (t1, t2), ... one behind the other
+            tokens, size = np.repeat(tokens, 2)[1:-1], 2 * size
         ids, at = tuple(tokens.tolist()), self._at
         before: list[Hash | None] = [None]
         for length in range(0, len(ids) - size + 1, size):
@@ -108,8 +112,8 @@ class EventTree:
                     if block.media and block.space == wanted:
                         before.append(block.hash)
             if not before:
-                return length
-        return len(ids) // size * size
+                return length // (1 + self.pairs)
+        return len(ids) // size * size // (1 + self.pairs)
 
     # ------------------------------------------------------------ what the forest tells (blocks.Listener)
 

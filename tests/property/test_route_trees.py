@@ -91,8 +91,10 @@ flushes = st.tuples(st.just("reset"), st.none(), st.none())
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(inserts | inserts | inserts | evictions | flushes, max_size=25), st.integers(1, 3))
-def test_events_say_what_a_real_tree_holds(story: list[tuple[Any, ...]], page: int) -> None:
+@given(
+    st.lists(inserts | inserts | inserts | evictions | flushes, max_size=25), st.integers(1, 3), st.booleans()
+)
+def test_events_say_what_a_real_tree_holds(story: list[tuple[Any, ...]], page: int, pairs: bool) -> None:
     """Each event as it comes over a wire: what is known is what `peek` says."""
     cache, tree, told = RadixCache(page), EventTree(), Decoder()
 
@@ -104,7 +106,8 @@ def test_events_say_what_a_real_tree_holds(story: list[tuple[Any, ...]], page: i
     asked: list[tuple[Any, Hashable]] = []
     for what, value, space in story:
         if what == "insert":
-            cache.insert(RadixKey(row(value), space), np.zeros(len(value), dtype=np.int64))
+            key = RadixKey(row(value), space, pairs)
+            cache.insert(key, np.zeros(len(key), dtype=np.int64))
             asked.append((row(value), space))
         elif what == "evict":
             cache.evict(value)
@@ -112,7 +115,7 @@ def test_events_say_what_a_real_tree_holds(story: list[tuple[Any, ...]], page: i
             cache.reset()
         for tokens, of in asked:
             for also in {of, None}:
-                assert tree.match(tokens, also) == cache.peek(RadixKey(tokens, also))
+                assert tree.match(tokens, also) == cache.peek(RadixKey(tokens, also, pairs))
         assert tree.tokens == cache.total_size
     tree.clear()
     assert tree.tokens == 0 and all(tree.match(tokens, of) == 0 for tokens, of in asked)
@@ -215,14 +218,19 @@ def test_a_parent_that_is_told_later_joins_what_was_below_it() -> None:
     assert tree.match(row([1, 2, 3, 4, 5, 6])) == 6
 
 
-def test_blocks_of_pairs_and_of_other_groups_match_nothing() -> None:
+def test_blocks_of_pairs_match_pairs_and_those_of_other_groups_nothing() -> None:
     tree = EventTree()
     assert tree.match(row([1, 2])) == 0
-    tree.take(Stored((1,), None, ((1, 2),), 1, pairs=True))
-    assert tree.match(row([1, 2])) == 0
-    tree.clear()
+    tree.take(Stored((1,), None, ((1, 2, 2, 3),), 2, pairs=True))
+    assert [tree.match(row(ids)) for ids in ([1, 2, 3, 4], [1, 2, 3], [1, 2], [1, 2, 2, 3], [1], [])] == [
+        2, 2, 0, 0, 0, 0,
+    ]  # fmt: skip
+    tree.clear()  # it began anew, with other keys
     tree.take(Stored((1,), None, ((1,),), 1, other_group=True))
     assert tree.match(row([1, 2])) == 0 and tree.tokens == 0
+    tree.clear()
+    tree.take(Stored((1,), None, ((1, 2),), 2))
+    assert tree.match(row([1, 2, 3])) == 2
 
 
 def test_a_hole_that_is_told_as_something_else_is_that_from_then_on() -> None:
