@@ -48,7 +48,7 @@ class DraftVerified(Event):
     """The model computed a request's drafts. The last `drafted - accepted` slots of its row are given up.
 
     accepted: of `drafted` tokens those that the model chose itself and went on from. tokens: all that the
-    request gets in this step: those, and the one that the model chose behind them (none after an error).
+    request gets in this step: those, and the one that the model chose behind them (not after an error).
     """
 
     request: str

@@ -127,3 +127,18 @@ def test_samples_that_part_at_the_first_token_have_heads_of_their_own(
             outputs = drive(engine)
             assert len({out.token_ids[0] for out in outputs}) > 2
             require_kv_as_computed_alone(engine)
+
+
+def test_a_disk_knows_whose_head_its_kv_is_of(tiny_model: LlamaModel, head: Path, tmp_path: Path) -> None:
+    """Another process with this head finds it and goes on with it; with another head, or none, it does not."""
+    other = write_head(tmp_path / "other", tiny_model, seed=1)
+    prompt = [3 + 7 * at % 55 for at in range(80)]
+    config = {"host_kv_tokens": 128, "disk_dir": tmp_path / "disk", "load_back_threshold": 1}
+    first = ((head, "eagle", 0), (other, "eagle", 0), (None, "ngram", 0))
+    for folder, source, hit in (*first, (head, "eagle", 64), (other, "eagle", 64)):
+        engine = engine_of(tiny_model, folder, speculative=source, **config)
+        output = engine.generate([prompt], SamplingParams(max_new_tokens=6, ignore_eos=True))[0]
+        assert output.cached_tokens == hit
+        if source == "eagle":
+            assert require_kv_as_computed_alone(engine) > 80
+        assert engine.cache.close()  # all is written
