@@ -130,7 +130,7 @@ def test_samples_that_part_at_the_first_token_have_heads_of_their_own(
 
 
 def test_a_disk_knows_whose_head_its_kv_is_of(tiny_model: LlamaModel, head: Path, tmp_path: Path) -> None:
-    """Another process with this head finds it and goes on with it; with another head, or none, it does not."""
+    """Another process with this head finds it and goes on with it; with another head, or none, not."""
     other = write_head(tmp_path / "other", tiny_model, seed=1)
     prompt = [3 + 7 * at % 55 for at in range(80)]
     config = {"host_kv_tokens": 128, "disk_dir": tmp_path / "disk", "load_back_threshold": 1}
