@@ -198,7 +198,8 @@ def require_memory(config: EngineConfig, model: LlamaModel, device: torch.device
     """
     assert config.kv_tokens is not None and config.max_context is not None
     c, host = model.config, torch.device("cpu")
-    per_token = 2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize
+    layers = c.layers + (config.speculative == "eagle")  # the draft head has KV in the same slots
+    per_token = 2 * layers * c.kv_heads * c.head_dim * model.dtype.itemsize
     books = 17 * (config.kv_tokens // config.page_size)  # of each page: free or not, whose, and its place
     for name, where, size in (
         ("kv_tokens", device, (config.kv_tokens + config.page_size) * per_token),

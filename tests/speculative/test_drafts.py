@@ -315,6 +315,19 @@ def test_a_model_without_a_head_of_its_own_is_refused(tiny_model: LlamaModel) ->
         Engine(EngineConfig(kv_tokens=64, speculative="eagle"), model=tiny_model)
 
 
+def test_a_heads_kv_takes_memory_as_well(
+    tiny_model: LlamaModel, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = tiny_model.config
+    of_a_layer = 2 * c.kv_heads * c.head_dim * 4 * 1001
+    monkeypatch.setattr("minirad.machine.memory_of", lambda device: (c.layers + 0.5) * of_a_layer)
+    config = {"kv_tokens": 1000, "page_size": 1, "max_running": 1, "max_context": 9}
+    for source in (None, "ngram"):
+        engine_of(tiny_model, head, speculative=source, **config)
+    with pytest.raises(ValueError, match=r"kv_tokens 1000 takes .* of memory"):
+        engine_of(tiny_model, head, speculative="eagle", **config)
+
+
 def test_parts_that_do_not_draft_are_refused(tiny_model: LlamaModel) -> None:
     parts = engine_parts(EngineConfig(kv_tokens=64), None, tiny_model, None)
     with pytest.raises(ValueError, match=r"speculative: these parts have a .*, which does not draft"):
