@@ -445,7 +445,7 @@ class EngineMachine(RuleBasedStateMachine):
             key = (output.request_id, output.index)
             assert key not in self.done, f"{key} finished twice"
             self.done[key] = output
-        if report.finished and report.step % 3 == 0:  # at the end of a game always
+        if report.finished and self.engine.steps % 3 == 0:  # at the end of a game always
             self.look_at_kv()
 
     def look_at_path(self, request: Request) -> None:
