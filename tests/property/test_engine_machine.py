@@ -399,7 +399,7 @@ class EngineMachine(RuleBasedStateMachine):
         delete=st.integers(0, 9),
     )
     def another_process(self, several: list[tuple[list[int], str]], same: bool, delete: int) -> None:
-        """An engine of the same folder, of these weights or others, reads and writes there; a file is lost."""
+        """An engine of the same folder, of these weights or others, reads and writes; a file is lost."""
         mine, folder = self.engine, Path(self.folder.name)
         weights = self.weights if same else 1 - self.weights
         fits = [(prompt, lora) for prompt, lora in several if len(prompt) + 4 <= mine.config.kv_tokens]
