@@ -377,6 +377,7 @@ def _info(args: argparse.Namespace) -> int:
             "bytes": engine.pool.nbytes,
         },
         "attention": engine.attention.name,
+        **_more_weights(engine),
         "machine": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -396,6 +397,18 @@ def _info(args: argparse.Namespace) -> int:
             else:
                 print(f"{name}: {value}")
     return 0
+
+
+def _more_weights(engine: Engine) -> dict[str, Any]:
+    """Parameters of what computes beside the model: a draft head, adapters."""
+    head = getattr(getattr(engine.runner, "drafter", None), "head", None)
+    adapters: dict[str, Any] = getattr(engine.model, "adapters", {})
+    facts: dict[str, Any] = {}
+    if head is not None:
+        facts["draft_head"] = {"parameters": head.num_parameters}
+    if adapters:
+        facts["adapters"] = {name: each.num_parameters for name, each in adapters.items()}
+    return facts
 
 
 if __name__ == "__main__":

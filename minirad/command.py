@@ -50,6 +50,9 @@ COMMANDS: dict[str, str] = {
     "minirad bench schedule": "ordering a queue, what a bound on waiting costs, retractions by estimate",
     "minirad bench eviction": "hit rate of every eviction policy on every workload, without a model",
     "minirad bench tiers": "what a second tier in host memory saves and what it costs",
+    "minirad bench disk": "what a disk tier saves an engine that is started anew",
+    "minirad bench speculative": "tokens a forward pass, and time, with drafts and without",
+    "minirad bench adapters": "what several adapters in one batch cost beside one alone, and none",
     "minirad bench fleet": "a production server's stream of KV events: does its picture keep up?",
     "minirad bench serve": "requests that come when they come: times to tokens, and what HTTP costs",
     "minirad bench gpu": "all that a run on a GPU should show, as one table",
@@ -57,6 +60,8 @@ COMMANDS: dict[str, str] = {
     "minirad.model.classroom.corpus": "samples of the texts that the classroom Llama learns from",
     "minirad.model.classroom.train": "train the classroom Llama anew",
     "minirad.model.classroom.score": "examine a classroom Llama: what it knows, and what it must",
+    "minirad.model.classroom.train_adapters": "train the classroom Llama's adapters anew",
+    "minirad.model.classroom.score_adapters": "examine the adapters: answers, and their looks",
 }
 
 
@@ -68,7 +73,7 @@ def below(words: str) -> dict[str, str]:
 
 def listing() -> str:
     """All commands, a line each, to be read."""
-    width = max(map(len, COMMANDS))
+    width = max(len(name) for name in COMMANDS if len(name) <= 30)  # what is longer moves its sentence
     lines = [f"  {name:{width}}  {about}" for name, about in COMMANDS.items()]
     return "\n".join(["all commands, each after `python -m` and with a --help of its own:", *lines])
 

@@ -344,6 +344,11 @@ class Feed(Protocol):
     def next_due(self) -> int | None: ...
 
 
+def _space(session: Any) -> Any:
+    """The namespace of a session's requests: here no adapter computes, but each has its own."""
+    return (session.lora, session.extra_key) if session.lora else session.extra_key
+
+
 class WorkloadFeed:
     """A workload's Player in the words of a Feed."""
 
@@ -352,7 +357,7 @@ class WorkloadFeed:
 
     def due(self, step: int) -> list[Due]:
         return [
-            Due(each.prompt, each.params, each.session.extra_key, each.session.priority, None, each)
+            Due(each.prompt, each.params, _space(each.session), each.session.priority, None, each)
             for each in self._player.due(step)
         ]
 

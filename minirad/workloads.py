@@ -74,6 +74,7 @@ class Session:
     arrival: int = 0
     extra_key: str | int | None = None
     priority: int = 0
+    lora: str = ""  # an adapter of the engine's
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,24 @@ def _few_shot_text(text: int, examples: int) -> str:
     return corpus.few_shot_header(found)
 
 
+def adapters(names: Sequence[str] = ()) -> Workload:
+    """The same questions under no adapter and under each of these: equal tokens, other keys and values."""
+    sessions = []
+    for number, question in enumerate(_ADAPTED):
+        for place, name in enumerate(("", *names)):
+            arrival = 3 * (number * (len(names) + 1) + place)
+            turn = Turn(chat_prompt(question), max_new_tokens=48)
+            sessions.append(Session(question, (turn,), arrival, None, 0, name))
+    title = f"The same questions under {len(names) or 'no'} adapter{'s' * (len(names) != 1)}"
+    return Workload("adapters", title, tuple(sessions), kv_tokens=480)
+
+
+_ADAPTED = (
+    "What is the capital of France?", "What color is snow?", "What does a cow say?",
+    "What is the capital of Italy?",
+)  # fmt: skip
+
+
 def nothing() -> Workload:
     """No requests: for typing one's own."""
     return Workload("none", "Your own prompts", (), kv_tokens=480)
@@ -324,6 +343,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "queue": queue,
     "again": again,
     "tiers": tiers,
+    "adapters": adapters,
     "drafts": drafts,
     **{name: partial(of_program, name) for name in programs()},
     "none": nothing,
@@ -394,11 +414,15 @@ def _typed(turn: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def recorded_request(event: RequestAdded, engine_seed: int | None = None) -> Session:
+def recorded_request(
+    event: RequestAdded, engine_seed: int | None = None, spaces: dict[str, int] | None = None
+) -> Session:
     """A recorded request as it came, to be asked again: its prompt, and all that the event says of how it
     was to be continued. (Masks are functions, and no event holds one.)
 
     engine_seed: EngineConfig.seed; the request is then given the seed that it had under its recorded number.
+    spaces: of each adapter the namespace of its first request, kept here from one request to the next: it is
+    the one of requests without an extra_key.
     """
     names = [each.name for each in fields(SamplingParams)]
     sampling = SamplingParams(**{name: getattr(event, name) for name in names if hasattr(event, name)})
@@ -406,7 +430,10 @@ def recorded_request(event: RequestAdded, engine_seed: int | None = None) -> Ses
     if engine_seed is not None and sampling.seed is None and re.fullmatch(r"[0-9]{1,18}", number):
         sampling = replace(sampling, seed=drawn_seed(engine_seed, int(number)))
     turn = Turn(token_ids=event.token_ids, sampling=sampling)
-    return Session(event.request, (turn,), 0, event.namespace or None, event.priority)
+    space = event.namespace or None
+    if event.lora and spaces is not None and spaces.setdefault(event.lora, event.namespace) == space:
+        space = None
+    return Session(event.request, (turn,), 0, space, event.priority, event.lora)
 
 
 def from_recording(
@@ -418,12 +445,14 @@ def from_recording(
     recorded (another policy, pool or seed), prompts do not: they come as they came. engine_seed: see
     recorded_request.
     """
-    sessions = []
+    sessions: list[Session] = []
+    spaces: dict[str, int] = {}
     frames = recording.frames if until is None else recording.frames[: until + 1]
     for frame in frames:
         for event in frame.events:
             if isinstance(event, RequestAdded):
-                sessions.append(replace(recorded_request(event, engine_seed), arrival=max(frame.step - 1, 0)))
+                asked = recorded_request(event, engine_seed, spaces)
+                sessions.append(replace(asked, arrival=max(frame.step - 1, 0)))
     pool = int(recording.header["start"]["kv_tokens"]) or 512
     return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
 

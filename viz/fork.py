@@ -52,11 +52,11 @@ def fork(
     if not -1 <= last < len(recording):
         raise ValueError(f"frame {last} is not in this recording of {len(recording)} frames")
     engine = Engine(config, model=model, tokenizer=tokenizer)
-    recorder, names = Recorder(engine), dict[str, str]()
+    recorder, names, spaces = Recorder(engine), dict[str, str](), dict[str, int]()
     for frame in recording.frames[: last + 1]:
         if frame.scene is not None:
             recorder.scene(frame.scene)
-        _replay_frame(engine, frame, names, keep_policy="eviction_policy" not in config_changes)
+        _replay_frame(engine, frame, names, spaces, keep_policy="eviction_policy" not in config_changes)
         recorder.cut()
     return engine, recorder
 
@@ -110,7 +110,8 @@ def forked_config(recording: Recording, **changes: Any) -> EngineConfig:
     if str(config.get("device")).startswith("cuda") and not _has_gpu():
         config |= dict.fromkeys(("device", "dtype", "attention"), "auto")
         config |= {"cuda_graphs": None, "cascade": None}
-    config |= {"tp": 1} | changes  # the others of a run on several ranks were as rank 0
+    # The others of a run on several ranks were as rank 0. No file says in which folder is written.
+    config |= {"tp": 1, "disk_dir": None} | changes
     page, host = config.get("page_size", 1), config.get("host_kv_tokens", 0)
     if "host_kv_tokens" not in changes and isinstance(page, int) and page > 0:
         config["host_kv_tokens"] = host // page * page  # whole pages of the new size
@@ -123,19 +124,22 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _replay_frame(engine: Engine, frame: Frame, names: dict[str, str], keep_policy: bool) -> None:
+def _replay_frame(
+    engine: Engine, frame: Frame, names: dict[str, str], spaces: dict[str, int], keep_policy: bool
+) -> None:
     """Asks the engine what was asked in this frame, and steps it if the frame was a step.
 
-    names: the recorded ids of the requests so far, with those that they have here.
+    names: the recorded ids of the requests so far, with those that they have here. spaces: see
+    workloads.recorded_request.
     """
     is_step = any(event.ends_frame for event in frame.events)
     for event in frame.events:
         if isinstance(event, ev.RequestAdded):
             renumbered = event.request != f"R{len(names) + 1}"  # else its seed is the same by itself
-            asked = recorded_request(event, engine.config.seed if renumbered else None)
+            asked = recorded_request(event, engine.config.seed if renumbered else None, spaces)
             (turn,) = asked.turns
             names[event.request] = engine.add_request(
-                turn.token_ids, turn.params(), asked.extra_key, asked.priority
+                turn.token_ids, turn.params(), asked.extra_key, asked.priority, lora=asked.lora
             )
         elif isinstance(event, ev.RequestAborted):
             engine.abort(names[event.request.split(".")[0]])

@@ -3,6 +3,8 @@
     python -m viz.live                               a mixed workload on the classroom Llama
     python -m viz.live --workload agents --kv-tokens 600 --eviction-policy lfu
     python -m viz.live --host-kv-tokens 2000 --host-write write_back      with a second tier in host memory
+    python -m viz.live --lora capitals --lora oneword      the same questions under two adapters and none
+    python -m viz.live --host-kv-tokens 2000 --disk-dir DIR      a third tier, which outlives the run
     python -m viz.live --speculative eagle           drafts: guessed, verified in one pass, rolled back
     python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
@@ -63,7 +65,7 @@ from viz.web.ranks import Ranks, rank_path, recorded_ranks
 from viz.web.routes import rules
 from viz.web.runs import Replay, Run
 from viz.web.server import HOST, LOOPBACK, Gate, Server
-from viz.web.settings import Settings, telling_workload
+from viz.web.settings import DISK_MB, Settings, telling_workload
 from viz.words import decoder_from
 
 __all__ = ["COMMANDS", "Driver", "Live", "Replay", "Run", "Settings", "main", "make_run"]
@@ -110,6 +112,26 @@ def _pace(text: str) -> float:
     return speed
 
 
+def _add_more(parser: argparse.ArgumentParser) -> None:
+    """What an engine may have besides: tiers, adapters, drafts."""
+    parser.add_argument("--host-kv-tokens", type=int, default=0, metavar="N",
+                        help="size of a second tier in host memory (default: none)")  # fmt: skip
+    parser.add_argument("--host-write", default="write_through", choices=HOST_WRITE,
+                        help="when copies are made (default: write_through)")  # fmt: skip
+    parser.add_argument("--disk-dir", metavar="DIR", help="a third tier: KV as files in this folder")
+    parser.add_argument("--disk-mb", type=command.positive, default=DISK_MB, metavar="N",
+                        help="most MB in that folder (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--lora", metavar="NAME=DIR", action="append", default=[],
+                        help="an adapter (PEFT's format); a shipped one by its name; repeatable")  # fmt: skip
+    parser.add_argument("--bigram-keys", action="store_true", default=None,
+                        help="a tree of pairs of tokens (with --speculative eagle it is one)")  # fmt: skip
+    parser.add_argument(
+        "--speculative", choices=SPECULATIVE, help="draft tokens, and verify them in one pass"
+    )
+    parser.add_argument("--draft-tokens", type=command.positive, metavar="N",
+                        help="drafted at most before a pass (default: 4)")  # fmt: skip
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = command.Parser(prog="python -m viz.live", description="Watch RadixAttention at work.")
     names = ", ".join(workloads.WORKLOADS)
@@ -120,17 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--schedule-policy", default="lpm", choices=list(SCHEDULE_POLICIES))
     parser.add_argument("--eviction-policy", default="lru", choices=list(EVICTION_POLICIES))
-    parser.add_argument("--host-kv-tokens", type=int, default=0, metavar="N",
-                        help="size of a second tier in host memory (default: none)")  # fmt: skip
-    parser.add_argument("--host-write", default="write_through", choices=HOST_WRITE,
-                        help="when copies are made (default: write_through)")  # fmt: skip
-    parser.add_argument("--bigram-keys", action="store_true", default=None,
-                        help="a tree of pairs of tokens (with --speculative eagle it is one)")  # fmt: skip
-    parser.add_argument(
-        "--speculative", choices=SPECULATIVE, help="draft tokens, and verify them in one pass"
-    )
-    parser.add_argument("--draft-tokens", type=command.positive, metavar="N",
-                        help="drafted at most before a pass (default: 4)")  # fmt: skip
+    _add_more(parser)
     parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
                         help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip
     parser.add_argument("--compare", metavar="A,B",
@@ -170,7 +182,9 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """What the command line asks for; without --workload one on which that shows within seconds."""
     workload = options.workload
     if workload is None:
-        workload = telling_workload(options.compare, options.host_kv_tokens, options.speculative)
+        workload = telling_workload(
+            options.compare, options.host_kv_tokens, options.speculative, options.lora
+        )
     kv_tokens = options.kv_tokens
     if options.serve is not None and options.workload is None:
         workload, kv_tokens = "none", served.KV_TOKENS if kv_tokens is None else kv_tokens
@@ -180,6 +194,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
         bigram_keys=options.bigram_keys, tp=options.tp,
         speculative=options.speculative, draft_tokens=options.draft_tokens or 4,
+        lora=tuple(options.lora), disk_dir=options.disk_dir, disk_mb=options.disk_mb,
     )  # fmt: skip
 
 
@@ -204,7 +219,7 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.tp > 1:
         launch.check(options)
     settings = settings_of(options)
-    settings.config(workloads.load(settings.workload).kv_tokens)
+    settings.config(settings.load_workload().kv_tokens)
     settings.students_tree()
     if settings.compare is not None:
         settings.sides()

@@ -41,8 +41,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from minirad.observe.disk_events import BlocksRead
 from minirad.observe.event import EVENT_TYPES, MARKS_OF_TIME, STATUSES, Event, Nodes, ReplayState
-from minirad.observe.events import VICTIMS, listed
+from minirad.observe.events import VICTIMS, NodeSplit, RequestAdded, VersionBumped, listed
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame, apply_frame
 from minirad.observe.snapshot import (
@@ -74,7 +75,7 @@ from viz.words import (
 
 # With its own names, those that pictures ask for together with them.
 __all__ = [
-    "GRANULARITIES", "MARKS", "STATUSES", "TIERS", "VICTIMS", "Decode", "Trace", "View",
+    "GRANULARITIES", "MARKS", "STATUSES", "TIERS", "VICTIMS", "Decode", "Origins", "Trace", "View",
     "decoder_for", "decoder_from", "decoder_of", "evictable_leaves", "has_tiers", "host_used", "ids_as_text",
     "is_bigram", "is_fleet", "key_tokens", "local_folder", "nodes_of", "path_of", "requests_of", "summary",
     "text_tokens",
@@ -104,6 +105,48 @@ _LANDMARK_EVENTS, _LANDMARKS = 2000, 24
 
 
 @dataclass(frozen=True, slots=True)
+class Origins:
+    """Where KV comes from: what is true of a node or a namespace as long as it is there, whatever the moment.
+
+    adapters: names of the engine's adapters, in order. spaces: the adapter of each namespace that has one.
+    disk: nodes that were read from the disk, and what they were divided into.
+    """
+
+    adapters: list[str] = field(default_factory=list)
+    spaces: dict[int, str] = field(default_factory=dict)
+    disk: set[int] = field(default_factory=set)
+
+    @staticmethod
+    def of(header: State) -> Origins:
+        """Those that a recording names at its beginning."""
+        names = (header.get("config") or {}).get("lora") or ()
+        return Origins([name for name in names if isinstance(name, str)])
+
+    def take(self, event: Event) -> None:
+        """The next event."""
+        if isinstance(event, RequestAdded):
+            if event.lora:
+                self.spaces[event.namespace] = event.lora
+                if event.lora not in self.adapters:
+                    self.adapters.append(event.lora)
+        elif isinstance(event, BlocksRead):
+            self.disk.add(event.node)
+        elif isinstance(event, NodeSplit):
+            if event.lower in self.disk:
+                self.disk.add(event.upper)
+        elif isinstance(event, VersionBumped):
+            pairs = zip(event.old, event.new, strict=True)
+            self.spaces.update({new: self.spaces[old] for old, new in pairs if old in self.spaces})
+
+    def adapter(self, node: State) -> str:
+        """The adapter that computed a node; "" for none."""
+        return self.spaces.get(node["namespace"], "")
+
+
+_OF_ORIGIN = frozenset((RequestAdded, BlocksRead, NodeSplit, VersionBumped))
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """One position: the state, what happened, and how each node is to be drawn.
 
@@ -113,6 +156,7 @@ class View:
     status: node id -> one of STATUSES, ghosts included; also: node id -> the lesser things that
     happened to it ("split" on a node that is hit, ...). ghosts: node id -> the node as it last was.
     focus: the nodes that `events` are about.
+    origins: which adapter or disk nodes come from.
     """
 
     granularity: str
@@ -127,6 +171,7 @@ class View:
     also: dict[int, frozenset[str]]
     ghosts: dict[int, State]
     focus: frozenset[int]
+    origins: Origins = field(default_factory=Origins, repr=False, compare=False)
     _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -169,6 +214,7 @@ class Trace:
         theirs = is_fleet(recording.header["start"])
         self._marks: dict[str, list[int]] = {kind: [] for kind in MARKS_OF_TIME if kind != "gap" or theirs}
         self._bumps: list[tuple[int, tuple[int, ...]]] = []  # events before it, dead namespaces from then on
+        self.origins = Origins.of(recording.header)
         self._walk: _Walk | None = None
         self._views = _KeptViews(kept)
         self._columns, self._owners = Columns(), PageOwners(1)
@@ -294,6 +340,8 @@ class Trace:
             for at, event in enumerate(frame.events, start=self._offsets[-1]):
                 if stale := event.stale():
                     self._bumps.append((at, stale))
+                if type(event) in _OF_ORIGIN:
+                    self.origins.take(event)
             self._offsets.append(self._offsets[-1] + len(frame.events))
             self._note_scene(index, frame)
             for kind in {event.mark for event in frame.events if event.mark}:
@@ -342,7 +390,7 @@ class Trace:
         return View(
             granularity, index, frame, int(walk.state.rest.get("step", 0)),
             self._title(granularity, index, frame), events, so_far, walk.state.snapshot(nodes), status,
-            also, dict(walk.ghosts), frozenset(n for e in events for n in e.touches()),
+            also, dict(walk.ghosts), frozenset(n for e in events for n in e.touches()), self.origins,
             {"own": own, "nodes": nodes, "table": table, "marked": marked, "cells": cells},
         )  # fmt: skip
 

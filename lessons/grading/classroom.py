@@ -18,6 +18,7 @@ GIVEN = ("minirad", "viz", "lessons", "notebooks", "pyproject.toml", "LICENSE", 
 WITHHELD = {"solution.py", "mutants.py", "hidden.py", "teacher.md", "TEACHERS.md"} | {
     f"alternative{number}.py" for number in ("", "_2", "_3")
 }
+OTHER_NOTEBOOKS = ("00_tour", "15_your_own_server", "16_equal_tokens")  # those of no lesson
 IN_A_LESSON = {"README.md", "exercise.py", "exercises.py", "test_lesson.py"}
 BESIDE_LESSONS = {"__init__.py", "__main__.py", "conftest.py", "ROSETTA.md"}
 MACHINERY = {
@@ -187,7 +188,7 @@ def _is_known(path: PurePosixPath) -> bool:
         return path.name in MACHINERY
     if kind == "notebook":
         lessons = (each.name for each in lesson_folders())
-        return path.name == "build.py" or path.stem in {"00_tour", "15_your_own_server", *lessons}
+        return path.name == "build.py" or path.stem in {*OTHER_NOTEBOOKS, *lessons}
     if kind == "stream":
         return path.suffix == ".jsonl"
     return kind == ""

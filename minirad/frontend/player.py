@@ -47,8 +47,8 @@ Function = Callable[..., Coroutine[Any, None, R]]
 class Job:
     """A program to be run once. arrival: the step before which it starts.
 
-    seed: what its calls' seeds are made of; None: its place among the jobs. extra_key, priority: of all
-    its requests, as in `Engine.add_request`.
+    seed: what its calls' seeds are made of; None: its place among the jobs. extra_key, priority, lora: of
+    all its requests, as in `Engine.add_request`.
     """
 
     function: Function[Any]
@@ -58,6 +58,7 @@ class Job:
     seed: int | None = None
     extra_key: Hashable = None
     priority: int = 0
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class _Running:
         engine = self.player.engine
         if engine is None or self.outcome is not None:
             return None
-        pin = engine.pin(tokens, self.job.extra_key)
+        pin = engine.pin(tokens, self.job.extra_key, self.job.lora)
         self.pins.append(pin)
         return pin
 
@@ -368,8 +369,9 @@ def send_due(engine: Engine, player: Any, step: int) -> list[tuple[Any, ValueErr
         job = asked.session
         try:
             name = engine.add_request(
-                asked.prompt, asked.params, job.extra_key, job.priority, token_mask=asked.token_mask
-            )
+                asked.prompt, asked.params, job.extra_key, job.priority, token_mask=asked.token_mask,
+                lora=job.lora,
+            )  # fmt: skip
         except ValueError as error:
             player.refused(asked, error)
             due.append((asked, error))

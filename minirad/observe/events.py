@@ -86,7 +86,7 @@ def _check_count(event: Event, wanted: int, found: int) -> None:
 class RequestAdded(Event):
     """A request joined the waiting queue; enough to submit it again elsewhere.
 
-    `namespace` 0 is the default one (extra_key None).
+    `namespace` 0 is the default one (extra_key None). lora: the adapter that it runs under, "" for none.
     """
 
     request: str
@@ -103,6 +103,7 @@ class RequestAdded(Event):
     seed: int | None
     logprob_start: int | None
     stop_token_ids: Ints = ()  # last: recordings from before it are shorter
+    lora: str = ""
 
     word, headline = Word("queue"), Headline(20)
 
@@ -113,11 +114,12 @@ class RequestAdded(Event):
         return cls(
             request.id, tuple(request.prompt.tolist()), asked.max_new_tokens, asked.temperature, asked.n,
             request.priority, namespace, asked.top_p, asked.top_k, tuple(asked.stop), asked.ignore_eos,
-            asked.seed, asked.logprob_start, asked.stop_token_ids,
+            asked.seed, asked.logprob_start, asked.stop_token_ids, getattr(request.extra_key, "adapter", ""),
         )  # fmt: skip
 
     def describe(self) -> str:
         space = f" in namespace {self.namespace}" if self.namespace else ""
+        space = f" under adapter {self.lora}" if self.lora else space
         samples = f", {self.n} samples" if self.n > 1 else ""
         return (
             f"{self.request} waits: {_n(len(self.token_ids), 'prompt token')}, "

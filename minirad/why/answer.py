@@ -37,7 +37,8 @@ CAUSES: dict[str, str] = {
     "weights": "computed by old weights",
     "host": "in host memory only, not loaded back",
     "hole": "there, but what is before it is not",
-    "namespace": "there for another model, salt or adapter",
+    "namespace": "there for another model, salt or rank",
+    "adapter": "there under another adapter",
     "running": "another request computes it now",
     "aborted": "its computation was aborted",
     "retracted": "its computation was retracted",
@@ -97,7 +98,8 @@ class Loss:
     start: their first position. other: the request that brought them, computes them now, or that the prompt
     parts from. when: when that one computed them. left: all that they left and are not back in, the last of
     them is why they are not there. used, user: when they were last found, and by whom. media: where they lie.
-    namespace: of "namespace", the other one. before, ours, theirs: of "differs", token ids around the place.
+    namespace: of "namespace" and "adapter", the other one ("": no adapter). before, ours, theirs: of
+    "differs", token ids around the place.
     """
 
     cause: str

@@ -14,7 +14,7 @@ events itself).
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -227,6 +227,7 @@ class Recorded(Follows):
     Attributes:
         memory: everything that ever was in the tree.
         answers: of each admission, by request; from the second on "R7#2".
+        adapters: of each adapter the namespace of its first request, of "" that of those without one.
         unknown: requests of which the recording does not tell the tokens.
         misfits: those in `answers` that the memory did not foresee: the tree changed without telling (or is
             wrong, a student's may be). What was found is the engine's number then, and the rest "unknown".
@@ -243,6 +244,8 @@ class Recorded(Follows):
         self.unknown: list[str] = []
         self.misfits: list[str] = []
         self.requests: dict[str, _Request] = {}
+        self.adapters = {"": 0}
+        self._names: dict[Hashable, str] = {}  # the adapter of each namespace that has one
         self._tree = Listener(self.memory)
         self._tree.now = float(start["step"])
         self._tree.start(start["tree"])
@@ -276,10 +279,26 @@ class Recorded(Follows):
         if handler is not None:
             handler(event)
 
-    def why(self, tokens: Any, namespace: int = 0, name: str = "") -> Answer:
-        """What would become of a prompt now. namespace: its number in the recording."""
+    def why(self, tokens: Any, namespace: int = 0, name: str = "", lora: str = "") -> Answer:
+        """What would become of a prompt now. namespace: its number in the recording; or lora: its adapter."""
+        if lora:
+            namespace = self.space_of(lora)
         asked = Asked.of(tokens, namespace, self.page_size, name, pairs=self.pairs)
-        return why(self.memory, asked, self._tree.now)
+        return self._told(why(self.memory, asked, self._tree.now), lora)
+
+    def space_of(self, lora: str) -> int:
+        """The namespace of an adapter's requests; one that nothing is in, before the first."""
+        return self.adapters.get(lora, -1)
+
+    def _told(self, answer: Answer, lora: str = "") -> Answer:
+        """The answer, with what is there under another adapter told as that. lora: its own, if known."""
+        if not (self._names or lora):
+            return answer
+        own, losses = lora or self._names.get(answer.namespace, ""), []
+        for loss in answer.losses:
+            other = self._names.get(loss.namespace, "") if loss.cause == "namespace" else own
+            losses.append(loss if other == own else replace(loss, cause="adapter", namespace=other))
+        return replace(answer, losses=tuple(losses))
 
     # ------------------------------------------------------------ requests
 
@@ -295,6 +314,9 @@ class Recorded(Follows):
         self.requests[event.request] = _Request(
             list(event.token_ids), len(event.token_ids), event.namespace, event.logprob_start
         )
+        if event.lora:
+            self.adapters.setdefault(event.lora, event.namespace)
+            self._names[event.namespace] = event.lora
 
     def _admit(self, event: ev.RequestAdmitted) -> None:
         self._tree.needed(event.request)  # for what it loaded back
@@ -305,7 +327,7 @@ class Recorded(Follows):
             return
         name = admission(event.request, event.attempt)
         asked = self._asked(request, event)
-        answer = why(self.memory, asked, self._tree.now)
+        answer = self._told(why(self.memory, asked, self._tree.now))
         self.answers[name] = fitted(answer, event.matched, event.cached)
         if answer.cached != event.cached:
             self.misfits.append(name)

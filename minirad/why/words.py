@@ -42,6 +42,10 @@ def _namespace(name: Hashable) -> str:
     return "no salt" if name is None else f"namespace {name}"
 
 
+def _adapter(name: Hashable) -> str:
+    return f"adapter {name}" if name else "no adapter"
+
+
 @dataclass(frozen=True, slots=True)
 class Words:
     """How answers are told.
@@ -84,6 +88,10 @@ class Words:
             "hole": lambda: f"on {_media(loss)}, but what is before them is not",
             "namespace": lambda: (
                 f"there for {self.named(loss.namespace)} only" + (f" (by {loss.other})" if loss.other else "")
+            ),
+            "adapter": lambda: (
+                f"that are there under {_adapter(loss.namespace)}, where the same tokens have other keys "
+                "and values" + (f" (by {loss.other})" if loss.other else "")
             ),
             "running": lambda: f"which {other} computes now, too",
             "aborted": lambda: f"of {other}, which was aborted before they were kept",

@@ -13,6 +13,8 @@ from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.fleet.publish import Publisher
 from minirad.observe import events as ev
+from minirad.observe.disk_events import BlocksRead, BlocksWritten
+from minirad.observe.draft_events import DraftVerified, TokensDrafted
 from minirad.observe.snapshot import units
 from viz import live
 from viz.view.fleet import sums
@@ -23,6 +25,9 @@ pytestmark = pytest.mark.slow
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 STEPS = 24  # at three steps a second: eight seconds, and two until the model is there
 TIERS = "--host-kv-tokens 2000 --host-write write_back"
+DISK = "--host-kv-tokens 2000 --disk-dir kv-files"
+DRAFTS = "--speculative eagle"
+ADAPTERS = "--lora capitals --lora oneword"
 
 
 def shown(arguments: str, steps: int = STEPS):
@@ -48,7 +53,7 @@ def test_these_are_the_commands_of_the_readme():
         more for _, rest in told for more in re.findall("`(.*?)`", rest)
     }
     assert commands - elsewhere == {
-        "", "--compare lru,lfu", "--compare lpm,fcfs", TIERS, "--publish tcp://127.0.0.1:5557",
+        "", "--compare lru,lfu", "--compare lpm,fcfs", TIERS, DISK, DRAFTS, ADAPTERS, "--publish tcp://127.0.0.1:5557",
         "--connect tcp://HOST:5557 --replay tcp://HOST:6557 --ranks 2",
     }  # fmt: skip
 
@@ -85,6 +90,63 @@ def test_kv_goes_to_the_host_and_comes_back(arguments):
     run.engine.check()
     assert not run.refused and not run.notices
     assert run.page.requests()["R13"]["hit"] > 100, "a text that was loaded back, not computed again"
+
+
+def told(run, kind: type[ev.Event]) -> list:
+    return [event for frame in run.recorder.frames for event in frame.events if type(event) is kind]
+
+
+@pytest.mark.parametrize("arguments", [DRAFTS, "--speculative ngram"])
+def test_tokens_are_guessed_and_wrong_ones_give_their_slots_back(arguments):
+    run = shown(arguments)
+    assert {TokensDrafted, DraftVerified, ev.SlotsFreed} <= happened(run)
+    verified = told(run, DraftVerified)
+    assert any(event.accepted for event in verified) and any(
+        event.accepted < event.drafted for event in verified
+    )
+    assert any(event.cause == "rejected" for event in told(run, ev.SlotsFreed))
+    while not run.idle:
+        run.advance()
+    run.engine.check()
+    assert run.engine.drafts.tokens_a_pass > 1 and not run.refused and not run.notices
+
+
+def test_two_adapters_say_it_in_their_ways_and_share_no_kv():
+    run = shown(ADAPTERS)
+    asked = {event.request: event for event in told(run, ev.RequestAdded)}
+    assert {event.lora for event in asked.values()} == {"", "capitals", "oneword"}
+    assert len({event.namespace for event in asked.values()}) == 3
+    said: dict[str, list[int]] = {}
+    for event in told(run, ev.TokenSampled):
+        said.setdefault(event.request, []).append(event.token)
+    replies: dict[str, list[str]] = {}  # some are still being written
+    for name, tokens in said.items():
+        text = run.engine.tokenizer.decode(tokens, skip_special_tokens=True)
+        replies.setdefault(asked[name].lora, []).append(text)
+    assert set(replies) == {"", "capitals", "oneword"}
+    assert any(len(text) > 8 for text in replies["capitals"])
+    assert all(text == text.upper() for text in replies["capitals"])
+    assert all(len(text.split()) == 1 for text in replies["oneword"])
+    assert not run.refused and not run.notices
+
+
+def test_a_second_start_hits_what_the_first_one_wrote(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = shown(DISK)
+    while not first.idle:
+        first.advance()
+    first.close()
+    assert told(first, BlocksWritten) and not told(first, BlocksRead)
+    assert any((tmp_path / "kv-files").glob("*.safetensors"))
+    second = shown(DISK)
+    assert sum(len(event.host_slots) for event in told(second, BlocksRead)) >= 64
+    while not second.idle:
+        second.advance()
+    second.engine.check()
+    computed = [run.engine.stats.first.tokens - run.engine.stats.first.cached for run in (first, second)]
+    assert computed[1] <= computed[0] - 64
+    assert not second.refused and not second.notices
+    second.close()
 
 
 def differ(pair) -> list[float]:

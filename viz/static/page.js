@@ -47,12 +47,14 @@ function build() {
       h("section.card.treecard", {},
         h("h2", {}, "Radix tree", legend(), h("span.zoom", {}, button("−", "Smaller", () => zoom(el.tree, 0.8)), button("fit", "The whole tree, however small; again: as much as can be read (0, double click)", () => fit(el.tree)), button("+", "Larger", () => zoom(el.tree, 1.25)))),
         (el.tiers = h("p.tiers", { hidden: true }, tierLegend(), (el.sums = h("span.sums")))),
+        (el.adapters = h("p.tiers.adapters", { hidden: true })),
         (el.tree = h("div.mr-tree", { role: "img" }))),
       (el.drafts = drafts.card),
       h("section.side", {},
         h("section.card.poolcard", {}, h("h2", {}, "KV pool", (el.poolText = h("small"))), (el.pool = h("div.pool")), drafts.keys,
           (el.hostPart = h("div.hostpart", { hidden: true }, h("h2", {}, "Host memory", (el.hostText = h("small"))), (el.host = h("div.pool.host")),
-            h("div.keys", {}, hostKey("both", "a copy"), hostKey("host", "only here"), hostKey("copying", "copying"), hostKey("loading", "loading"))))),
+            h("div.keys", {}, hostKey("both", "a copy"), hostKey("host", "only here"), hostKey("copying", "copying"), hostKey("loading", "loading")))),
+          (el.diskPart = h("div.diskpart", { hidden: true }, h("h2", {}, h("span", {}, h("b.letter", {}, "K"), "Disk"), (el.diskText = h("small"))), (el.diskBar = h("div.diskbar", { role: "img" }, h("i"))), (el.diskNow = h("p.disknow"))))),
         h("div.two", {},
           h("section.card", {}, h("h2", {}, "Usage", (el.usageText = h("small"))), (el.usage = h("div.chart")), h("div.keys", {}, key("protected", "#4dabf7"), key("private", "#fcc419"), key("evictable", "#ced4da"), (el.hostKey = h("span.key.hostline", { hidden: true }, h("i"), "host")))),
           h("section.card", {}, h("h2", {}, "Hit rate", (el.hitText = h("small"))), (el.hits = h("div.chart")))))),
@@ -75,8 +77,8 @@ function legend() {
 
 /** Where a node's KV lies, as its card says it. */
 function tierLegend() {
-  const sample = (name, sign, word) => h("span.tier." + name, {}, h("i", {}, h("u")), h("b", {}, sign), word);
-  return h("span.legend", {}, sample("device", "D", "device"), sample("both", "D+H", "device and host"), sample("host", "H", "host only"), sample("moving", "D→H", "copying"), sample("moving", "H→D", "loading"));
+  const sample = (name, sign, word, brief = word) => h("span.tier." + name, {}, h("i", {}, h("u")), h("b", {}, sign), h("span.long", {}, word), h("span.brief", {}, brief));
+  return h("span.legend", {}, sample("device", "D", "device"), sample("both", "D+H", "device and host", "both"), sample("host", "H", "host only", "host"), sample("moving", "D→H", "copying"), sample("moving", "H→D", "loading"), sample("disk", "K", "from disk"));
 }
 
 const hostKey = (tier, text) => h("span.key", {}, h("i.copy." + tier), text);
@@ -102,7 +104,7 @@ function jump(kind, letter) {
 
 function buildHelp() {
   const rows = [["space", "play, pause"], ["← →", "back, forward"], ["Home End", "start, present"], ["s e r", "next split, eviction, retraction (shift: the one before)", ".own"], ["s e g", "next split, eviction, gap (shift: the one before)", ".theirs"], ["a", "all ranks in one tree again", ".theirs"],
-    ["1 2 3", "by event, step, scene", ".own"], ["1 2", "by event, step", ".theirs"], ["q", "quiz", ".own"], ["d", "prompt doctor", ".own"], ["w", "why would a prompt miss?"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them a request behind it was admitted", ".own"], ["D D+H H", "KV on the device, also on the host, on the host only (with a host tier)"], ["K X ?", "on disk, external, may be there", ".theirs"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
+    ["1 2 3", "by event, step, scene", ".own"], ["1 2", "by event, step", ".theirs"], ["q", "quiz", ".own"], ["d", "prompt doctor", ".own"], ["w", "why would a prompt miss?"], ["p", "projector"], ["+ − 0", "larger, smaller, fit"], ["12 st · ↷3", "waiting for 12 steps; in 3 of them a request behind it was admitted", ".own"], ["D D+H H · K", "KV on the device, also on the host, on the host only (with a host tier); K: it was read from disk"], ["K X ?", "on disk, external, may be there", ".theirs"], ["► ■", "<|im_start|> and <|im_end|> on a card"], ["¶ t lock", "a line break; tick of the last use; running requests that hold a node"]];
   return h("section.panel.help", { hidden: true }, h("table", {}, ...rows.map(([k, text, kind = ""]) => h("tr" + kind, {}, h("th", {}, k), h("td", {}, text)))));
 }
 
@@ -246,6 +248,7 @@ const PARTS = {
   tree: [() => el.tree, "The tree", drawTree, "svg"], say: [() => el.sayMore, "This sentence", drawSay],
   transport: [() => el.where, "The time line", drawTransport], policy: [() => el.policyChip, "The policy", drawPolicy],
   pool: [() => el.pool, "The pool", drawPool, "pool", "usage"], host: [() => el.host, "Host memory", drawHost, "host"],
+  disk: [() => el.diskNow, "The disk", drawDisk, "disk"],
   usage: [() => el.usage, "Usage", drawUsage, "usage"], hits: [() => el.hits, "The hit rate", drawHits],
   drafts: [() => el.drafts, "The drafts", () => drafts.draw(), "drafts"],
   lanes: [() => el.lanes, "The requests", drawLanes, "requests"], events: [() => el.events, "The events", drawEvents, "events"],
@@ -347,12 +350,15 @@ function drawHeader() {
   const chip = (text, title) => h("span.chip", { title }, text);
   el.chips.replaceChildren(chip(meta.title ?? "", "workload"), chip(meta.model ?? "", "model"),
     meta.fleet ? chip(meta.page_size ? `blocks of ${plural(meta.page_size, "token")}` : "", "as the servers store them") : chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
-    ...(meta.host_tokens ? [chip(`host ${meta.host_tokens} · ${meta.host_write}`, "tokens in host memory · when copies are made")] : []),
+    ...(meta.disk ? [chip(`host ${meta.host_tokens} · disk ${megabytes(meta.disk.bytes)}`, `tokens in host memory, ${meta.host_write} · most that may lie in the folder ${meta.disk.folder}`)] : meta.host_tokens ? [chip(`host ${meta.host_tokens} · ${meta.host_write}`, "tokens in host memory · when copies are made")] : []),
     ...(meta.speculative ? [chip(meta.bigram_keys ? `${meta.speculative} · pairs` : `drafts: ${meta.speculative}`, `where drafts come from${meta.bigram_keys ? " · the tree's units are bigrams" : ""}`)] : []),
     ...(meta.bigram_keys && !meta.speculative ? [chip("pairs of tokens", "the tree's units are bigrams")] : []),
     (el.policyChip = chip("", "schedule policy · eviction policy at the moment on view")));
   document.body.classList.toggle("tiered", Boolean(meta.host_tokens));
   el.tiers.hidden = el.hostPart.hidden = el.hostKey.hidden = !meta.host_tokens;
+  document.body.classList.toggle("disked", Boolean(meta.disk));
+  el.diskPart.hidden = !meta.disk;
+  drawAdapters();
   drafts.mount();
   drawPolicy();
   document.title = `minirad${source instanceof FileSource ? "" : " live"}: ${meta.title ?? ""}`;
@@ -467,6 +473,41 @@ function drawHost() {
   el.sums.title = told.length ? `tokens: ${told.join(", ")}` : "";
 }
 
+const megabytes = (bytes) => `${(bytes / 1e6).toLocaleString("en", { maximumFractionDigits: bytes < 1e7 ? 1 : 0 })} MB`;
+const many = (n, word) => plural(n, word).replace(String(n), n.toLocaleString("en"));
+
+/** The folder of the third tier, and what went to it and came from it, now and so far. */
+function drawDisk() {
+  const { disk, g } = state.view, { meta } = source;
+  if (!meta.disk) return;
+  const { now, total } = disk, known = disk.files !== null;
+  el.diskText.textContent = known ? `${many(disk.files, "file")} · ${many(disk.tokens, "token")} · ${megabytes(disk.bytes)} of ${megabytes(meta.disk.bytes)}` : `not told yet · at most ${megabytes(meta.disk.bytes)}`;
+  el.diskBar.firstChild.style.width = known ? `max(${percent(disk.bytes, meta.disk.bytes)}, ${disk.bytes ? 2 : 0}px)` : "0";
+  el.diskBar.setAttribute("aria-label", el.diskText.textContent);
+  const took = (us) => `${(us / 1000).toLocaleString("en", { maximumFractionDigits: 1 })} ms`;
+  const moved = [now.read && h("b.read", {}, `${now.read} read in ${took(now.read_us)}`), now.written && h("b.written", {}, `${now.written} written in ${took(now.written_us)}`), now.late && h("b.lost", {}, `${many(now.late, "reading")} too late`), now.lost && h("b.lost", {}, `${many(now.lost, "block")} off the disk`)].filter(Boolean);
+  el.diskNow.replaceChildren(
+    h("span.came" + (total.read ? ".some" : ""), { title: `in ${many(total.read_blocks, "block")}, ${took(total.read_us)} of waiting` }, h("b", {}, total.read.toLocaleString("en")), ` ${total.read === 1 ? "token" : "tokens"} came from disk`),
+    h("span", { title: `in ${many(total.written_blocks, "block")}, ${took(total.written_us)} beside the steps` }, h("b", {}, total.written.toLocaleString("en")), " written"),
+    h("span.moved", { title: moved.map((one) => one.textContent).join(", ") }, ...(moved.length ? [`this ${g}: `, ...moved.flatMap((one, k) => (k ? [", ", one] : [one]))] : [])));
+}
+
+/** The adapters' names in their colours, as on the cards below the root. */
+function drawAdapters() {
+  const known = source.meta.adapters ?? [];
+  el.adapters.hidden = !known.length;
+  document.body.classList.toggle("adapted", known.length > 0);
+  el.adapters.replaceChildren(h("span", {}, "adapters:"), ...known.map(([name]) => adapterTag(name)), h("span.hint", {}, "the same tokens, but other keys and values: nothing is shared"));
+  if (!el.lora) return;
+  el.lora.hidden = !known.length;
+  el.lora.replaceChildren(...[...known.slice(-1), ...known.slice(0, -1)].map(([name]) => h("option", { value: name }, name || "no adapter")));
+}
+
+function adapterTag(name) {
+  const [, background] = source.meta.adapters.find(([one]) => one === name) ?? ["", "#5c636a"];
+  return h("span.adapter", { style: { background }, title: name ? `under adapter ${name}` : "under no adapter" }, name || "no adapter");
+}
+
 function slotText(owner, pageNumber, tier = "slots") {
   const page = source.meta.page_size;
   if (owner[0] !== "n") return owner[0] === "R" ? [`${owner}'s own, not in the tree yet`] : owner[0] === "x" ? [`free: n${owner.slice(1)} was evicted`] : ["free"];
@@ -504,7 +545,7 @@ function drawUsage() {
       up += `L${x0},${y(high).toFixed(1)}L${x1},${y(high).toFixed(1)}`;
       down = `L${x1},${y(low).toFixed(1)}L${x0},${y(low).toFixed(1)}` + down;
     }
-    return s("path", { d: frames.length ? `M${up.slice(1)}${down}Z` : "", fill: color });
+    return s("path", { d: up ? `M${up.slice(1)}${down}Z` : "", fill: color });
   });
   el.usage.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": usageWords() },
     ...shapes, hostLine(frames, w, top, bottom), ...(cut ? [] : [s("line", { x1: 0, x2: w, y1: top, y2: top, class: "limit" })]), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }),
@@ -574,11 +615,11 @@ function drawLanes() {
     for (const [a, b, reason] of r.defers) if (a <= now && b >= from) bars.push(h("b.defer", { style: { left: left(a), width: width(a, Math.min(b, now + 1)) }, onpointermove: (e) => tip(e, h("b", {}, r.id), " looked at and left waiting: " + reason) , onpointerleave: () => tip(null) }));
     for (const [f, by] of r.passed) if (f <= now && f >= from) bars.push(h("b.pass", { style: { left: left(f + 0.5) }, onpointermove: (e) => tip(e, h("b", {}, r.id), ` passed over by ${by.join(", ")}`), onpointerleave: () => tip(null) }));
     const wait = live?.waiting ? now + 1 - waitSince(r, now) : 0, passed = r.passed.filter(([f]) => f <= now).length;
-    const told = h("span.hitbar" + (wait ? ".wait" : ""), { title: wait ? `waits for ${plural(wait, "step")}; in ${passed} of them a request behind it was admitted` : known ? `${r.hit} of ${r.prompt} prompt tokens from the cache${r.why ? `: ${r.why}` : ""}` : "not admitted yet" },
-      h("em", { style: { width: known && !wait ? percent(r.hit, r.prompt) : "0" } }), h("span", {}, wait ? `${wait} st${passed ? ` · ↷${passed}` : ""}` : known ? `${r.hit}/${r.prompt}` : `–/${r.prompt}`));
+    const told = h("span.hitbar" + (wait ? ".wait" : ""), { title: wait ? `waits for ${plural(wait, "step")}; in ${passed} of them a request behind it was admitted` : known ? `${r.hit} of ${r.prompt} prompt tokens from the cache${r.disk ? `, ${r.disk} of them from disk` : ""}${r.why ? `: ${r.why}` : ""}` : "not admitted yet" },
+      h("em", { style: { width: known && !wait ? percent(r.hit, r.prompt) : "0" } }), r.disk && known && !wait ? h("em.disk", { style: { left: percent(Math.max(r.hit - r.disk, 0), r.prompt), width: percent(Math.min(r.disk, r.hit), r.prompt) } }) : "", h("span", {}, wait ? `${wait} st${passed ? ` · ↷${passed}` : ""}` : known ? `${r.hit}/${r.prompt}` : `–/${r.prompt}`));
     return h("div.lane" + (live ? (live.waiting ? ".waits" : ".runs") : "") + (r.id === longest?.id ? ".longest" : ""), { "data-request": r.id, tabindex: 0, title: known && r.why ? `${r.text}\n${r.hit} of ${r.prompt} tokens from the cache; computed: ${r.why}` : r.text, role: "button", "aria-label": `${r.id} ${r.label || ""}: ${r.text}`,
       onpointerenter: () => brush({ nodes: [], requests: [r.id] }), onpointerleave: () => brush(null), onclick: () => pickRequest(r.id), onkeydown: (e) => e.key === "Enter" && pickRequest(r.id) },
-      h("span.who", {}, h("b", {}, r.id), " ", r.label || r.text), h("span.track", {}, ...bars, h("u", { style: { left: left(now + 1) } })), told);
+      h("span.who", {}, h("b", {}, r.id), " ", r.lora === undefined ? "" : adapterTag(r.lora), r.label || r.text), ...(r.reply && r.end <= now ? [h("span.reply", { title: r.reply }, r.reply)] : r.lora === undefined ? [] : [h("span.reply")]), h("span.track", {}, ...bars, h("u", { style: { left: left(now + 1) } })), told);
   }));
   drawQueue(longest, now);
   requestAnimationFrame(() => { // to the latest, in whole lanes
@@ -632,7 +673,7 @@ function overNode(id, event) {
   brush({ nodes: [number], requests: requestsOn(number), exact: true });
   const where = node?.tier ? ` · ${TIER_WORDS[node.tier]}` : "";
   if (node && source.meta.fleet) return tip(event, h("b", {}, id), theirs.tipOf(node), h("pre", {}, node.body.text));
-  if (node) tip(event, h("b", {}, id), ` ${source.meta.styles[node.status]?.word || "cached"}${where} · ${plural(node.body.size, "token")} · lock ${node.lock} · last use t ${node.t} · created t ${node.created} · ${plural(node.hits, "hit")}` + (node.space ? ` · namespace ${node.space}` : "") + (node.priority ? ` · priority ${node.priority}` : ""), h("pre", {}, node.body.text));
+  if (node) tip(event, h("b", {}, id), ` ${source.meta.styles[node.status]?.word || "cached"}${where} · ${plural(node.body.size, "token")} · lock ${node.lock} · last use t ${node.t} · created t ${node.created} · ${plural(node.hits, "hit")}` + (node.disk ? " · read from disk" : "") + (node.lora ? ` · adapter ${node.lora}` : node.space ? ` · namespace ${node.space}` : "") + (node.priority ? ` · priority ${node.priority}` : ""), h("pre", {}, node.body.text));
 }
 
 function clickNode(id) {
@@ -704,11 +745,12 @@ function buildPrompt() {
   el.modeButtons = h("div.modes", { role: "group", "aria-label": "Send as" }, mode("chat", "As the first question of a chat"), mode("agent", "Behind the long prompt that all agents share"), mode("raw", "As it is: nothing shared"));
   el.prompt = h("input.prompt", { type: "text", placeholder: "Ask something, e.g. What is the capital of France?", maxLength: 12000, "aria-label": "Prompt", oninput: whatIf, onkeydown: (e) => { if (e.key === "Enter") submit(); } });
   el.whatif = h("div.whatif", { "aria-live": "polite" });
+  el.lora = h("select.lora", { hidden: true, title: "Under which adapter", "aria-label": "Adapter", onchange: whatIf });
   el.evictCount = h("input.count", { type: "number", min: 1, value: 50, "aria-label": "Tokens to evict" });
   el.policy = h("select", { title: "Who is evicted from now on", "aria-label": "Eviction policy", onchange: () => command("policy", { policy: el.policy.value }).then((done) => (done ? toPresent() : (el.policy.value = source.status.policy))) });
   setTimeout(() => setMode("chat"));
   return h("div.ask", {},
-    h("div.row", {}, el.modeButtons, el.prompt, button("submit", "Add the request (Enter)", submit, ".go-primary"),
+    h("div.row", {}, el.modeButtons, el.lora, el.prompt, button("submit", "Add the request (Enter)", submit, ".go-primary"),
       h("span.sep"), button("step", "One engine step", () => advanceFromPresent()), h("span.joined", {}, button("evict", "Evict at least so many tokens now", () => command("evict", { tokens: Number(el.evictCount.value) }).then((a) => a && toPresent())), el.evictCount, el.policy), button("flush", "Empty the tree (refused while requests live)", () => command("flush").then((a) => a && toPresent()))),
     el.whatif);
 }
@@ -731,7 +773,7 @@ function whatIf() {
   peekTimer = setTimeout(async () => {
     await peeking;
     if (ticket !== peekTicket) return;
-    const found = await (peeking = command("peek", { text: el.prompt.value, as: el.as }, true));
+    const found = await (peeking = command("peek", { text: el.prompt.value, as: el.as, lora: el.lora.value }, true));
     if (!found || ticket !== peekTicket) return;
     const cut = (text, end) => (text.length <= 70 ? text : end ? "…" + text.slice(-68) : text.slice(0, 68) + "…");
     const line = (text) => text.replaceAll("\n", "¶");
@@ -744,7 +786,7 @@ function whatIf() {
 
 async function submit() {
   const past = state.i < source.count(state.g) - 1;
-  const done = await command("submit", { text: el.prompt.value, as: el.as });
+  const done = await command("submit", { text: el.prompt.value, as: el.as, lora: el.lora.value });
   if (!done) return;
   el.prompt.value = "";
   whatIf();

@@ -8,7 +8,7 @@ import { button, h, key, plural } from "./parts.js";
 export const FOUND = "#74c0fc";
 const CAUSE_LOOKS = {
   new: ["#dee2e6", "never seen"], differs: ["#ff8787", "differs"], evicted: ["#ffa94d", "evicted"], flushed: ["#ffc078", "flushed"],
-  weights: ["#e599f7", "old weights"], host: ["#96f2d7", "host only"], hole: ["#63e6be", "behind a hole"], namespace: ["#b197fc", "another salt or rank"],
+  weights: ["#e599f7", "old weights"], host: ["#96f2d7", "host only"], hole: ["#63e6be", "behind a hole"], namespace: ["#b197fc", "another salt or rank"], adapter: ["#9775fa", "another adapter"],
   running: ["#ffe066", "computed now"], aborted: ["#fcc2d7", "aborted"], retracted: ["#faa2c1", "retracted"], failed: ["#f783ac", "failed"], unkept: ["#eebefa", "not kept"],
   large: ["#d0bfff", "larger than the cache"], forgotten: ["#ced4da", "forgotten"], unknown: ["#adb5bd", "unknown"], page: ["#e9ecef", "no whole page"], logprobs: ["#f1f3f5", "log-probabilities"], last: ["#868e96", "the last token"],
 };
@@ -42,6 +42,7 @@ export function makeWhy(page) {
     h("div.how", {},
       (el.way = h("select", { "aria-label": "What it is", onchange: () => askSoon(0) }, way("", "by its looks"), way("prompt", "a prompt"), way("chat", "a chat question"), way("log", "a request log"), way("ids", "token ids"))),
       (el.request = h("select", { "aria-label": "Request of the log", hidden: true, onchange: () => askSoon(0) })),
+      (el.lora = h("select", { "aria-label": "Adapter", hidden: true, onchange: () => askSoon(0) })),
       (el.hint = h("span.hint"))),
     (el.result = h("div.result", { "aria-live": "polite" })));
 
@@ -49,6 +50,10 @@ export function makeWhy(page) {
     if (!source.why) return;
     page.toggle(panel);
     if (panel.hidden) return light([]);
+    const adapters = source.meta.adapters ?? [], chosen = el.lora.value;
+    el.lora.hidden = !adapters.length;
+    el.lora.replaceChildren(...[...adapters.slice(-1), ...adapters.slice(0, -1)].map(([name]) => h("option", { value: name }, name ? `under ${name}` : "no adapter")));
+    el.lora.value = adapters.some(([name]) => name === chosen) ? chosen : "";
     el.hint.textContent = source.meta.no_text || (source.meta.fleet ? "" : "or click a request below");
     el.text.focus();
     asked.at = "";
@@ -61,6 +66,7 @@ export function makeWhy(page) {
     try {
       const { text } = await source.command("prompt", { request: leader });
       Object.assign(asked, { from: leader });
+      if (!el.lora.hidden) el.lora.value = source.requests[leader]?.lora ?? "";
       el.text.value = text;
       el.way.value = "";
       el.request.hidden = true;
@@ -94,7 +100,7 @@ export function makeWhy(page) {
     asked.at = position();
     asked.busy = true;
     try {
-      const found = await source.why({ text: el.text.value, as: el.way.value, request: el.request.value, from: asked.from, g, i });
+      const found = await source.why({ text: el.text.value, as: el.way.value, request: el.request.value, from: asked.from, lora: el.lora.value, g, i });
       if (panel.hidden) return;
       if (ticket !== asked.ticket) return;
       if (found.wait) { el.when.textContent = found.wait; askIn(50); }

@@ -55,7 +55,7 @@ def ask(page: Page, arguments: Json) -> Json:
     """What a prompt would find. arguments: "text"; "as", one of WAYS; "request": which one of a log, "": its
     last; "from": the request whose prompt the text is; "g", "i": the position. {"wait": a sentence} where the
     moment is not reached yet: ask again. ValueError says what is wrong."""
-    typed = _typed(page, arguments)
+    typed, space = _typed(page, arguments), 0
     view = page.trace.view(_one_of(arguments, "g", GRANULARITIES, "step"), _index(arguments))
     with page.moments.turn:
         try:
@@ -64,19 +64,29 @@ def ask(page: Page, arguments: Json) -> Json:
             return {"wait": f"going to this moment: {behind}"}
         found: list[tuple[int | None, Answer]]
         if isinstance(memory, Recorded):
-            found = [(None, memory.why(typed.ids))]
+            lora = _adapter(arguments)
+            space = memory.space_of(lora)
+            found = [(None, memory.why(typed.ids, lora=lora))]
         else:
             found = list(memory.why(typed.ids).items())
     if not found:
         raise ValueError("no rank has been told of yet")
     words = words_for(page.trace.recording.header, page.trace.decode)
-    nodes = _Nodes(view, typed.ids)
+    nodes = _Nodes(view, typed.ids, space)
     return {
         "as": typed.way, "requests": list(typed.names[-MOST_REQUESTS:]), "request": typed.name,
         "tokens": len(typed.ids), "notes": [short(note, 300) for note in typed.notes[:_NOTES]],
         "moment": view.title, "g": view.granularity, "i": view.index,
         "answers": [_shown(words, answer, rank, nodes) for rank, answer in found],
     }  # fmt: skip
+
+
+def _adapter(arguments: Json) -> str:
+    """The adapter that is asked about; "" for none."""
+    lora = arguments.get("lora", "")
+    if not isinstance(lora, str):
+        raise ValueError(f"an adapter has a name, not {str(lora)[:40]!r}")
+    return lora
 
 
 def _shown(words: Words, answer: Answer, rank: int | None, nodes: _Nodes) -> Json:
@@ -209,13 +219,13 @@ def _requests(reader: LogReader, tokenizer: PromptTokenizer | None) -> Any:
 class _Nodes:
     """The nodes of a view along a prompt."""
 
-    def __init__(self, view: View, ids: Sequence[int]) -> None:
+    def __init__(self, view: View, ids: Sequence[int], space: int) -> None:
         self._nodes = view.nodes
         tokens, children = tuple(map(int, ids)), Children(view)
-        self._path = spelled_path(children, tokens, 0)
+        self._path = spelled_path(children, tokens, space)
         at = sum(units(self._nodes[number]) for number in self._path)
         parent = self._path[-1] if self._path else 0
-        for node in children.beginning(parent, 0, tokens[at : at + children.page]):  # found in part
+        for node in children.beginning(parent, space, tokens[at : at + children.page]):  # found in part
             self._path = [*self._path, node["id"]]
             break
 

@@ -138,12 +138,20 @@ def _composed(arguments: Json) -> str:
     return frame(text) if frame else text
 
 
+def _adapter(arguments: Json) -> str:
+    """The adapter that a page asks for; "" for none. The engine says which it knows."""
+    name = arguments.get("lora", "")
+    if not isinstance(name, str):
+        raise ValueError(f"an adapter has a name, not {str(name)[:40]!r}")
+    return name
+
+
 def _peek(session: Session, arguments: Json) -> Json:
     """What would hit if this prompt came now; the engine stays as it is."""
     run = _engine_run(session)
     engine = run.engine
     tokens = [int(token) for token in engine.encode(_composed(arguments))] if arguments.get("text") else []
-    hit = engine.peek(tokens) if tokens else 0
+    hit = engine.peek(tokens, lora=_adapter(arguments)) if tokens else 0
     limit = min(n for n in (engine.config.max_context, engine.config.kv_tokens) if n is not None)
     return {
         "tokens": len(tokens),
@@ -160,7 +168,8 @@ def _submit(session: Session, arguments: Json) -> Json:
     text = _composed(arguments)
     if not str(arguments.get("text", "")).strip():
         raise ValueError("the prompt is empty: type something first")
-    name = run.engine.add_request(text, SamplingParams(max_new_tokens=NEW_TOKENS))
+    params, lora = SamplingParams(max_new_tokens=NEW_TOKENS), _adapter(arguments)
+    name = run.engine.add_request(text, params, lora=lora)
     run.player.labels[name] = f"yours: {asked_text(text)}"
     run.recorder.cut()  # so that it is seen waiting
     run.note_idle()
@@ -252,7 +261,11 @@ def _recorded_settings(settings: Settings, recording: Recording) -> Settings:
         config = forked_config(recording, model=settings.model, dummy_weights=None)
     names = {each.name for each in dataclasses.fields(Settings)}
     same = [each.name for each in dataclasses.fields(EngineConfig) if each.name in names]
-    return dataclasses.replace(settings, base=config, **{name: getattr(config, name) for name in same})
+    recorded = {name: getattr(config, name) for name in same}
+    recorded["lora"] = settings.lora or recorded["lora"]  # a recording has only the adapters' names,
+    if settings.disk_dir is not None:  # and no folder
+        recorded |= {"disk_dir": settings.disk_dir, "disk_mb": settings.disk_mb}
+    return dataclasses.replace(settings, base=config, **recorded)
 
 
 def _left_out(frames: Sequence[Frame]) -> str:

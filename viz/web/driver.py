@@ -23,6 +23,8 @@ from viz.web.commands import COMMANDS, LOOKING, Command, Json, RunBroke, Session
 from viz.web.compare import Shown
 from viz.web.settings import Settings
 
+DISK_ENDING = 10.0  # seconds in which what the tree holds is written
+
 
 class Driver(threading.Thread, Session):
     """The one thread that touches the engine: runs steps at a pace, and commands in between."""
@@ -34,6 +36,8 @@ class Driver(threading.Thread, Session):
     ) -> None:
         threading.Thread.__init__(self, name="engine", daemon=True)
         Session.__init__(self, settings, speed, not paused and replay is None, replay)
+        if settings.disk_dir is not None:
+            self.ending = DISK_ENDING
         self.error = ""
         self.failure: Exception | None = None  # the same, as it was raised
         self._listeners: list[Callable[[], None]] = []
@@ -106,6 +110,8 @@ class Driver(threading.Thread, Session):
                 "record": None,
                 "model": None,
                 "cache": None,
+                "lora": None,
+                "disk_dir": None,
                 "base": None,
                 "workload": run.workload.name,
             },

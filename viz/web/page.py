@@ -38,11 +38,12 @@ from viz.trace import (
     tier_sums,
     units,
 )
+from viz.view.disk import Disk, block_units, from_disk
 from viz.view.drafts import DraftBook, is_drafting
 from viz.view.pool import host_pool, page_map, runs
 from viz.view.quiz import asked_about
 from viz.view.requests import Life, Lives
-from viz.view.text import asked_text, listed, times, visible
+from viz.view.text import asked_text, listed, pretty, short, times, visible
 from viz.view.usage import Usage, counted_usage, usage_of
 from viz.view.victims import Victim, first_frame, victims
 from viz.web.drafts import NOTHING, drafts_part
@@ -58,6 +59,7 @@ _EVENTS = 400  # of a position that are listed
 _CELLS = 4096  # of the pool's map: MOST_CELLS of static/parts.js
 # Of a large tree: nodes that are told of, how many tokens of each one by one, how much of a path's end.
 _BODIES, _PIECES, _SPOKEN = 400, 64, 16
+_REPLY = 200  # characters of a reply
 _LONG = 20_000  # tokens of a node that are no longer decoded all
 
 
@@ -86,6 +88,9 @@ class Page:
         # The folder of its tokenizer; None: the classroom's; "": there is none.
         self.tokenizer: str | None = (header.get("model") or {}).get("tokenizer", "")
         self.moments = Moments(trace.recording)
+        self._disks = [disk] if (disk := Disk.of(header)) else []  # totals at the start, after each frame
+        self._from_disk: dict[str, int] = {}  # tokens, by request
+        self._replies: dict[str, dict[int, int]] = {}  # where there are adapters: tokens by position
         self._answers = Told(header, trace.decode)
         self._piece = lru_cache(maxsize=1 << 16)(lambda token: trace.decode([token]))
 
@@ -108,6 +113,8 @@ class Page:
             "schedule_policy": config.get("schedule_policy", ""),
             **({name: tree_start[name] for name in ("host_tokens", "host_write")} if self._tiers else {}),
             **({"bigram_keys": True} if config.get("bigram_keys") else {}),
+            **self._adapters(),
+            **self._disk_meta(config, start),
             **({"speculative": config["speculative"]} if self._drafts is not None else {}),
             "eviction_policy": start["tree"]["eviction_policy"],
             "styles": {
@@ -115,6 +122,19 @@ class Page:
                 for name, style in tree.STYLES.items()
             },
         }
+
+    def _adapters(self) -> Json:
+        """Names and colours of the engine's adapters, if it has any; the last is that of having none."""
+        names = self.trace.origins.adapters
+        if not names:
+            return {}
+        return {"adapters": [[name, tree.adapter_colour(name, names)] for name in (*names, "")]}
+
+    def _disk_meta(self, config: Json, start: State) -> Json:
+        if not self._disks:
+            return {}
+        folder = re.split(r"[\\/]", str(config.get("disk_dir") or "").rstrip("\\/"))[-1]
+        return {"disk": {"bytes": start["tree"]["disk_bytes"], "folder": folder}}
 
     def frames(self, start: int = 0) -> list[Json]:
         """One record per frame from `start` on: step, kind, usage, marks, events, scene."""
@@ -147,9 +167,21 @@ class Page:
         for index in range(len(self._frames), len(self.trace)):
             self._lives.take(self.trace.recording.frames[index])
             self._answers.take(self.trace.recording.frames[index])
+            self._note_more(self.trace.recording.frames[index])
             if self._drafts is not None:
                 self._drafts.take(self.trace.recording.frames[index].events)
             self._frames.append(self._frame_record(index))
+
+    def _note_more(self, frame: Frame) -> None:
+        """What is kept of a run with a disk tier, and of one with adapters."""
+        if self._disks:
+            self._disks.append(self._disks[-1].after(frame.events))
+            for name, tokens in from_disk(frame.events).items():
+                self._from_disk[name] = self._from_disk.get(name, 0) + tokens
+        if self.trace.origins.adapters:
+            for event in frame.events:
+                if isinstance(event, ev.TokenSampled):
+                    self._replies.setdefault(event.request, {})[event.position] = event.token
 
     def _frame_record(self, index: int) -> Json:
         frame = self.trace.recording.frames[index]
@@ -199,8 +231,19 @@ class Page:
             "sample": life.id != life.leader,
             **({"admitted": first.admitted} if first.admitted is not None else {}),
             **({"why": why} if (why := self._answers.why(first.id)) else {}),
+            **({"disk": disk} if (disk := self._from_disk.get(first.id)) else {}),
+            **self._adapted(life),
             "label": self._label(life.id),
         }
+
+    def _adapted(self, life: Life) -> Json:
+        """A request's adapter, and its reply once that is whole: they differ from one adapter to the next."""
+        if not self.trace.origins.adapters:
+            return {}
+        said = self._replies.get(life.id, {}) if life.end is not None else {}
+        reply = pretty(self.trace.decode([said[position] for position in sorted(said)])).removesuffix("■")
+        lora = self.trace.origins.spaces.get(life.namespace, "")
+        return {"lora": lora, "reply": short(reply, _REPLY)}
 
     def _label(self, name: str) -> str:
         leader, _, index = name.partition(".")
@@ -272,9 +315,23 @@ class Page:
         if self._tiers:
             nothing = {"host": [], "host_used": 0, "host_only": 0, "tier_sums": {}}
             parts["host"] = (lambda: host_part(view), nothing)
+        if self._disks:
+            parts["disk"] = (lambda: self._disk(view), None)
         if (book := self._drafts) is not None:
             parts["drafts"] = (lambda: drafts_part(book, self.trace, view), NOTHING)
         return parts
+
+    def _disk(self, view: View) -> Json:
+        """The disk tier at a position: the folder, totals until then, and what this position brought."""
+        whole = view.granularity != "event" or view.frame < 0
+        before = self._disks[view.frame + 1 if whole else view.frame]
+        total = before if whole else before.after(view.so_far)
+        start = self.trace.recording.header["start"]
+        return {
+            "files": total.files, "bytes": total.bytes,
+            "tokens": None if total.files is None else total.files * block_units(start),
+            "now": Disk().after(view.events).since(Disk()), "total": total.since(Disk()),
+        }  # fmt: skip
 
     def _told(self, part: str, error: Exception) -> str:
         """What failed, in short; all of it in the terminal, where it is told once."""
@@ -326,6 +383,8 @@ class Page:
             "priority": node["priority"],
             "space": node["namespace"],
             **({"tier": tier_of(node)} if self._tiers else {}),
+            **({"disk": True} if node["id"] in self.trace.origins.disk else {}),
+            **({"lora": name} if (name := self.trace.origins.adapter(node)) else {}),
             "body": {
                 **({"host": runs(host)} if host else {}),
                 "text": text,

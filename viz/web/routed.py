@@ -29,6 +29,7 @@ from minirad.route.policies import POLICIES, make_policy
 from minirad.server.settings import needed
 from minirad.workloads import Asked, Session, Turn, Workload
 from viz.web.served import example, key_of
+from viz.web.settings import Settings
 from viz.web.stream import PACE, FleetRun, FlightSource, Json
 from viz.words import decoder_from, ids_as_text
 
@@ -42,7 +43,7 @@ PATIENCE = 7.0  # seconds after which the workload is sent to those workers that
 ANSWER = 120.0  # seconds that an answer may take
 _ENGINE = (
     "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens", "host_write",
-    "bigram_keys", "speculative", "draft_tokens",
+    "bigram_keys", "speculative", "draft_tokens", "disk_dir",
 )  # fmt: skip
 _NOT_HERE = {
     "compare": "two engines are compared without a router",
@@ -95,7 +96,7 @@ def workload_of(options: argparse.Namespace) -> Workload:
     """The one that is named, or prompts about some texts. ValueError for programs: they are no requests."""
     if options.workload is None:
         return texts(options.workers)
-    found = workloads.load(options.workload)
+    found = Settings(options.workload, lora=tuple(options.lora)).load_workload()
     if found.program is not None:
         raise ValueError(
             f"--workload {options.workload} with --workers: a program needs an engine of its own"
@@ -130,10 +131,11 @@ def texts(workers: int, requests: int = 96) -> Workload:
 def router_of(options: argparse.Namespace, workload: Workload) -> Router:
     """The router that is asked for, not started. ValueError for what cannot be."""
     from minirad.route.proxy import Limits
-    from minirad.route.router import Router, Settings
+    from minirad.route.router import Router
+    from minirad.route.router import Settings as RouterSettings
 
     limits = Limits() if options.max_body is None else Limits(body=options.max_body)
-    settings = Settings(
+    settings = RouterSettings(
         workers=options.workers, policy=options.route or POLICY,
         engine=engine_options(options, workload), host=options.host, port=options.serve or 0,
         key=key_of(options) or "", limits=limits, keep=True,
@@ -154,7 +156,9 @@ def engine_options(options: argparse.Namespace, workload: Workload) -> list[str]
             found.append(f"--{name.replace('_', '-')}")
         elif value is not None and value is not False:  # 0 is said, too
             found += [f"--{name.replace('_', '-')}", str(value)]
-    return found
+    if options.disk_dir is not None:
+        found += ["--disk-mb", str(options.disk_mb)]
+    return [*found, *(word for each in options.lora for word in ("--lora", each))]
 
 
 # ---------------------------------------------------------------------- a client
@@ -231,6 +235,8 @@ class Traffic(threading.Thread):
             found["seed"] = params.seed
         if asked.session.extra_key is not None:
             found["cache_salt"] = str(asked.session.extra_key)
+        if asked.session.lora:
+            found["model"] = asked.session.lora
         return found
 
     def _post(self, body: Json) -> Any:

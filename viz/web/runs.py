@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 from minirad import workloads
 from minirad.engine import Engine
@@ -28,6 +29,8 @@ from viz.web.fleet import FleetPage
 from viz.web.page import Page
 from viz.web.settings import Settings, beside
 
+DISK_WAIT = 2.0  # seconds that a run waits for what is under way on the disk
+
 
 class Run:
     """A workload on an engine, recorded. Not for several threads."""
@@ -39,10 +42,15 @@ class Run:
     ) -> None:
         own = engine is None
         self.number, self.settings = number, settings
-        self.workload = workload or workloads.load(settings.workload)
+        self.workload = workload or settings.load_workload()
         self.engine = engine or _new_engine(settings, self.workload)
         self.player = workloads.Player(self.workload, self._encode, self.engine)
         notes = {"workload": self.workload.name, "title": self.workload.title, "labels": self.player.labels}
+        self._disk_tree: Any = self.engine.cache if hasattr(self.engine.cache, "disk") else None
+        if self._disk_tree is not None:
+            disk = self._disk_tree.disk
+            disk.flush(DISK_WAIT)  # by then the folder was looked at
+            notes["disk"] = {"files": disk.files.files, "bytes": disk.files.nbytes}
         self.path = _numbered(settings.record, number)
         self.recorder = Recorder(self.engine, self.path, keyframe_every=50, notes=notes)
         self.clock = self.asked = 0
@@ -86,8 +94,15 @@ class Run:
             player.finished(output, self.clock)
         self.note_idle()
         if self.idle:  # programs let go of their prefixes when they end: after the last step
+            self.note_disk()
             self.recorder.cut()
             self.notices += [failure for failure in player.failures if failure not in self.notices]
+
+    def note_disk(self) -> None:
+        """No step follows that would tell what the disk has done since the last one."""
+        if self._disk_tree is not None:
+            self._disk_tree.disk.flush(DISK_WAIT)
+            self._disk_tree.tell()
 
     def _step(self) -> list[GenerationOutput]:
         """One engine step; what finished."""
@@ -116,6 +131,8 @@ class Run:
         self.recorder.close()
         if not broken:
             self.player.close()
+            if self._disk_tree is not None:  # what the tree holds is written: a run after this one finds it
+                self._disk_tree.close()
 
 
 class Replay:

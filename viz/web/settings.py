@@ -6,14 +6,18 @@ Makes no engine: runs.py does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.config import EngineConfig
+from minirad.config import EngineConfig, adapters_by_name
 from minirad.schedule.policies import POLICIES as SCHEDULE
+from minirad.workloads import Workload
+
+DISK_MB = EngineConfig().disk_mb
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,9 @@ class Settings:
     speculative: str | None = None
     draft_tokens: int = 4
     tp: int = 1
+    lora: tuple[str, ...] = ()  # adapters as they were typed: NAME=DIR, or the name of a shipped one
+    disk_dir: str | None = None
+    disk_mb: int = DISK_MB
     base: EngineConfig = field(default_factory=EngineConfig)  # for the rest: a fork's is the recorded one
 
     def sides(self) -> tuple[tuple[str, str], tuple[Settings, Settings]]:
@@ -56,10 +63,17 @@ class Settings:
             host_kv_tokens=self.host_kv_tokens // page * page, host_write=self.host_write,
             bigram_keys=self.bigram_keys, tp=self.tp, speculative=self.speculative,
             draft_tokens=self.draft_tokens, kv_tokens=max(tokens // page, 1) * page,
+            lora=self.lora, disk_dir=self.disk_dir, disk_mb=self.disk_mb,
         )  # fmt: skip
         if tokens < page:
             raise ValueError(f"a pool of {tokens} tokens does not hold one page of {page}")
         return config
+
+    def load_workload(self) -> Workload:
+        """The workload by its name; the one of adapters asks under each that is there."""
+        if self.workload == "adapters":
+            return workloads.adapters([name for name, _ in adapters_by_name(self.lora)])
+        return workloads.load(self.workload)
 
     def students_tree(self) -> Any:
         """The tree of a learner's files, or None for the engine's own. ValueError if they cannot run."""
@@ -79,13 +93,18 @@ def beside(path: str | None, what: str) -> str | None:
     return path and str(Path(path).with_name(f"{Path(path).stem}-{what}{Path(path).suffix}"))
 
 
-def telling_workload(compare: str | None, host_kv_tokens: int, speculative: str | None = None) -> str:
-    """The built-in workload on which two policies differ at a glance, a host tier is used, or drafts hold."""
+def telling_workload(
+    compare: str | None, host_kv_tokens: int, speculative: str | None = None, lora: Sequence[str] = ()
+) -> str:
+    """The built-in workload on which two policies differ at a glance, adapters or a host tier are used, or
+    drafts hold."""
     names = [name.strip() for name in (compare or "").split(",")]
     if all(name in SCHEDULE for name in names):
         return "queue"
     if all(name in EVICTION for name in names):
         return "again"
+    if lora:
+        return "adapters"
     return "tiers" if host_kv_tokens else "drafts" if speculative else "mixed"
 
 

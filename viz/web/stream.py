@@ -38,8 +38,8 @@ FOREIGN = "this is the cache of another server: there is nothing to drive"
 SILENCE = 5.0  # seconds without news after which an export is written
 _OWN = (
     "workload", "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens",
-    "host_write", "bigram_keys", "tp", "compare", "cache", "speed", "paused", "publish", "publish_replay",
-    "serve", "speculative", "draft_tokens",
+    "host_write", "disk_dir", "disk_mb", "lora", "bigram_keys", "tp", "compare", "cache", "speed", "paused",
+    "publish", "publish_replay", "serve", "speculative", "draft_tokens",
 )  # fmt: skip
 
 
