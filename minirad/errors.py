@@ -120,7 +120,7 @@ def request_id(value: Any) -> str:
 
 def path(name: str, value: Any) -> Path:
     """A file's or a directory's path; ValueError names the argument otherwise."""
-    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes) or value in ("", " "):
         raise ValueError(f"{name} must be a path, got {said(value)}")
     return Path(value)
 

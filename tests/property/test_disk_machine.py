@@ -314,7 +314,7 @@ class DiskMachine(RuleBasedStateMachine):
         names = sorted(self.in_folder())
         if names:
             name = names[number % len(names)]
-            path = self.folder / f"{name}.safetensors"
+            path = self.folder / f"{name}.minirad.safetensors"
             self.spoilt.add(name)
             if size is None:
                 path.unlink()
