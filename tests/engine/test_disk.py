@@ -130,25 +130,29 @@ def test_one_token_is_always_computed(process: Process, length: int, cached: int
 
 
 def test_another_process_says_the_same(tmp_path: Path) -> None:
-    """Really another one, which ends by itself, and only then writes anything."""
+    """Really another one, which ends by itself, and only then writes anything; of an adapter, too."""
     code = """
 import json, sys
 from minirad import Engine, EngineConfig, SamplingParams
 config = EngineConfig(device="cpu", host_write="write_back", **json.loads(sys.argv[1]))
-(output,) = Engine(config).generate([list(range(5, 205))], SamplingParams(max_new_tokens=8, ignore_eos=True))
-print(json.dumps([output.cached_tokens, output.token_ids]))
+engine, params = Engine(config), SamplingParams(max_new_tokens=8, ignore_eos=True)
+for name in ("", "capitals"):
+    (output,) = engine.generate([list(range(5, 205))], params, lora=name)
+    print(json.dumps([output.cached_tokens, output.token_ids]))
 """
-    sizes = {"kv_tokens": 512, "host_kv_tokens": 512, "disk_dir": str(tmp_path / "Ein Ordner é")}
+    folder = tmp_path / "Ein Ordner é"
+    sizes = {"kv_tokens": 512, "host_kv_tokens": 512, "disk_dir": str(folder), "lora": "capitals"}
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(sizes)], capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 0 and not done.stderr, done.stderr
-    none, cold = json.loads(done.stdout)
-    assert none == 0 and len(list(Path(sizes["disk_dir"]).iterdir())) == 3
+    assert len(list(folder.iterdir())) == 6
     engine = Engine(EngineConfig(device="cpu", **sizes))
-    warm = ask(engine, list(range(5, 205)), SamplingParams(max_new_tokens=8, ignore_eos=True))
-    assert warm.cached_tokens == 192 and warm.token_ids == cold
+    for name, line in zip(("", "capitals"), done.stdout.splitlines(), strict=True):
+        none, cold = json.loads(line)
+        warm = ask(engine, list(range(5, 205)), SamplingParams(max_new_tokens=8, ignore_eos=True), lora=name)
+        assert none == 0 and warm.cached_tokens == 192 and warm.token_ids == cold
     tree(engine).close()
 
 
