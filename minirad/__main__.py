@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minirad.errors import RankLost, RanksDiffer
+from minirad.errors import DiskWarning, RankLost, RanksDiffer
 from minirad.options import ADAPTER, add_engine_options, add_sampling_options, engine_config, sampling_params
 from minirad.text import TextWarning
 
@@ -78,10 +78,10 @@ def _silently(work: Callable[[], int]) -> int:
 
 
 def _told(usual: Any) -> Any:
-    """Shows warnings about texts as one line; others as usual."""
+    """Shows warnings about texts and the disk as one line; others as usual."""
 
     def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, TextWarning):
+        if issubclass(category, TextWarning | DiskWarning):
             print(f"minirad: {message}", file=sys.stderr)
         else:
             usual(message, category, *place, **more)

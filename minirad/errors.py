@@ -36,6 +36,10 @@ class HostCopyError(RuntimeError):
     """A copy between device and host memory could not be begun; nothing was copied."""
 
 
+class DiskWarning(RuntimeWarning):
+    """Something is wrong with the files of a disk tier: what they were to save is computed."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raises InvariantError unless the condition holds (also under `python -O`)."""
     if not condition:

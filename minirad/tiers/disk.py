@@ -23,7 +23,7 @@ from minirad.tiers.disk_names import Block, Layout
 
 READ_WAIT = 0.5  # seconds that a step waits for one request's blocks
 CLOSE_WAIT = 20.0  # seconds that an end waits for what is queued
-QUEUE_BYTES = 64 << 20  # of blocks that wait to be written; one block always may
+QUEUE_BYTES = 256 << 20  # of blocks that wait to be written; one block always may
 MOST_READ = 1 << 30  # bytes of one reading
 
 
@@ -183,11 +183,10 @@ class DiskTier:
 
     def warnings(self) -> list[str]:
         """Sentences that nobody was warned with yet."""
-        sentences = [self.files.warnings.popleft() for _ in range(len(self.files.warnings))]
         for worker in (self._writer, self._reader):
-            if worker.failed and not self.files.off:
+            if worker.failed:
                 self.files.turn_off(f"a thread of it failed: {worker.failed.popleft()!r}")
-        return sentences
+        return [self.files.warnings.popleft() for _ in range(len(self.files.warnings))]
 
     def close(self, seconds: float = CLOSE_WAIT) -> bool:
         """Writes what is queued and ends the threads; False if that takes longer, and the rest is lost."""

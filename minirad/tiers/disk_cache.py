@@ -34,6 +34,7 @@ from torch import Tensor
 
 from minirad.cache.node import Node, RadixKey, Slots
 from minirad.cache.radix_cache import MatchResult
+from minirad.errors import DiskWarning
 from minirad.observe import disk_events as dv
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
@@ -341,7 +342,7 @@ class DiskCache(HiRadixCache):
 
 
 def _warn(sentence: str) -> None:
-    warnings.warn(f"disk tier: {sentence}", RuntimeWarning, stacklevel=3)
+    warnings.warn(f"disk tier: {sentence}", DiskWarning, stacklevel=3)
 
 
 _open_ones: weakref.WeakSet[DiskCache] = weakref.WeakSet()

@@ -67,6 +67,28 @@ def test_prompts_are_answered_under_the_adapters_that_are_named(capsys: pytest.C
     assert told[""] != told["capitals"] and len(told["oneword"].split()) == 1
 
 
+def test_what_is_wrong_on_a_disk_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    options = [
+        "--host-kv-tokens",
+        "1024",
+        "--disk-dir",
+        str(tmp_path),
+        "--max-new-tokens",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    code, out, err = run(capsys, "generate", "word " * 70, "Hello", "Hello", *options)
+    assert code == 0 and out.count("from the cache") == 3
+    assert err.startswith(f"minirad: disk tier: {tmp_path} cannot be written to: ") and err.count("\n") == 1
+
+
 def test_a_chat_is_under_one_adapter(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -433,8 +433,8 @@ def test_a_workers_defect_is_told_and_ends_the_writing(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, ROOM, LAYOUT)
     tier._writer.submit(lambda: 1 // 0)
     assert tier.flush(5)
-    tier.warnings()
-    assert "ZeroDivisionError" in tier.files.off and "ZeroDivisionError" in tier.warnings()[0]
+    (sentence,) = tier.warnings()
+    assert "ZeroDivisionError" in tier.files.off and "ZeroDivisionError" in sentence
     tier.close()
 
 
