@@ -51,7 +51,7 @@ from minirad.tiers.disk_files import Worker
 from minirad.tiers.disk_names import Layout, block_units
 from minirad.tiers.host_tier import HostTier
 
-EXAMPLES = int(os.environ.get("MINIRAD_DISK_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("MINIRAD_DISK_EXAMPLES", "45"))
 STEPS = 40
 PHASES = [Phase.generate, Phase.shrink] if "MINIRAD_SHRINK" in os.environ else [Phase.generate]
 UNITS = 8  # of a block here, at least

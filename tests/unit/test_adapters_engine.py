@@ -115,8 +115,8 @@ def test_each_says_what_it_says_alone(world: World, settings: dict[str, Any]) ->
     engine = world.engine(**settings)
     loads, asked, mixed, outputs = listen(engine, ev.LoadStarted), {}, 0, []
     stems = [[rng.randrange(3, 61) for _ in range(12)] for _ in range(2)]
-    for _ in range(40):
-        if len(asked) < 30 and rng.random() < 0.8:
+    for _ in range(26):
+        if len(asked) < 20 and rng.random() < 0.8:
             stem, name = rng.choice(stems), rng.choice(NAMES)
             prompt = stem[: rng.randrange(4, 13)] + [rng.randrange(3, 61) for _ in range(rng.randrange(4))]
             hot: dict[str, Any] = rng.choice(({}, {}, {"temperature": 0.8, "seed": rng.randrange(99)}))
