@@ -25,8 +25,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minirad.errors import RankLost, RanksDiffer
-from minirad.options import add_engine_options, add_sampling_options, engine_config, sampling_params
+from minirad.errors import DiskWarning, RankLost, RanksDiffer
+from minirad.options import ADAPTER, add_engine_options, add_sampling_options, engine_config, sampling_params
 from minirad.text import TextWarning
 
 if TYPE_CHECKING:
@@ -78,10 +78,10 @@ def _silently(work: Callable[[], int]) -> int:
 
 
 def _told(usual: Any) -> Any:
-    """Shows warnings about texts as one line; others as usual."""
+    """Shows warnings about texts and the disk as one line; others as usual."""
 
     def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, TextWarning):
+        if issubclass(category, TextWarning | DiskWarning):
             print(f"minirad: {message}", file=sys.stderr)
         else:
             usual(message, category, *place, **more)
@@ -115,9 +115,12 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", default=SYSTEM)
     chat.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     chat.set_defaults(run=_chat)
-    for talks in (generate, chat):
+    for talks, who in (
+        (generate, f"{ADAPTER}: each prompt is answered under each of them, and not without"),
+        (chat, f"{ADAPTER.removesuffix('; repeatable')}: it answers instead of the model alone"),
+    ):
         add_sampling_options(talks)
-        add_engine_options(talks)
+        add_engine_options(talks, who)
 
     info = commands.add_parser("info", description=about["info"])
     info.add_argument("--json", action="store_true")
@@ -208,15 +211,19 @@ def _generate(args: argparse.Namespace) -> int:
         ids = [engine.encode(text) if args.raw else _as_chat(engine, args.system, text) for text in prompts]
     for tokens in ids:  # all are checked before any is run
         engine.check_prompt(tokens, params)
+    adapters = [*dict(engine.config.lora)] or [""]
+    asked = [(prompt, tokens, lora) for prompt, tokens in zip(prompts, ids, strict=True) for lora in adapters]
     with _recording(engine, args.record):
         _note(engine)
-        outputs = _run(engine, ids, params, together=args.together)
+        outputs = _run(engine, [each[1:] for each in asked], params, together=args.together)
     if args.json:
-        records = [{"prompt": prompts[at], **dataclasses.asdict(out)} for at, out in outputs]
+        records = [
+            {"prompt": asked[at][0], "lora": asked[at][2], **dataclasses.asdict(out)} for at, out in outputs
+        ]
         print(json.dumps(records, ensure_ascii=False, indent=1))
     else:
         for at, out in outputs:
-            _print_output(prompts[at], out)
+            _print_output(asked[at][0], asked[at][2], out)
     drafts = getattr(engine, "drafts", None)  # of an engine with --speculative
     if drafts is not None:
         print(f"[{drafts}]", file=sys.stderr if args.json else sys.stdout)
@@ -266,26 +273,29 @@ def _as_chat(engine: Engine, system: str, text: str) -> Any:
     return ChatSession(engine, system).prompt(text)
 
 
-def _run(engine: Engine, ids: list[Any], params: Any, together: bool) -> list[tuple[int, GenerationOutput]]:
-    """Outputs with the number of their prompt."""
+def _run(
+    engine: Engine, asked: list[tuple[Any, str]], params: Any, together: bool
+) -> list[tuple[int, GenerationOutput]]:
+    """Outputs with the number of what was asked: token ids and an adapter."""
     from tqdm import tqdm
 
     order = {}
     outputs: list[tuple[int, GenerationOutput]] = []
-    total = len(ids) * params.n
+    total = len(asked) * params.n
     with tqdm(total=total, desc="generating", unit="reply", delay=2, leave=False) as bar:
-        for at, tokens in enumerate(ids):
-            order[engine.add_request(tokens, params)] = at
-            while engine.has_work and (not together or at == len(ids) - 1):
+        for at, (tokens, lora) in enumerate(asked):
+            order[engine.add_request(tokens, params, lora=lora)] = at
+            while engine.has_work and (not together or at == len(asked) - 1):
                 for out in engine.step().finished:
                     outputs.append((order[out.request_id], out))
                     bar.update()
     return sorted(outputs, key=lambda item: (item[0], item[1].index))
 
 
-def _print_output(prompt: str, out: GenerationOutput) -> None:
+def _print_output(prompt: str, lora: str, out: GenerationOutput) -> None:
+    under = f" (adapter {lora})" if lora else ""
     sample = f" (sample {out.index})" if out.index else ""
-    print(f"> {prompt}{sample}")
+    print(f"> {prompt}{under}{sample}")
     print(out.text.strip() or f"[no text: {out.finish_reason}]")
     if out.error:
         print(f"  error: {out.error}")
@@ -306,7 +316,8 @@ def _chat(args: argparse.Namespace) -> int:
     params = dataclasses.replace(sampling_params(args), n=1)
     if isinstance(sys.stdin, io.TextIOWrapper):  # one line that is no text must not cost those behind it
         sys.stdin.reconfigure(errors="surrogateescape")
-    session = ChatSession(engine, args.system)
+    lora = _one_adapter(engine)
+    session = ChatSession(engine, args.system, lora=lora)
     print("Talk to the model. /new starts over (the cache stays), /quit or Ctrl-D ends.")
     with _recording(engine, args.record):
         _note(engine)
@@ -319,9 +330,17 @@ def _chat(args: argparse.Namespace) -> int:
             if line == "/quit":
                 return 0
             if line == "/new":
-                session = ChatSession(engine, args.system)
+                session = ChatSession(engine, args.system, lora=lora)
             elif line:
                 _turn(engine, session, line, params)
+
+
+def _one_adapter(engine: Engine) -> str:
+    """The adapter that a chat is under, "" for none; ValueError where it might be one of several."""
+    names = [*dict(engine.config.lora)]
+    if len(names) > 1:
+        raise ValueError(f"a chat is under one adapter, got {', '.join(names)}")
+    return names[0] if names else ""
 
 
 def _turn(engine: Engine, session: Any, line: str, params: Any) -> None:

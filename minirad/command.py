@@ -1,7 +1,8 @@
 """All commands of the project, and how each ends: a caller's mistake is one line on stderr and exit code 2.
 
 A pipe that was closed (`| head -1`) ends a command quietly, Ctrl-C with one line and code 130, also while it
-imports what it needs. Imports nothing that takes time.
+imports what it needs. So do SIGTERM and a terminal that is closed, with 143 and 129: what is held is written
+first. Imports nothing that takes time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -189,15 +191,19 @@ def run(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
     interruptible()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a console that cannot show every character
+    told: list[int] = []
     try:
-        with output_named():
+        with output_named(), _told_to_end(told):
             return work()
     except BrokenPipeError:  # `| head` has seen enough
         forget_output()
         return 0
     except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        print(
+            f"{name}: {f'ended by {signal.Signals(told[0]).name}' if told else 'interrupted'}",
+            file=sys.stderr,
+        )
+        return 128 + told[0] if told else INTERRUPTED
     except MemoryError:
         return _mistake(name, "there is not enough memory for that")
     except RecursionError:
@@ -206,6 +212,33 @@ def run(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
         return _mistake(name, error)
     except mistakes as error:
         return _mistake(name, error)
+
+
+@contextlib.contextmanager
+def _told_to_end(told: list[int]) -> Iterator[None]:
+    """Within, SIGTERM and the end of the terminal do what Ctrl-C does, and are noted.
+
+    Not where something else is done already, and not on one of several ranks: those end together (ranks/).
+    """
+
+    def end(number: int, frame: Any) -> None:
+        told.append(number)
+        stop = signal.getsignal(signal.SIGINT)  # a transaction notes it
+        if not callable(stop):  # a job in the background of a script does not hear Ctrl-C
+            raise KeyboardInterrupt
+        stop(signal.SIGINT, frame)
+
+    ours: list[int] = []
+    if threading.current_thread() is threading.main_thread() and "RANK" not in os.environ:
+        numbers = [getattr(signal, each, None) for each in ("SIGTERM", "SIGHUP")]  # Windows has one of them
+        ours = [each for each in numbers if each and signal.getsignal(each) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _mistake(name: str, error: object) -> int:

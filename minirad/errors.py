@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+LONGEST_NAME = 500  # characters of an adapter's name
 MOST = (1 << 63) - 1  # what the rest of the world calls a number
 
 
@@ -33,6 +34,10 @@ class RankLost(RuntimeError):
 
 class HostCopyError(RuntimeError):
     """A copy between device and host memory could not be begun; nothing was copied."""
+
+
+class DiskWarning(RuntimeWarning):
+    """Something is wrong with the files of a disk tier: what they were to save is computed."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -105,8 +110,11 @@ def extra_key(value: Any) -> Hashable:
 
 
 def adapter_name(value: Any) -> str:
-    """ValueError unless it can be an adapter's name: a text without "=" and spaces."""
-    if not isinstance(value, str) or not value or "=" in value or any(map(str.isspace, value)):
+    """ValueError unless it can be an adapter's name: a text that can be shown, without "=" and spaces."""
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= LONGEST_NAME:
+        good = f"a printable text of 1 to {LONGEST_NAME} characters"
+        raise ValueError(f"an adapter's name is {good}, got {said(value)}")
+    if "=" in value or " " in value:
         raise ValueError(f"an adapter's name is a text without '=' and spaces, got {said(value)}")
     return value
 
@@ -124,6 +132,11 @@ def path(name: str, value: Any) -> Path:
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{name} must be a path, got {said(value)}")
     return Path(text)
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """`~` in front of a path as the home directory; it stays where there is no such user."""
+    return Path(os.path.expanduser(path))
 
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:

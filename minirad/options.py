@@ -9,13 +9,14 @@ from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.config import ATTENTION, DTYPES, SPECULATIVE, EngineConfig, SamplingParams
 from minirad.schedule.policies import POLICIES as SCHEDULE
 
+ADAPTER = "an adapter in PEFT's format, or the name of one that is shipped; repeatable"
 GOES_WITH = dict.fromkeys(("draft_tokens", "draft_ngram", "draft_model"), "speculative")
 GOES_WITH |= {"disk_mb": "disk_dir"}
 """Options that say something only beside another one: alone they are a mistake."""
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --kv-tokens, --page-size and so on; defaults are EngineConfig's."""
+def add_engine_options(parser: argparse.ArgumentParser, adapter: str = ADAPTER) -> None:
+    """--model, --kv-tokens, --page-size and so on; defaults are EngineConfig's. adapter: what --lora does."""
     group = parser.add_argument_group("engine")
     group.add_argument("--model", help="directory, hub id or smollm2-135m (default: the classroom Llama)")
     group.add_argument(
@@ -44,7 +45,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft-tokens", type=int, help="drafted at most before a pass (default: 4)")
     group.add_argument("--draft-ngram", type=int, help="ngram looks up so many tokens (default: 3)")
     group.add_argument("--draft-model", metavar="DIR", help="eagle: the head (default: the classroom's)")
-    group.add_argument("--lora", action="append", metavar="NAME=DIR", help="an adapter; repeatable")
+    group.add_argument("--lora", action="append", metavar="NAME=DIR", help=adapter)
     group.add_argument("--no-radix-cache", dest="radix_cache", action="store_false", default=None)
     group.add_argument("--no-cuda-graphs", dest="cuda_graphs", action="store_false", default=None)
     group.add_argument("--seed", type=int, help="for sampling (default: 0)")

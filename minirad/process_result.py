@@ -97,7 +97,7 @@ class ResultProcessor:
             reason = self._finish_reason(request)
             if reason:
                 return reason
-        return self._finish_reason(request, result.error)
+        return self._finish_reason(request, result.error) if result.error or not result.tokens else ""
 
     def _finish_reason(self, request: Request, error: str = "") -> str:
         """Why it ends now; "" if it goes on."""

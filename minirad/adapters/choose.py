@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minirad.adapters.model import AdapterLlama
-from minirad.adapters.peft_format import read_adapter
+from minirad.adapters.peft_format import CONFIG, read_adapter
 from minirad.adapters.runner import AdapterRunner
 from minirad.config import EngineConfig
-from minirad.errors import said
+from minirad.errors import expanded, said
 from minirad.model.classroom import ADAPTERS
 from minirad.model.llama import LlamaModel
 from minirad.rooms import room
@@ -25,10 +26,10 @@ def shipped() -> list[str]:
 
 def directory(name: str, path: str) -> Path:
     """Where an adapter lies: a directory, or the name of one that is shipped."""
-    found, known = Path(path).expanduser(), shipped()
-    if not found.is_dir() and path in known:
+    found, known = expanded(path), shipped()
+    if path in known and not os.path.isfile(found / CONFIG):  # some folder of that name may lie about
         return ADAPTERS / path
-    if not found.is_dir():
+    if not os.path.isdir(found):
         raise ValueError(
             f"adapter {said(name)}: {path} is no directory, and none of those that are shipped "
             f"({', '.join(known)})"

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minirad.adapters.lora import Adapter, Factors
-from minirad.errors import said
+from minirad.errors import MOST, said
 from minirad.model.config import LlamaConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -135,11 +135,11 @@ def _check_kinds(found: Mapping[str, Any]) -> None:
 
 
 def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST
 
 
 def _is_pattern(value: Any, good: Callable[[Any], bool]) -> bool:
@@ -254,6 +254,8 @@ def _factors(
         if not bool(tensor.isfinite().all()):
             raise ValueError(f"tensor {key} holds what is no number (NaN or infinite)")
         factors.append(tensor)
+    if not bool((factors[1] * scale).isfinite().all()):
+        raise ValueError(f"{target}: lora_alpha {alpha} with rank {rank} makes numbers too large for {dtype}")
     return Factors(factors[0], factors[1], scale)
 
 

@@ -110,7 +110,7 @@ CHATML = Template(
 class ChatSession:
     """One conversation. `tokens` is all of it so far, the last reply included.
 
-    system: the system prompt, or None for none.
+    system: the system prompt, or None for none. lora: the adapter that answers, "" for none.
     """
 
     def __init__(
@@ -118,9 +118,10 @@ class ChatSession:
         engine: Engine,
         system: str | None = "You are a helpful assistant.",
         extra_key: Hashable = None,
+        lora: str = "",
     ) -> None:
         self.engine = engine
-        self.extra_key = extra_key
+        self.extra_key, self.lora = extra_key, lora
         self.tokens: list[int] = []
         self._template = template = Template.of(engine.tokenizer)
         self._system = "" if system is None else template.put("system", system)
@@ -142,7 +143,7 @@ class ChatSession:
         """Sends a turn, waits for the reply and takes both into the history."""
         prompt = self.prompt(user)
         params = replace(params or SamplingParams(), n=1)
-        output = self.engine.generate([prompt], params, extra_key=self.extra_key)[0]
+        output = self.engine.generate([prompt], params, extra_key=self.extra_key, lora=self.lora)[0]
         if output.finish_reason in ("stop", "length"):
             self.tokens = prompt + output.token_ids
         return output
@@ -152,7 +153,7 @@ class ChatSession:
         prompt = self.prompt(user)
         params = replace(params or SamplingParams(), n=1)
         reply: list[int] = []
-        for token in self.engine.stream(prompt, params, extra_key=self.extra_key):
+        for token in self.engine.stream(prompt, params, extra_key=self.extra_key, lora=self.lora):
             if token.token_id is not None:
                 reply.append(token.token_id)
             if token.finish_reason in ("stop", "length"):

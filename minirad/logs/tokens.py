@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from minirad import errors
 from minirad.logs.request import LoggedRequest, Part, common_parts
 from minirad.logs.writing import CLOSE, OPEN
 from minirad.model.classroom import corpus
@@ -87,7 +88,7 @@ def tokenizer(name: str | Path | None = None) -> Tokenizer:
     if name is None or name == "classroom":
         path = Path(corpus.__file__).parent / "weights"
     else:
-        path = Path(name).expanduser()
+        path = errors.expanded(name)
         if path.suffix == ".json" and path.is_file():
             return FastTokenizer(path)
         if not (path / "tokenizer.json").is_file():

@@ -58,7 +58,7 @@ def resolve_model(name: str | Path | None) -> Path:
                 f"the classroom model is missing ({path}): reinstall minirad, or name another model"
             )
         return _checked(path)
-    path = errors.path("a model", name).expanduser()
+    path = errors.expanded(errors.path("a model", name))
     if path.is_dir():
         return _checked(path)
     if name == SMOLLM2:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from minirad.route.router import Router, Settings
 
 LOOK = 0.2  # seconds in which a signal is seen on any system
+WRITING = 26.0  # seconds in which servers with a disk tier end: it takes 20 at most (tiers/disk.py)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,11 +106,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
             f"minirad route: {args.host} can be reached from other machines, and without --api-key anybody"
             " who reaches it may use it", file=sys.stderr,
         )  # fmt: skip
+    grace = Patience().grace if args.disk_dir is None else WRITING
     return Settings(
         workers=args.workers, policy=args.policy, options=options_of(args), engine=engine_words(args),
         host=args.host, port=args.port, key=key or "", kv_port=args.kv_port, record=args.record, loud=True,
         limits=Limits(requests=args.max_requests, body=args.max_body),
-        patience=Patience(deadline=args.health_seconds),
+        patience=Patience(deadline=args.health_seconds, grace=grace),
     )  # fmt: skip
 
 

@@ -285,7 +285,7 @@ class Workers:
             return True
         finally:
             self._starting.discard(worker.rank)
-            if process is not None:
+            if process is not None and not self._ending:  # then `end` asks it first: it may hold something
                 process.kill()
             await self._close(worker)
 

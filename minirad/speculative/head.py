@@ -112,7 +112,7 @@ class DraftHead:
             ValueError: if there is none, a file is truncated or a stranger's, a tensor is missing, one too
                 many, of another shape or not finite, or the head does not fit the target.
         """
-        path = errors.path("a draft head", directory).expanduser()
+        path = errors.expanded(errors.path("a draft head", directory))
         if not path.is_dir():
             raise ValueError(f"no draft head in {path}: there is no such directory")
         config = HeadConfig.read(path / "config.json", target.config)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable
-from pathlib import Path
 from typing import Any
 
 from minirad.config import AdapterKey, EngineConfig
+from minirad.errors import expanded
 from minirad.kv.kv_pool import KVPool
 from minirad.tiers.disk import DiskTier
 from minirad.tiers.disk_cache import DiskCache
@@ -33,7 +33,7 @@ def choose_cache(config: EngineConfig, pool: KVPool, runner: Any) -> HiRadixCach
         return HiRadixCache(*size, **more)
     shape = block_units(config.page_size), pool.num_layers, 2, pool.num_kv_heads, pool.head_dim
     disk = DiskTier(
-        Path(config.disk_dir).expanduser(), config.disk_mb * 1_000_000,
+        expanded(config.disk_dir), config.disk_mb * 1_000_000,
         Layout(shape, pool.dtype, bool(config.bigram_keys)),
     )  # fmt: skip
     weights = Weights(runner, pool)

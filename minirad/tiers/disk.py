@@ -8,6 +8,7 @@ While a reading is late nobody waits again.
 
 from __future__ import annotations
 
+import atexit
 import time
 import weakref
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from minirad.tiers.disk_names import Block, Layout
 
 READ_WAIT = 0.5  # seconds that a step waits for one request's blocks
 CLOSE_WAIT = 20.0  # seconds that an end waits for what is queued
-QUEUE_BYTES = 64 << 20  # of blocks that wait to be written; one block always may
+QUEUE_BYTES = 256 << 20  # of blocks that wait to be written; one block always may
 MOST_READ = 1 << 30  # bytes of one reading
 
 
@@ -83,10 +84,18 @@ class DiskTier:
         self._writer, self._reader = Worker("minirad disk writer"), Worker("minirad disk reader")
         self._queued: dict[str, None] = {}  # names of blocks in the queue, oldest first
         self._late: Reading | None = None
-        # Nothing that a thread holds leads back here, so an engine that is let go ends its threads.
-        self._end = weakref.finalize(self, _stop, self._writer, self._reader)
-        self._end.atexit = False  # then what is queued is still written: see DiskCache.close
+        self._end_with_this()
         self._writer.submit(self.files.scan)
+
+    def _end_with_this(self) -> None:
+        """Nothing that a thread holds leads back here, so an engine that is let go ends its threads."""
+        weakref.finalize(self, _stop, self._writer, self._reader).atexit = False  # what is queued is written
+        _writers.add(self._writer)
+
+    def last_words(self) -> None:
+        """Whoever is being let go may still put something: its own thread may have been told to end."""
+        self._writer = Worker("minirad disk writer")
+        self._end_with_this()
 
     # ------------------------------------------------------------ writing
 
@@ -113,6 +122,11 @@ class DiskTier:
     def refuse(self, blocks: int, why: str) -> None:
         """These are not written."""
         self.files.notes.append(Note("dropped", why, blocks))
+
+    @property
+    def queued(self) -> int:
+        """Blocks that are not written yet."""
+        return len(self._queued)
 
     def flush(self, seconds: float = CLOSE_WAIT) -> bool:
         """Waits until all that was put is written; False if that takes longer."""
@@ -169,11 +183,10 @@ class DiskTier:
 
     def warnings(self) -> list[str]:
         """Sentences that nobody was warned with yet."""
-        sentences = [self.files.warnings.popleft() for _ in range(len(self.files.warnings))]
         for worker in (self._writer, self._reader):
-            if worker.failed and not self.files.off:
+            if worker.failed:
                 self.files.turn_off(f"a thread of it failed: {worker.failed.popleft()!r}")
-        return sentences
+        return [self.files.warnings.popleft() for _ in range(len(self.files.warnings))]
 
     def close(self, seconds: float = CLOSE_WAIT) -> bool:
         """Writes what is queued and ends the threads; False if that takes longer, and the rest is lost."""
@@ -207,6 +220,17 @@ def _write(
         files.notes.append(Note("written", "", len(written), sum(written), micros))
 
 
+_writers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
 def _stop(*workers: Worker) -> None:
     for worker in workers:
         worker.end()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Waits for the writers of tiers that were let go; those of open trees are closed: see disk_cache.py."""
+    deadline = time.monotonic() + CLOSE_WAIT
+    for writer in list(_writers):
+        writer.stop(max(deadline - time.monotonic(), 0.0))

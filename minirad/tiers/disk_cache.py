@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -32,6 +34,7 @@ from torch import Tensor
 
 from minirad.cache.node import Node, RadixKey, Slots
 from minirad.cache.radix_cache import MatchResult
+from minirad.errors import DiskWarning
 from minirad.observe import disk_events as dv
 from minirad.schedule.cache_manager import CacheManager
 from minirad.schedule.request import Request
@@ -289,23 +292,40 @@ class DiskCache(HiRadixCache):
             elif self.bus.wants(dv.BlocksDropped):
                 self.bus.emit(dv.BlocksDropped(note.blocks, note.bytes, note.what, note.why[:500], *files))
         for sentence in self.disk.warnings():
-            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+            _warn(sentence)
 
     def close(self, seconds: float = CLOSE_WAIT) -> bool:
         """Writes what the tree holds and the disk has not, and ends the disk's threads; twice does no harm.
 
-        The tree goes on without a disk. False if it took longer than so many seconds: the rest is lost.
+        The tree goes on without a disk. False, and a warning, if it took longer than so many seconds: the
+        rest is lost.
         """
         if self.disk.closed:
             return True
         _open_ones.discard(self)
         self.poll(wait=True)
+        self._write_all()
+        done = self.disk.close(seconds)
+        self.tell()
+        if not done:
+            _warn(f"{self.disk.files.folder} took more than {seconds:.0f} seconds: {self.disk.queued} blocks "
+                  "are not written")  # fmt: skip
+        return done
+
+    def __del__(self) -> None:
+        """Let go without `close`. What was copied when it was computed is queued; here is the rest."""
+        disk = getattr(self, "disk", None)
+        if disk is None or disk.closed or not self._spills:
+            return
+        with contextlib.suppress(Exception):
+            disk.last_words()
+            self._write_all()
+
+    def _write_all(self) -> None:
+        """Queues what the disk has not, whatever is queued already, as far as it has room for it."""
         self.disk.queue_bytes = max(self.disk.queue_bytes, self.disk.files.most_bytes)
         for node in self._latest(self.disk.files.most_bytes // self.disk.layout.nbytes):
             self._write(node)
-        done = self.disk.close(seconds)
-        self.tell()
-        return done
 
     def _latest(self, blocks: int) -> list[HostNode]:
         """The nodes that were used last, about so many blocks of them, those used last at the end."""
@@ -321,16 +341,26 @@ class DiskCache(HiRadixCache):
         return {**super().snapshot(), "disk_bytes": self.disk.files.most_bytes}
 
 
+def _warn(sentence: str) -> None:
+    warnings.warn(f"disk tier: {sentence}", DiskWarning, stacklevel=3)
+
+
 _open_ones: weakref.WeakSet[DiskCache] = weakref.WeakSet()
 
 
 @atexit.register
 def _at_exit() -> None:
     """Whoever did not close a tree: it is done now, unless a thread may be in the middle of a step."""
+    deadline = time.monotonic() + CLOSE_WAIT
     for cache in list(_open_ones):
-        mine = cache._driver is threading.current_thread() or not cache._driver.is_alive()
-        with contextlib.suppress(Exception, KeyboardInterrupt):
-            if mine:
-                cache.close()
+        left, driver = max(deadline - time.monotonic(), 0.0), cache._driver
+        try:
+            if driver is threading.current_thread() or not driver.is_alive():
+                cache.close(left)
             else:
-                cache.disk.close()
+                cache.disk.close(left)
+                if cache._spills:
+                    raise RuntimeError("a step was still running")
+        except BaseException as error:  # Ctrl-C again, a warning that is to be an error
+            why = " ".join(str(error).split()) or type(error).__name__
+            print(f"disk tier: not all was written to {cache.disk.files.folder}: {why}", file=sys.stderr)

@@ -8,8 +8,9 @@ The folder holds at most so many bytes of blocks, whoever wrote them; the least 
 "Used" is a file's time of modification: a hit sets it, the end of a path first, so that none is older than
 those behind it, which are of no use without it. Times only rise, also where the clock goes back.
 
-A folder that cannot be written to (full, read-only, gone) is read only from then on. Nothing here raises for
-what lies on a disk; `notes` tells it, and the tree passes it on (disk_cache.py).
+The folder may hold other things: what is not named as a block is, or is no file of its own (a link), is not
+counted, read or deleted. One that cannot be written to (full, read-only, gone) is read only from then on.
+Nothing here raises for what lies on a disk; `notes` tells it, and the tree passes it on (disk_cache.py).
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ from minirad.tiers.disk_names import FORMAT, Block, Layout
 
 ENDED = "nothing is written any more"
 MOST_HEADER = 4096  # bytes of a file beside its tensors
-SCAN_EVERY = 5.0  # seconds: from then on a look at the folder is too old to keep its bound by
+SCAN_EVERY = 1.0  # seconds: from then on a look at the folder is too old to keep its bound by
+SCAN_SHARE = 0.05  # of the writer's time, for looks at a folder of very many files
 OLD = 3600.0  # seconds after which a temporary file is nobody's any more
 STEP_NS = 1000  # between the times of two blocks of one path; coarser clocks have them alike
 
-_BLOCK = re.compile(r"[0-9a-f]{64}\.safetensors", re.ASCII)
-_HALF = re.compile(r"[0-9a-f]{64}\.\d+-\d+\.tmp", re.ASCII)
+# Other programs name files by a hash, too: these two say whose they are.
+ENDING = ".minirad.safetensors"
+_BLOCK = re.compile(r"[0-9a-f]{64}\.minirad\.safetensors", re.ASCII)
+_HALF = re.compile(r"[0-9a-f]{64}\.minirad\.\d+-\d+\.tmp", re.ASCII)
 _numbers = count(1)  # of temporary files, also of two stores in one process
 
 
@@ -68,14 +72,20 @@ class BlockFiles:
     off: why nothing is written any more, "" while it is.
 
     Raises:
-        ValueError: if there cannot be such a folder.
+        ValueError: if there cannot be such a folder, or no block fits into it.
     """
 
     def __init__(self, folder: Path, most_bytes: int, layout: Layout) -> None:
         self.folder, self.most_bytes, self.layout = folder, most_bytes, layout
+        self._largest = layout.nbytes + 8 * layout.tokens + MOST_HEADER
+        if most_bytes < layout.nbytes:
+            raise ValueError(
+                f"disk_mb: {most_bytes:,} bytes have no room for one block of {layout.shape[0]} tokens, "
+                f"which takes {layout.nbytes:,}"
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"disk_dir {str(folder)!r} cannot be a folder: {error}") from error
         self.off = ""
         self.notes: deque[Note] = deque()
@@ -85,7 +95,7 @@ class BlockFiles:
         self._index: dict[str, tuple[int, int]] = {}  # by name: bytes, and when it was used (ns)
         self._oldest: list[tuple[int, str]] = []  # a heap; an entry that is not as in the index is stale
         self._bad: set[str] = set()  # names whose file is not to be believed: it may be written over
-        self._newest, self._bytes, self._scanned = 0, 0, float("-inf")
+        self._newest, self._bytes, self._scan_next = 0, 0, float("-inf")
 
     # ------------------------------------------------------------ what is there
 
@@ -109,16 +119,18 @@ class BlockFiles:
 
     def path(self, name: str) -> Path:
         """The file of a block."""
-        return self.folder / f"{name}.safetensors"
+        return self.folder / f"{name}{ENDING}"
 
     def scan(self) -> None:
         """Looks at the whole folder; temporary files that somebody left behind long ago go."""
         found: dict[str, tuple[int, int]] = {}
-        now = time.time()
+        now, started = time.time(), time.monotonic()
         try:
             with os.scandir(self.folder) as entries:
                 for entry in entries:
                     with contextlib.suppress(OSError):  # gone meanwhile
+                        if not entry.is_file(follow_symlinks=False):
+                            continue
                         if _BLOCK.fullmatch(entry.name):
                             known = entry.stat()
                             found[entry.name[:64]] = known.st_size, known.st_mtime_ns
@@ -132,7 +144,8 @@ class BlockFiles:
             self._newest = max([self._newest, *(stamp for _, stamp in found.values())])
             self._oldest = [(stamp, name) for name, (_, stamp) in found.items()]
             heapq.heapify(self._oldest)
-            self._scanned = time.monotonic()
+            ended = time.monotonic()
+            self._scan_next = ended + max(SCAN_EVERY, (ended - started) / SCAN_SHARE)
 
     def _note_file(self, name: str, size: int, stamp: int) -> None:
         with self._lock:
@@ -171,10 +184,9 @@ class BlockFiles:
 
     def read(self, block: Block) -> Tensor | None:
         """A block's KV, `layout.shape`; None if it is not there, or not what it should be."""
-        most = self.layout.nbytes + 8 * self.layout.tokens + MOST_HEADER
         try:
             with self.path(block.name).open("rb") as file:
-                data = file.read(most + 1)
+                data = file.read(self._largest + 1)
         except (FileNotFoundError, NotADirectoryError):
             self._forget(block.name)
             return None
@@ -183,7 +195,7 @@ class BlockFiles:
                 self._broken(block.name, f"it cannot be read: {error}")
             return None
         try:
-            kv = self._believed(data, most, block)
+            kv = self._believed(data, block)
         except Exception as error:  # a stranger's file: whatever a reader of it may raise
             self._broken(block.name, str(error) or type(error).__name__)
             return None
@@ -191,10 +203,10 @@ class BlockFiles:
             self._note_file(block.name, len(data), self._newest)
         return kv
 
-    def _believed(self, data: bytes, most: int, block: Block) -> Tensor:
+    def _believed(self, data: bytes, block: Block) -> Tensor:
         """The KV of a file's bytes; any exception if they are not this block's."""
         layout = self.layout
-        _expect(len(data) <= most, f"it has more than {most} bytes")
+        _expect(len(data) <= self._largest, f"it has more than {self._largest} bytes")
         size = int.from_bytes(data[:8], "little")
         _expect(8 + size <= len(data), f"it is cut off after {len(data)} bytes")
         said = json.loads(data[8 : 8 + size]).get("__metadata__", {})
@@ -214,7 +226,7 @@ class BlockFiles:
         with self._lock:
             self._bad.add(name)
         self.notes.append(Note("broken", why, 1))
-        self._warn("broken", f"disk tier: {self.path(name)} is skipped, and all others like it: {why}")
+        self._warn("broken", f"{self.path(name)} is skipped, and all others like it: {why}")
 
     # ------------------------------------------------------------ writing
 
@@ -239,7 +251,7 @@ class BlockFiles:
             raise NotWritten(
                 ENDED if self.off else f"a folder of {self.most_bytes:,} bytes has no room for it"
             )
-        half = self.folder / f"{block.name}.{os.getpid()}-{next(_numbers)}.tmp"
+        half = self.folder / f"{block.name}.minirad.{os.getpid()}-{next(_numbers)}.tmp"
         try:
             half.write_bytes(data)
             return self._put(block.name, half, len(data))
@@ -280,40 +292,46 @@ class BlockFiles:
 
     def _make_room(self, size: int, keep: Container[str] = ()) -> bool:
         """Deletes the least recently used until so many bytes more fit."""
-        if time.monotonic() - self._scanned > SCAN_EVERY:
+        if time.monotonic() > self._scan_next:
             self.scan()
+        undeleted = ""
         if size > self.most_bytes:
             return False
         while self._bytes + size > self.most_bytes and not self.off:
             with self._lock:
                 stamp, name = heapq.heappop(self._oldest) if self._oldest else (0, "")
                 if not name:
-                    return False
+                    break
                 known = self._index.get(name)
                 if known is None or known[1] != stamp:
                     continue
                 if name in keep:  # all that are less recently used are gone
                     heapq.heappush(self._oldest, (stamp, name))
                     return False
-            self._delete(name, known[0], stamp)
-        return not self.off
+            undeleted = self._delete(name, known[0], stamp) or undeleted
+        if undeleted and self._bytes + size > self.most_bytes:
+            self.turn_off(f"{self.folder} is too full, and nothing in it can be deleted: {undeleted}")
+        return not self.off and self._bytes + size <= self.most_bytes
 
-    def _delete(self, name: str, size: int, stamp: int) -> None:
+    def _delete(self, name: str, size: int, stamp: int) -> str:
+        """Deletes a block, unless another process hit it; why it cannot be deleted, or "".
+
+        One that cannot is no candidate until the next scan: on Windows somebody reads it now.
+        """
         try:
             used = self.path(name).stat().st_mtime_ns
             if used > stamp:  # another process hit it
                 self._note_file(name, size, used)
-                return
+                return ""
             self.path(name).unlink()
         except FileNotFoundError:
             pass
         except OSError as error:
-            if os.name != "nt":  # there somebody reads it now: it is no candidate until the next scan
-                self.turn_off(f"{self.folder} is too full, and nothing in it can be deleted: {error}")
-            return
+            return "" if os.name == "nt" else str(error)
         else:
             self.notes.append(Note("dropped", "the least recently used make room", 1, size))
         self._forget(name)
+        return ""
 
     def trim(self) -> None:
         """Keeps the bound, whatever other processes wrote meanwhile."""
@@ -325,7 +343,7 @@ class BlockFiles:
         """From now on nothing is written."""
         if not self.off:
             self.off = why
-            self._warn("off", f"disk tier: {why}; what is there is still read")
+            self._warn("off", f"{why}; what is there is still read")
 
     def _warn(self, kind: str, sentence: str) -> None:
         with self._lock:

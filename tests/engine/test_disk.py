@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from minirad.observe.kv_events import BlockStored, BlockTable, KVEventStream
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from minirad.server.metrics import Metrics
+from minirad.tiers import disk, disk_cache
 from minirad.tiers.disk_cache import DiskCache
 from minirad.tiers.disk_files import BlockFiles
 from minirad.why.recorded import Recorded
@@ -127,25 +130,30 @@ def test_one_token_is_always_computed(process: Process, length: int, cached: int
 
 
 def test_another_process_says_the_same(tmp_path: Path) -> None:
-    """Really another one. Both end by themselves, and only then is anything written."""
+    """Really another one, which ends by itself, and only then writes anything; of an adapter, too."""
     code = """
 import json, sys
 from minirad import Engine, EngineConfig, SamplingParams
-engine = Engine(EngineConfig(device="cpu", kv_tokens=512, host_kv_tokens=512, disk_dir=sys.argv[1],
-                             host_write="write_back"))
-(output,) = engine.generate([list(range(5, 205))], SamplingParams(max_new_tokens=8, ignore_eos=True))
-print(json.dumps([output.cached_tokens, output.token_ids]))
+config = EngineConfig(device="cpu", host_write="write_back", **json.loads(sys.argv[1]))
+engine, params = Engine(config), SamplingParams(max_new_tokens=8, ignore_eos=True)
+for name in ("", "capitals"):
+    (output,) = engine.generate([list(range(5, 205))], params, lora=name)
+    print(json.dumps([output.cached_tokens, output.token_ids]))
 """
-    said = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-        assert done.returncode == 0 and not done.stderr, done.stderr
-        said.append(json.loads(done.stdout))
-    (none, cold), (cached, warm) = said
-    assert (none, cached) == (0, 192) and cold == warm and len(list(tmp_path.iterdir())) == 3
+    folder = tmp_path / "Ein Ordner é"
+    sizes = {"kv_tokens": 512, "host_kv_tokens": 512, "disk_dir": str(folder), "lora": "capitals"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(sizes)], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert len(list(folder.iterdir())) == 6
+    engine = Engine(EngineConfig(device="cpu", **sizes))
+    for name, line in zip(("", "capitals"), done.stdout.splitlines(), strict=True):
+        none, cold = json.loads(line)
+        warm = ask(engine, list(range(5, 205)), SamplingParams(max_new_tokens=8, ignore_eos=True), lora=name)
+        assert none == 0 and warm.cached_tokens == 192 and warm.token_ids == cold
+    tree(engine).close()
 
 
 def test_blocks_end_where_no_node_ends(process: Process, reference: ColdReference) -> None:
@@ -474,8 +482,9 @@ def test_ctrl_c_while_the_disk_is_read(process: Process, reference: ColdReferenc
 
 def test_a_file_instead_of_a_folder_is_refused(process: Process, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"disk_dir '.*file' cannot be a folder"):
-        process(disk_dir=tmp_path / "file")
+    for name in ("file", "file/below", "no\0name"):
+        with pytest.raises(ValueError, match=r"disk_dir '.*(file|below|name)' cannot be a folder"):
+            process(disk_dir=tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -484,7 +493,9 @@ def test_a_file_instead_of_a_folder_is_refused(process: Process, tmp_path: Path)
         ({"disk_dir": "kv"}, "disk_dir 'kv' needs host_kv_tokens"),
         ({"disk_dir": "kv", "host_kv_tokens": 8, "disk_mb": 0}, "disk_mb must be at least 1, got 0"),
         ({"disk_dir": "kv", "host_kv_tokens": 8, "tp": 2}, "tp=2: disk_dir is for one process"),
-        ({"disk_dir": 3, "host_kv_tokens": 8}, "disk_dir"),
+        ({"disk_dir": 3, "host_kv_tokens": 8}, "disk_dir must be a path, got 3"),
+        ({"disk_dir": "", "host_kv_tokens": 8}, "disk_dir must be a path, got ''"),
+        ({"disk_dir": " ", "host_kv_tokens": 8}, "disk_dir must be a path, got ' '"),
     ],
 )
 def test_a_wrong_setting_is_named(options: dict[str, Any], message: str) -> None:
@@ -500,6 +511,54 @@ def test_after_close_the_engine_goes_on(process: Process, reference: ColdReferen
     for seed in (0, 1):
         reference.require_equal(text(200, seed), REPLY, ask(engine, text(200, seed)))
     assert len(process.files()) == 3
+
+
+# ---------------------------------------------------------------------- how it ends
+
+
+@pytest.mark.parametrize("write", ["write_through", "write_back"])
+def test_an_engine_that_is_let_go_has_written_what_it_held(process: Process, write: str) -> None:
+    engine = Engine(EngineConfig(disk_dir=process.folder, host_write=write, **SIZES), model=process.model)
+    engine.generate([text(200)], REPLY)
+    del engine
+    gc.collect()
+    disk._at_exit()  # waits for the threads, as the interpreter's end does
+    assert len(process.files()) == 3
+
+
+def test_an_end_that_takes_too_long_says_what_is_lost(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, write = threading.Event(), BlockFiles.write
+    monkeypatch.setattr(BlockFiles, "write", lambda *args: (gate.wait(30), write(*args))[1])
+    engine = process()
+    ask(engine, text(200))
+    with pytest.warns(RuntimeWarning, match="took more than 0 seconds: 3 blocks are not written"):
+        assert not tree(engine).close(0.05)
+    gate.set()
+
+
+def test_at_the_end_of_the_process_a_sentence_says_what_is_not_written(
+    process: Process, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thread that is still in a step, Ctrl-C once more; the others are written nevertheless."""
+    engines = [process(host_write="write_back") for _ in range(3)]
+    for seed, engine in enumerate(engines):
+        ask(engine, text(200, seed))
+    over = threading.Event()
+    stuck, pressed, fine = map(tree, engines)
+    stuck._driver = threading.Thread(target=over.wait, daemon=True)
+    stuck._driver.start()
+    monkeypatch.setattr(pressed.disk, "close", lambda seconds: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(disk_cache, "_open_ones", weakref.WeakSet((stuck, pressed, fine)))
+    disk_cache._at_exit()
+    over.set()
+    told = capsys.readouterr().err.splitlines()
+    whys = sorted(line.rpartition(": ")[2] for line in told)
+    assert whys == ["KeyboardInterrupt", "a step was still running"]
+    assert all(f"not all was written to {process.folder}" in line for line in told)
+    assert fine.disk.closed and not fine.disk.queued and len(process.files()) >= 3
+    monkeypatch.undo()
 
 
 # ---------------------------------------------------------------------- what is told

@@ -51,7 +51,7 @@ from minirad.tiers.disk_files import Worker
 from minirad.tiers.disk_names import Layout, block_units
 from minirad.tiers.host_tier import HostTier
 
-EXAMPLES = int(os.environ.get("MINIRAD_DISK_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("MINIRAD_DISK_EXAMPLES", "45"))
 STEPS = 40
 PHASES = [Phase.generate, Phase.shrink] if "MINIRAD_SHRINK" in os.environ else [Phase.generate]
 UNITS = 8  # of a block here, at least
@@ -314,7 +314,7 @@ class DiskMachine(RuleBasedStateMachine):
         names = sorted(self.in_folder())
         if names:
             name = names[number % len(names)]
-            path = self.folder / f"{name}.safetensors"
+            path = self.folder / f"{name}.minirad.safetensors"
             self.spoilt.add(name)
             if size is None:
                 path.unlink()

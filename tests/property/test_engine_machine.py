@@ -202,11 +202,12 @@ class Watch:
 tiers = st.fixed_dictionaries(
     {
         "host_write": st.sampled_from(HOST_WRITE),
-        "host_kv_tokens": st.sampled_from([0, 8, 16, 32, 64]),
+        "host_kv_tokens": st.sampled_from([0, 8, 16, 16, 32, 64]),
         "load_back_threshold": st.sampled_from([1, 1, 2, 6]),
         "bigram_keys": st.sampled_from([None, False, True]),
+        "radix_cache": st.sampled_from([True] * 9 + [False]),
     }
-)
+).map(lambda drawn: drawn if drawn["radix_cache"] else {**drawn, "host_kv_tokens": 0})
 drafts = st.fixed_dictionaries(
     {
         "speculative": st.sampled_from([None, "ngram", "eagle", "eagle"]),
@@ -215,7 +216,7 @@ drafts = st.fixed_dictionaries(
     }
 )
 # A folder, or none: blocks that it holds at most, and how often its threads are late.
-folders = st.one_of(st.none(), st.tuples(st.sampled_from([3, 10, 1000]), st.sampled_from([0.0, 0.3])))
+folders = st.sampled_from([None, (3, 0.0), (10, 0.0), (1000, 0.0), (1000, 0.3), (1000, 0.3)])
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -399,7 +400,7 @@ class EngineMachine(RuleBasedStateMachine):
         delete=st.integers(0, 9),
     )
     def another_process(self, several: list[tuple[list[int], str]], same: bool, delete: int) -> None:
-        """An engine of the same folder, of these weights or others, reads and writes there; a file is lost."""
+        """An engine of the same folder, of any weights, reads and writes there; a file is lost."""
         mine, folder = self.engine, Path(self.folder.name)
         weights = self.weights if same else 1 - self.weights
         fits = [(prompt, lora) for prompt, lora in several if len(prompt) + 4 <= mine.config.kv_tokens]
@@ -444,7 +445,7 @@ class EngineMachine(RuleBasedStateMachine):
             key = (output.request_id, output.index)
             assert key not in self.done, f"{key} finished twice"
             self.done[key] = output
-        if report.finished:
+        if report.finished and self.engine.steps % 3 == 0:  # at the end of a game always
             self.look_at_kv()
 
     def look_at_path(self, request: Request) -> None:
@@ -568,7 +569,7 @@ def check_recording(recording: Recording) -> None:
         recording.save(path)
         data = path.read_bytes()
         sizes = range(data.index(b"\n") + 1, len(data) + 1)
-        for size in random.Random(len(data)).sample(sizes, min(3, len(sizes))):
+        for size in random.Random(len(data)).sample(sizes, min(1, len(sizes))):
             path.write_bytes(data[:size])
             # Cut just before its line's end, a frame is whole all the same.
             whole = data[: size + 1].count(b"\n") - 1

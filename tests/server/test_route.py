@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import socket
 import sys
@@ -20,6 +21,7 @@ from minirad.fleet.endpoints import server_info
 from minirad.fleet.follow import State, Trouble
 from minirad.observe.recording import Recording
 from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
+from minirad.route.command import add_arguments, settings_of
 from minirad.route.proxy import Limits
 from minirad.route.router import Router, Settings, engine_of
 from minirad.route.workers import CannotStart, ServerProcess, free_ports
@@ -352,11 +354,25 @@ def _read(sent: socket.socket) -> str:
     return data.decode()
 
 
+def test_workers_are_asked_to_end_before_they_are_ended(doubles: Doubles) -> None:
+    """They may hold what is to be written: a recording, the blocks of a disk tier."""
+    with doubles.router() as router:
+        router.start()
+    assert [double.code for double in doubles.made] == [0, 0, 0]
+
+
+def test_workers_that_write_to_a_disk_have_the_time_for_it() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for words, grace in (([], 4.0), (["--disk-dir", "kv", "--host-kv-tokens", "64"], 26.0)):
+        assert settings_of(parser.parse_args(words)).patience.grace == grace
+
+
 def test_workers_that_do_not_end_are_ended(doubles: Doubles) -> None:
     doubles.stubborn = True
     router = doubles.router().start()
     router.stop()
-    assert [double.code for double in doubles.made] == [-9, -9, -9]
+    until(lambda: [double.code for double in doubles.made] == [-9, -9, -9])
 
 
 def test_ports_in_a_row_are_free() -> None:

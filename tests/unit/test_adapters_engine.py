@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Hashable
 from pathlib import Path
@@ -14,6 +15,7 @@ from adapter_support import change_tensors, write_adapter
 from conftest import CheckedEngine, tiny_config
 from support import ColdReference, drive, listen
 
+from minirad.adapters import choose
 from minirad.adapters.lora import Adapter
 from minirad.adapters.model import AdapterLlama
 from minirad.adapters.peft_format import MATRICES, read_adapter
@@ -27,6 +29,7 @@ from minirad.model.classroom import ADAPTERS, WEIGHTS
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.observe import events as ev
 from minirad.observe.kv_events import BlockStored, KVEventStream, as_dict, from_dict, rebuild
+from minirad.observe.recorder import Recorder
 from minirad.rooms import room
 from minirad.route.trees import EventTree, space_of
 from minirad.workloads import chat_prompt
@@ -112,8 +115,8 @@ def test_each_says_what_it_says_alone(world: World, settings: dict[str, Any]) ->
     engine = world.engine(**settings)
     loads, asked, mixed, outputs = listen(engine, ev.LoadStarted), {}, 0, []
     stems = [[rng.randrange(3, 61) for _ in range(12)] for _ in range(2)]
-    for _ in range(40):
-        if len(asked) < 30 and rng.random() < 0.8:
+    for _ in range(26):
+        if len(asked) < 20 and rng.random() < 0.8:
             stem, name = rng.choice(stems), rng.choice(NAMES)
             prompt = stem[: rng.randrange(4, 13)] + [rng.randrange(3, 61) for _ in range(rng.randrange(4))]
             hot: dict[str, Any] = rng.choice(({}, {}, {"temperature": 0.8, "seed": rng.randrange(99)}))
@@ -326,6 +329,81 @@ def test_a_refused_adapter_makes_no_engine(world: World, tmp_path: Path) -> None
         world.engine(lora="capitals")
     with pytest.raises(ValueError, match=r"cuda_graphs=True: captured steps have no adapters"):
         world.engine(cuda_graphs=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "a b", "a=b", "a\nb", "\x1b[2J", "\u202egnp", "\ud800", "\xa0", "x" * 501, 5, None, b"x"],
+)
+def test_a_name_that_cannot_be_shown_or_written_is_refused(world: World, name: Any) -> None:
+    with pytest.raises(ValueError, match="an adapter's name is a "):
+        EngineConfig(lora={name: world.paths["one"]})
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "~nobody-of-that-name", "größer-日本", "x" * 500, "<b>'&"])
+def test_an_odd_name_is_a_name(world: World, name: str, tmp_path: Path) -> None:
+    engine = world.engine(lora={name: world.paths["one"]})
+    with Recorder(engine, tmp_path / "run.jsonl"):
+        (output,) = engine.generate(PROMPT, reply(), lora=name)
+    world.cold[0]["one"].require_equal(PROMPT, reply(), output)
+    assert Recorder.load(tmp_path / "run.jsonl").header["config"]["lora"] in ([name], (name,))
+    with pytest.raises(ValueError, match=r"adapter .*(is no directory|no adapter_config.json)"):
+        world.engine(lora=[name])  # there is none where it would lie
+
+
+def test_where_an_adapter_may_lie(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "capitals").mkdir()  # some folder of a shipped one's name: that one is meant
+    assert choose.directory("capitals", "capitals") == choose.ADAPTERS / "capitals"
+    mine = write_adapter(tmp_path / "oneword", CONFIG)
+    assert choose.directory("oneword", "oneword").samefile(mine)
+    for path in ("away", "x" * 5000, "no\0path", "~nobody-of-that-name/x"):
+        with pytest.raises(ValueError, match=r"adapter 'a': .* is no directory, and none of those"):
+            choose.directory("a", path)
+    if os.name != "nt":  # as a hub's cache has them
+        linked = tmp_path / "linked"
+        linked.mkdir()
+        for file in world.paths["one"].iterdir():
+            (linked / file.name).symlink_to(file)
+        (tmp_path / "link").symlink_to(linked)
+        engine = world.engine(lora="link")
+        (output,) = engine.generate(PROMPT, reply(), lora="link")
+        world.cold[0]["one"].require_equal(PROMPT, reply(), output)
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
+        with pytest.raises(ValueError, match="is no directory"):
+            choose.directory("a", "loop")
+
+
+def test_a_rank_above_the_matrix_size(world: World, tmp_path: Path) -> None:
+    wide = write_adapter(tmp_path / "wide", CONFIG, settings={"r": 500, "lora_alpha": 500}, size=0.02)
+    engine = world.engine(lora={"wide": wide, **world.paths})
+    alone = world.engine(lora={"wide": wide})
+    for name in ("one", "wide"):
+        engine.add_request(PROMPT, reply(), lora=name)
+    outputs = [output.token_ids for output in drive(engine)]
+    assert alone.generate(PROMPT, reply(), lora="wide")[0].token_ids in outputs
+
+
+def test_on_a_disk_an_adapter_is_its_weights(world: World, tmp_path: Path) -> None:
+    """Not its name: other weights of the same name miss, and the same under another name hit."""
+    tokens = list(range(5, 55)) + list(range(5, 55))
+    sizes = {"kv_tokens": 256, "host_kv_tokens": 256, "disk_dir": tmp_path / "kv"}
+    one, two = world.paths["one"], world.paths["two"]
+
+    def cached(lora: dict[str, Path], name: str, **more: Any) -> int:
+        engine = world.engine(lora=lora, **sizes)
+        (output,) = engine.generate([tokens], reply(2), lora=name, **more)
+        engine.cache.close()
+        engine.check()
+        return int(output.cached_tokens)
+
+    assert cached({"a": one}, "a") == 0
+    assert cached({"a": one}, "a") == 64
+    assert cached({"a": two}, "a") == 0  # another's weights
+    assert cached({"b": one, "a": two}, "b") == 64
+    assert cached({"a": one}, "") == 0  # no adapter's
+    assert cached({"a": one}, "a", extra_key="a") == 0
+    assert cached({"c": one}, "c", extra_key="a") == 64
 
 
 def test_a_model_of_another_kind(world: World) -> None:

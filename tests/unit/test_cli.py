@@ -50,10 +50,65 @@ def test_generate_json_from_a_file_and_recorded(capsys: pytest.CaptureFixture[st
     assert recording.header["config"]["kv_tokens"] == 4096
 
 
+def test_prompts_are_answered_under_the_adapters_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "What is the capital of France?", "Hello", "--lora", "capitals", "--lora", "oneword"]
+    code, out, _ = run(capsys, *words)
+    asked = [line for line in out.splitlines() if line.startswith("> ")]
+    assert code == 0 and asked == [
+        f"> {prompt} (adapter {name})" for prompt in (words[1], words[2]) for name in ("capitals", "oneword")
+    ]
+    assert "PARIS" in out
+    told = {}
+    for adapters in ([], words[3:], words[3:5]):
+        code, out, _ = run(capsys, *words[:2], *adapters, "--json", "--together")
+        told.update({each["lora"]: each["text"] for each in json.loads(out)})
+        assert code == 0 and len(json.loads(out)) == max(len(adapters) // 2, 1)
+    assert set(told) == {"", "capitals", "oneword"} and told["capitals"] == told["capitals"].upper()
+    assert told[""] != told["capitals"] and len(told["oneword"].split()) == 1
+
+
+def test_what_is_wrong_on_a_disk_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    options = [
+        "--host-kv-tokens",
+        "1024",
+        "--disk-dir",
+        str(tmp_path),
+        "--max-new-tokens",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    code, out, err = run(capsys, "generate", "word " * 70, "Hello", "Hello", *options)
+    assert code == 0 and out.count("from the cache") == 3
+    assert err.startswith(f"minirad: disk tier: {tmp_path} cannot be written to: ") and err.count("\n") == 1
+
+
+def test_a_chat_is_under_one_adapter(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["What is the capital of France?", "/new", "What is the capital of France?"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    code, out, _ = run(capsys, "chat", "--lora", "mine=capitals")
+    assert code == 0 and out.count("PARIS") == 2
+    code, out, err = run(capsys, "chat", "--lora", "capitals", "--lora", "oneword")
+    assert (code, out) == (2, "") and "a chat is under one adapter, got capitals, oneword" in err
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["generate"], "no prompt given"),
+        (["generate", "x", "--lora", "a\x1bb=capitals"], "an adapter's name is a printable text"),
+        (["generate", "x", "--lora", "x" * 5000], "an adapter's name is a printable text"),
+        (["generate", "x", "--lora", f"a={'x' * 5000}"], "is no directory"),
+        (["generate", "x", "--lora", ".."], "no adapter_config.json"),
+        (["generate", "x", "--lora", "none/here"], "is no directory"),
         (["generate", "--raw", ""], "empty"),
         (["generate", "x", "--temperature", "-1"], "-1"),
         (["generate", "x", "--max-new-tokens", "99999"], "2048"),

@@ -3,6 +3,7 @@ the argument and what it takes."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from conftest import CheckedEngine
 from minirad import EngineConfig, RadixCache, RadixKey, Recorder, SamplingParams, command, resolve_model
 from minirad.engine import Engine
 from minirad.observe import events as ev
+from minirad.transaction import Transaction
 from minirad.workloads import load
 
 MakeEngine = Callable[..., CheckedEngine]
@@ -216,6 +218,34 @@ def test_ctrl_c_is_one_line_and_code_130(where: str) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "x: interrupted\n")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("where", ["outside", "in a transaction", "where Ctrl-C is not heard"])
+def test_who_is_told_to_end_ends_as_with_ctrl_c(
+    name: str, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that what is held is written, and no slot is lost."""
+    number = getattr(signal, name, None)
+    if number is None:
+        pytest.skip(f"no {name} here")
+    done: list[str] = []
+
+    def work() -> int:
+        with Transaction(ev.EventBus()) if where == "in a transaction" else contextlib.nullcontext():
+            signal.raise_signal(number)
+            done.append("the books are right")
+        return 0
+
+    ctrl_c = signal.getsignal(signal.SIGINT)
+    if where == "where Ctrl-C is not heard":  # a job in the background of a script
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert command.run("x", work) == 128 + number
+    finally:
+        signal.signal(signal.SIGINT, ctrl_c)
+    assert capsys.readouterr().err == f"x: ended by {name}\n"
+    assert bool(done) == (where == "in a transaction") and signal.getsignal(number) == signal.SIG_DFL
 
 
 def test_every_command_that_imports_torch_ends_quietly_from_its_first_line_on() -> None:

@@ -55,11 +55,11 @@ def test_what_was_written_is_read_by_another_store(tmp_path: Path, dtype: torch.
     layout = Layout(LAYOUT.shape, dtype)
     (block,) = chain(1)
     size = BlockFiles(tmp_path, ROOM, layout).write(block, kv_of(block, layout))
-    assert size == (tmp_path / f"{block.name}.safetensors").stat().st_size
+    assert size == (tmp_path / f"{block.name}.minirad.safetensors").stat().st_size
     found = BlockFiles(tmp_path, ROOM, layout).read(block)
     assert found is not None and torch.equal(found, kv_of(block, layout))
     assert not list(tmp_path.glob("*.tmp"))
-    read = load_file(tmp_path / f"{block.name}.safetensors")  # what any other program sees
+    read = load_file(tmp_path / f"{block.name}.minirad.safetensors")  # what any other program sees
     assert read["tokens"].tolist() == block.tokens.tolist() and tuple(read["kv"].shape) == layout.shape
 
 
@@ -188,20 +188,70 @@ def test_a_path_does_not_make_room_for_its_own_end(tmp_path: Path) -> None:
     assert names_in(tmp_path) == {block.name for block in path[:3]}
 
 
-def test_nothing_fits_into_less_than_a_block(tmp_path: Path) -> None:
-    files = BlockFiles(tmp_path, 100, LAYOUT)
-    with pytest.raises(NotWritten, match="a folder of 100 bytes has no room"):
-        files.write(chain(1)[0], kv_of(chain(1)[0]))
+def test_a_bound_of_less_than_a_block_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"disk_mb: 100 bytes have no room for one block .* takes 4,096"):
+        BlockFiles(tmp_path / "kv", 100, LAYOUT)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_others_keep_in_the_folder_is_neither_counted_nor_deleted(tmp_path: Path) -> None:
+    """Also where it is named by a hash, is older than all, and makes the folder larger than its bound."""
+    blocks, name = chain(4), "ab" * 32
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"their target")
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    theirs = [
+        folder / each for each in (name, f"{name}.safetensors", f"{name}.1-1.tmp", "notes.txt", "a.tmp")
+    ]
+    for path in theirs:
+        path.write_bytes(b"theirs" * 10_000)
+        os.utime(path, (1, 1))
+    (inside := folder / f"{'cd' * 32}.minirad.safetensors").mkdir()  # no file, though named as one of ours
+    link = folder / f"{'ef' * 32}.minirad.safetensors"
+    if os.name == "nt":  # links are for administrators there
+        link.mkdir()
+    else:
+        link.symlink_to(elsewhere)
+        os.utime(link, (1, 1), follow_symlinks=False)
+    files = filled(folder, blocks, bound(2))
+    files.trim()
+    assert not files.off and not files.warnings and files.files == 2
+    assert all(path.exists() for path in (*theirs, inside, link, elsewhere))
+    assert {path.name[:64] for path in folder.iterdir() if path not in (*theirs, inside, link)} == {
+        block.name for block in blocks[2:]
+    }
+
+
+def test_files_that_cannot_be_deleted_leave_the_others_to_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's in a folder such as /tmp. Where all are, nothing is written any more, and it says so."""
+    first, second, third, fourth = (chain(1, seed)[0] for seed in range(4))
+    files, unlink = filled(tmp_path, [first, second], bound(2)), Path.unlink
+
+    def refuse(path: Path, *more: Any, **named: Any) -> None:
+        if not path.name.startswith(stuck):
+            return unlink(path, *more, **named)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    stuck: Any = first.name
+    files.write(third, kv_of(third))
+    assert names_in(tmp_path) == {first.name, third.name} and not files.off
+    files.scan()
+    stuck = (first.name, third.name)
+    with pytest.raises(NotWritten, match=disk_files.ENDED):
+        files.write(fourth, kv_of(fourth))
+    assert names_in(tmp_path) == {first.name, third.name}
+    assert "nothing in it can be deleted" in files.off and len(files.warnings) == 1
 
 
 def test_what_was_there_before_counts_and_is_the_oldest(tmp_path: Path) -> None:
     old, new = chain(3), chain(2, seed=1)
     filled(tmp_path, old)
-    (tmp_path / "notes.txt").write_text("mine" * 100_000)  # is neither counted nor deleted
     filled(tmp_path, new, bound(3))
     assert names_in(tmp_path) == {old[2].name, *(block.name for block in new)}
-    assert (tmp_path / "notes.txt").is_file()
 
 
 def test_what_another_process_hits_stays(tmp_path: Path) -> None:
@@ -239,7 +289,13 @@ def test_a_clock_that_goes_back_does_not_turn_the_order(
 def test_what_was_left_half_written_goes_when_it_is_old(tmp_path: Path) -> None:
     name = chain(1)[0].name
     old, ahead, new, strange = (
-        tmp_path / each for each in (f"{name}.1-1.tmp", f"{name}.1-2.tmp", f"{name}.2-1.tmp", "mine.tmp")
+        tmp_path / each
+        for each in (
+            f"{name}.minirad.1-1.tmp",
+            f"{name}.minirad.1-2.tmp",
+            f"{name}.minirad.2-1.tmp",
+            "mine.tmp",
+        )
     )
     for path in (old, ahead, new, strange):
         path.write_bytes(b"half")
@@ -377,8 +433,8 @@ def test_a_workers_defect_is_told_and_ends_the_writing(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, ROOM, LAYOUT)
     tier._writer.submit(lambda: 1 // 0)
     assert tier.flush(5)
-    tier.warnings()
-    assert "ZeroDivisionError" in tier.files.off and "ZeroDivisionError" in tier.warnings()[0]
+    (sentence,) = tier.warnings()
+    assert "ZeroDivisionError" in tier.files.off and "ZeroDivisionError" in sentence
     tier.close()
 
 
