@@ -93,7 +93,7 @@ def test_a_slot_taken_back_is_as_if_it_had_never_been_given(make_engine: MakeEng
         before = engine.allocator.available, request.kv_len
         engine.cache_manager.make_room(page)
         engine.cache_manager.extend_by_one([request])
-        engine.cache_manager.take_back_one(request)
+        engine.cache_manager.take_back(request, request.kv_len - 1)
         assert (engine.allocator.available, request.kv_len) == before
         engine.check()
         while engine.has_work:

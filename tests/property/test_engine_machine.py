@@ -513,15 +513,17 @@ class EngineMachine(RuleBasedStateMachine):
         assert "abort" not in reasons or rid in self.aborted
         assert "error" not in reasons or rid in self.excused
         if rid in self.masks:
-            replies = [output.token_ids for output in outputs]
-            said = Counter(tuple(reply[:at]) for reply in replies for at in range(len(reply)))
-            assert Counter(self.masks[rid].asked) == said, "a mask is asked once for each token"
+            self.judge_mask(self.masks[rid], [output.token_ids for output in outputs])
         if not reasons & {"abort", "error"}:
             assert sorted(output.index for output in outputs) == list(range(params.n))
         for output in outputs:
             if output.finish_reason in ("stop", "length"):
                 self.judge_tokens(prompt, params, output)
                 assert output.cached_tokens <= min(len(prompt) - 1, max((params.logprob_start or 99) - 1, 0))
+
+    def judge_mask(self, mask: Any, replies: list[list[int]]) -> None:
+        said = Counter(tuple(reply[:at]) for reply in replies for at in range(len(reply)))
+        assert Counter(mask.asked) == said, "a mask is asked once for each token"
 
     def judge_tokens(self, prompt: list[int], params: SamplingParams, output: GenerationOutput) -> None:
         """Each token is what the weights of its time say after the tokens before it."""
