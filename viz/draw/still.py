@@ -173,7 +173,7 @@ def _draw_scatter(canvas: _Canvas, trace: Any) -> None:
     for x, y in points if "markers" in trace.mode else ():
         canvas.box((x - 3, y - 3), (x + 3, y + 3), trace.line.color)
     for (x, y), text in zip(points, trace.text or (), strict=True) if "text" in trace.mode else ():
-        canvas.text(x, y, text, size=9, ink=MUTED)
+        canvas.text(x, y, text, size=9, ink=INK)
 
 
 def _draw_area(canvas: _Canvas, trace: Any) -> None:
