@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minirad.observe.event import Event, Headline, Ints, ReplayState, Word, expect
-from minirad.observe.events import listed, request_order
+from minirad.observe.event import Event, Headline, Ints, ReplayState, Word, expect, request_order
+from minirad.observe.events import listed
 
 MOST_DRAFTED = 1 << 16  # tokens of one draft
 
