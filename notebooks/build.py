@@ -7,6 +7,7 @@ their pictures where nothing runs. Edit the text, not the notebook.
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 from pathlib import Path
@@ -14,10 +15,14 @@ from typing import Any
 
 import jupytext
 import nbformat
+import plotly.graph_objects as go
 from nbclient import NotebookClient
+
+from viz.draw.still import still
 
 HERE = Path(__file__).parent
 KEPT = ("image/png", "text/plain")
+PLOTLY = "application/vnd.plotly.v1+json"
 
 
 def texts() -> list[Path]:
@@ -45,6 +50,9 @@ def slim(notebook: Any) -> Any:
             output.pop("metadata", None)
             if "data" in output:
                 output["metadata"] = {}
+                if PLOTLY in output["data"]:  # sharper than in a cell at work, which shows it pixel for pixel
+                    figure = go.Figure(output["data"][PLOTLY])
+                    output["data"]["image/png"] = base64.b64encode(still(figure)).decode()
                 output["data"] = {kind: output["data"][kind] for kind in KEPT if kind in output["data"]}
     kernel = notebook.metadata.get("kernelspec", {})
     notebook.metadata.clear()

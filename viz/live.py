@@ -400,6 +400,8 @@ def _serve_page(
                 threading.Event().wait()
         except KeyboardInterrupt:
             print()
+    if isinstance(driver, Driver) and driver.mistake is not None:
+        raise driver.mistake
     if driver.error:
         print(f"{what} stopped: {driver.error}", file=sys.stderr)
     return 1 if driver.error else 0

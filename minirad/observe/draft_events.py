@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minirad.observe.event import Event, Headline, Ints, ReplayState, Word, expect
+from minirad.observe.event import Event, Headline, Ints, ReplayState, Word, expect, request_order
+from minirad.observe.events import listed
 
 MOST_DRAFTED = 1 << 16  # tokens of one draft
 
@@ -79,4 +80,7 @@ class DraftVerified(Event):
     @classmethod
     def together(cls, events: Sequence[DraftVerified]) -> tuple[str, str]:
         accepted, drafted = sum(e.accepted for e in events), sum(e.drafted for e in events)
-        return cls.headline.tone, f"{accepted} of {drafted} drafted tokens accepted"
+        who = listed(sorted({e.request for e in events}, key=request_order))
+        got = sum(len(e.tokens) for e in events)
+        said = f"{got} token{'s' * (got != 1)} for {who}"
+        return cls.headline.tone, f"{said}: {accepted} of {drafted} drafted tokens accepted"

@@ -13,6 +13,7 @@ from viz.live import Replay, Run, Settings
 from viz.notebook.panels import Ledger, payload
 from viz.view.drafts import Draft, draft_pages, drafts_in, told
 from viz.view.pool import page_map
+from viz.words import summary
 
 SHOWN = 24  # steps in the first ten seconds: three a second, once the engine is there
 
@@ -40,6 +41,19 @@ def events_of(run, kind):
             at += 1
             if isinstance(event, kind):
                 yield index, at, event
+
+
+def test_a_steps_headline_counts_what_drafts_yielded(run):
+    seen = 0
+    for index, frame in enumerate(run.recorder.frames):
+        found = [event for event in frame.events if isinstance(event, DraftVerified)]
+        said = summary(frame.events)[1]
+        if found and "drafted tokens accepted" in said:
+            seen += 1
+            got = sum(len(event.tokens) for event in found)
+            assert f"{got} token" in said, (index, said)
+        assert not (found and "decoded for" in said), "the batch as scheduled is not what came of it"
+    assert seen > 3
 
 
 def drafts_at(run, granularity, index):

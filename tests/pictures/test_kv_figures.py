@@ -18,6 +18,7 @@ from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from viz import kv
 from viz.draw.charts import shown
+from viz.draw.still import still
 from viz.trace import Trace
 from viz.view.usage import usage_of
 
@@ -187,7 +188,9 @@ def test_figures_are_plain_small_and_carry_a_still(run) -> None:
         assert figure._repr_html_() is None
         assert len(json.dumps(bundle["application/vnd.plotly.v1+json"])) < 200_000
         image = Image.open(io.BytesIO(bundle["image/png"]))
-        assert image.width >= 1200 and len(image.convert("RGB").getcolors(100_000)) > 3
+        assert image.width <= 800, "a cell of JupyterLab beside its file list"
+        assert Image.open(io.BytesIO(still(figure))).width >= 1200, "the notebook as it is published"
+        assert len(image.convert("RGB").getcolors(100_000)) > 3
         assert "<script" not in json.dumps(bundle["application/vnd.plotly.v1+json"])
 
 

@@ -344,7 +344,8 @@ class KvFigure(go.Figure):  # type: ignore[misc]  # Plotly has no types
         figure = self.to_plotly_json()
         return {
             "application/vnd.plotly.v1+json": json.loads(json.dumps(figure, cls=PlotlyJSONEncoder)),
-            "image/png": still(self),
+            # JupyterLab shows this one, pixel for pixel, until the pointer comes: it has to fit into a cell
+            "image/png": still(self, scale=1),
             "text/plain": f"{self.layout.title.text}",
         }
 

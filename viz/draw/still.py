@@ -77,14 +77,14 @@ class _Canvas:
             flat = [(x * SCALE, y * SCALE) for x, y in points]
             self.draw.line(flat, fill=ink, width=max(1, round(width * SCALE)))
 
-    def png(self) -> bytes:
-        out = io.BytesIO()
-        self.image.quantize(64).save(out, "PNG", optimize=True)
+    def png(self, scale: int) -> bytes:
+        out, size = io.BytesIO(), (self.width * scale, self.height * scale)
+        self.image.resize(size, Image.Resampling.LANCZOS).quantize(64).save(out, "PNG", optimize=True)
         return out.getvalue()
 
 
-def still(figure: go.Figure, width: int = 760) -> bytes:
-    """The figure as PNG bytes. KeyError for a type of trace that is not in `_DRAW`."""
+def still(figure: go.Figure, width: int = 760, scale: int = SCALE) -> bytes:
+    """The figure as PNG, `scale` pixels a point. KeyError for a type of trace that is not in `_DRAW`."""
     canvas = _Canvas(width, int(figure.layout.height or 300))
     canvas.text(12, 16, figure.layout.title.text or "", size=13)
     if any(trace.type == "bar" and trace.orientation == "h" for trace in figure.data):
@@ -95,7 +95,7 @@ def still(figure: go.Figure, width: int = 760) -> bytes:
         _DRAW[trace.type](canvas, trace)
     if len(figure.data) > 1:
         _legend(canvas, [trace for trace in figure.data if trace.showlegend is not False])
-    return canvas.png()
+    return canvas.png(scale)
 
 
 def _lay_out_lanes(canvas: _Canvas, figure: go.Figure) -> None:
@@ -173,7 +173,7 @@ def _draw_scatter(canvas: _Canvas, trace: Any) -> None:
     for x, y in points if "markers" in trace.mode else ():
         canvas.box((x - 3, y - 3), (x + 3, y + 3), trace.line.color)
     for (x, y), text in zip(points, trace.text or (), strict=True) if "text" in trace.mode else ():
-        canvas.text(x, y, text, size=9, ink=MUTED)
+        canvas.text(x, y, text, size=9, ink=INK)
 
 
 def _draw_area(canvas: _Canvas, trace: Any) -> None:

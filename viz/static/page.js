@@ -497,7 +497,7 @@ function drawAdapters() {
   const known = source.meta.adapters ?? [];
   el.adapters.hidden = !known.length;
   document.body.classList.toggle("adapted", known.length > 0);
-  el.adapters.replaceChildren(h("span", {}, "adapters:"), ...known.map(([name]) => adapterTag(name)), h("span.hint", {}, "the same tokens, but other keys and values: nothing is shared"));
+  el.adapters.replaceChildren(h("span", {}, "adapters:"), ...known.map(([name]) => adapterTag(name)), h("span.hint", {}, "equal tokens, other keys and values: never shared by two"));
   if (!el.lora) return;
   el.lora.hidden = !known.length;
   el.lora.replaceChildren(...[...known.slice(-1), ...known.slice(0, -1)].map(([name]) => h("option", { value: name }, name || "no adapter")));

@@ -196,7 +196,7 @@ def draft_pages(drafts: Iterable[Draft], page_size: int) -> list[tuple[str, str,
 def told(draft: Draft) -> str:
     """Where a request's drafts stand, in few words."""
     if draft.stage == "none":
-        return "nothing drafted"
+        return "nothing drafted" if draft.own else "nothing drafted yet"
     if draft.stage == "slots":
         return f"{_slots(draft.slots)} handed out"
     if draft.stage == "drafted":

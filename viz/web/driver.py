@@ -133,6 +133,12 @@ class Driver(threading.Thread, Session):
             "policy": run.policy if run else "",
         }
 
+    @property
+    def mistake(self) -> Exception | None:
+        """Why no engine could be made of what the caller asked for, if that is so."""
+        begun = self.run_now is not None
+        return self.failure if not begun and isinstance(self.failure, ValueError | OSError) else None
+
     # ------------------------------------------------------------ in the engine's thread
 
     def run(self) -> None:
@@ -145,7 +151,7 @@ class Driver(threading.Thread, Session):
         except Exception as error:
             self.error, self.failure = f"{type(error).__name__}: {error}", error
             students = self.settings.cache and isinstance(error, InvariantError)
-            if not students and not isinstance(error, RankLost):
+            if not students and not isinstance(error, RankLost) and self.mistake is None:
                 traceback.print_exc()  # of a student's tree the one line that is printed says more
         finally:
             try:
