@@ -226,7 +226,9 @@ class BlockFiles:
         with self._lock:
             self._bad.add(name)
         self.notes.append(Note("broken", why, 1))
-        self._warn("broken", f"{self.path(name)} is skipped, and all others like it: {why}")
+        self._warn(
+            "broken", f"{self.path(name)} is skipped: {why}. (Others like it are skipped without a word.)"
+        )
 
     # ------------------------------------------------------------ writing
 

@@ -143,7 +143,7 @@ def test_one_warning_for_many_broken_files(tmp_path: Path) -> None:
         files.path(block.name).write_bytes(b"")
         assert files.read(block) is None
     assert len(files.warnings) == 1 and len(files.notes) == 6
-    assert "is skipped, and all others like it: it is cut off after 0 bytes" in files.warnings[0]
+    assert "is skipped: it is cut off after 0 bytes" in files.warnings[0]
 
 
 def test_what_is_no_number_is_not_written(tmp_path: Path) -> None:
