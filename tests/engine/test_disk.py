@@ -129,6 +129,7 @@ def test_one_token_is_always_computed(process: Process, length: int, cached: int
     assert ask(process(), text(length)).cached_tokens == cached
 
 
+@pytest.mark.slow  # two processes
 def test_another_process_says_the_same(tmp_path: Path) -> None:
     """Really another one, which ends by itself, and only then writes anything; of an adapter, too."""
     code = """

@@ -98,7 +98,7 @@ class World:
 
     def __init__(self, way: dict[str, Any], steps: int = 3, requests: bool = True) -> None:
         if "disk_dir" in way:
-            self.folder = tempfile.TemporaryDirectory()
+            self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
             shutil.copytree(filled(tuple(way)), self.folder.name, dirs_exist_ok=True)
             way = {**way, "disk_dir": self.folder.name, "load_back_threshold": 1}
         self.engine = Engine(EngineConfig(max_running=4, poison_freed=True, **way), model=MODEL)

@@ -715,6 +715,7 @@ def test_a_replay_cannot_be_driven(tmp_path, served):
         assert not status["drivable"]
 
 
+@pytest.mark.slow  # a process of its own
 def test_ctrl_c_ends_it():
     import signal
 

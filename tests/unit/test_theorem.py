@@ -136,6 +136,7 @@ def test_random_trees_are_seeded() -> None:
 # ---------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[online.__module__], "SCHEDULE", ("fcfs", "lpm"))  # the others take long
     assert main(["theorem", "--trees", "20", "--json"]) == 0
