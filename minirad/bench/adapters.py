@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from minirad.bench.engine import make_prompts, processor
+from minirad.bench.engine import make_prompts, print_rows
 from minirad.bench.speculative import numbers
 from minirad.bench.tables import cpu_clock, table
 from minirad.command import positive
@@ -67,11 +66,8 @@ def main(args: argparse.Namespace) -> int:
             if rep:  # the first round warms up
                 found[name].append(result)
     rows = [{"adapters": name, **summary(results, found[PLAIN])} for name, results in found.items()]
-    place = processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    if args.json:
-        print(json.dumps({"processor": place, "runs": rows}, indent=1))
-    else:
-        print(f"on {place}, {args.requests} requests of {args.prompt_tokens} tokens\n{as_table(rows)}")
+    about = f"{args.requests} requests of {args.prompt_tokens} tokens"
+    print_rows(rows, str(device), args.json, about, as_table(rows))
     return 0
 
 

@@ -12,7 +12,6 @@ are written, is counted beside.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -22,10 +21,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from minirad.bench.engine import processor
+from minirad.bench.engine import print_rows
 from minirad.bench.tables import table
-from minirad.bench.tiers import DOCUMENTS, documents, play, pool_size
-from minirad.command import above_zero, positive
+from minirad.bench.tiers import DOCUMENTS, add_load_arguments, documents, play, pool_size
+from minirad.command import positive
 from minirad.config import HOST_WRITE, EngineConfig
 from minirad.engine import Engine
 from minirad.model.load import load_model, load_tokenizer, resolve_model
@@ -35,16 +34,7 @@ NONE, HOST, DISK = "none", "host", "host, disk"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workloads", default=f"{DOCUMENTS},agents",
-        help=f"{DOCUMENTS} (long texts that are asked about again and again), of minirad.workloads, or files",
-    )  # fmt: skip
-    parser.add_argument("--model", help="default: the classroom Llama")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument(
-        "--share", type=above_zero, default=0.3, help="pool, as a share of all distinct tokens"
-    )
-    parser.add_argument("--host-kv-tokens", type=int, default=20000)
+    add_load_arguments(parser, f"{DOCUMENTS},agents")
     parser.add_argument("--host-write", choices=HOST_WRITE, default="write_through")
     parser.add_argument("--disk-mb", type=positive, default=1024)
     parser.add_argument("--folder", type=Path, help="where the files go for a while (default: the system's)")
@@ -73,11 +63,8 @@ def main(args: argparse.Namespace) -> int:
         for (name, tiers), pairs in found.items()
         for at, results in zip(("first", "second"), zip(*pairs, strict=True), strict=True)
     ]
-    place = processor() if args.device == "cpu" else torch.cuda.get_device_name()
-    if args.json:
-        print(json.dumps({"processor": place, "runs": rows}, indent=1))
-    else:
-        print(f"on {place}, {args.host_kv_tokens} host slots, {args.host_write}\n{as_table(rows)}")
+    about = f"{args.host_kv_tokens} host slots, {args.host_write}"
+    print_rows(rows, args.device, args.json, about, as_table(rows))
     return 0
 
 

@@ -219,6 +219,15 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def print_rows(rows: list[dict[str, Any]], device: str, as_json: bool, about: str, text: str) -> None:
+    """Figures as JSON or as `text`, with the processor or card that they were taken on."""
+    place = processor() if device == "cpu" else torch.cuda.get_device_name(device)
+    if as_json:
+        print(json.dumps({"processor": place, "runs": rows}, indent=1))
+    else:
+        print(f"on {place}, {about}\n{text}")
+
+
 def table(result: dict[str, Any]) -> str:
     """The result as text."""
     work = result["workload"]

@@ -12,7 +12,6 @@ Greedy replies must be those of the run without drafts; how many are not is in t
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from minirad.bench.engine import processor
+from minirad.bench.engine import print_rows
 from minirad.bench.tables import cpu_clock, table
 from minirad.command import positive
 from minirad.config import SPECULATIVE, EngineConfig, SamplingParams
@@ -101,11 +100,8 @@ def main(args: argparse.Namespace) -> int:
             if rep:  # the first round warms up
                 found[kind, at_once, way].append(result)
     rows = [summary(run, results, found[run[0], run[1], ways[0]]) for run, results in found.items()]
-    place = processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    if args.json:
-        print(json.dumps({"processor": place, "runs": rows}, indent=1))
-    else:
-        print(f"on {place}, {model.dtype}, {args.prompts} prompts of each kind\n{as_table(rows)}")
+    about = f"{model.dtype}, {args.prompts} prompts of each kind"
+    print_rows(rows, str(device), args.json, about, as_table(rows))
     return 0
 
 

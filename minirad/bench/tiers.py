@@ -35,8 +35,16 @@ NONE, DOCUMENTS = "none", "documents"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_load_arguments(parser, f"{DOCUMENTS},mixed,chat,agents")
+    parser.add_argument("--threshold", type=positive, default=10, help="fewer tokens are computed again")
+    parser.add_argument("--reps", type=positive, default=3)
+    parser.add_argument("--json", action="store_true")
+
+
+def add_load_arguments(parser: argparse.ArgumentParser, workloads: str) -> None:
+    """What is played, on which model, in which sizes; workloads: the default. Also for bench/disk.py."""
     parser.add_argument(
-        "--workloads", default=f"{DOCUMENTS},mixed,chat,agents",
+        "--workloads", default=workloads,
         help=f"{DOCUMENTS} (long texts that are asked about again and again), of minirad.workloads, or files",
     )  # fmt: skip
     parser.add_argument("--model", help="default: the classroom Llama")
@@ -45,9 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--share", type=above_zero, default=0.3, help="pool, as a share of all distinct tokens"
     )
     parser.add_argument("--host-kv-tokens", type=int, default=20000)
-    parser.add_argument("--threshold", type=positive, default=10, help="fewer tokens are computed again")
-    parser.add_argument("--reps", type=positive, default=3)
-    parser.add_argument("--json", action="store_true")
 
 
 def main(args: argparse.Namespace) -> int:
