@@ -5,21 +5,11 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from minirad.model.classroom import WEIGHTS, corpus, score, train
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    """The model is so small that a second thread only costs time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -28,15 +28,6 @@ SLOTS = 32 * PAGE
 CONFIG, TENSORS = "config.json", "model.safetensors"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    """The model is so small that a second thread only costs time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def target() -> LlamaModel:
     return load_model(WEIGHTS, torch.float32, "cpu")
