@@ -176,8 +176,13 @@ ROOMS: dict[str, Room] = {
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
         ("minirad.simulate", "minirad.traces", "minirad.theorem", "minirad.doctor", "minirad.workloads",
-         "minirad.figure3"),
+         "minirad.figure3", "minirad.optimum"),
         (*_OUTSIDE, "parts", "frontend", "logs"),
+    ),
+    "evidence": Room(
+        "the paper's workloads as programs, each part of the engine switched off in turn, and the limits",
+        ("minirad.evidence", "minirad.evidence.*"),
+        (*_OUTSIDE, "parts", "frontend", "logs", "labs"),
     ),
     "why": Room(
         "why a request missed: a tree with a memory, an answer for each, and what to change",
@@ -198,7 +203,7 @@ ROOMS: dict[str, Room] = {
         "measurements",
         ("minirad.bench", "minirad.bench.*"),
         (*_OUTSIDE, "kv", "attention", "parts", "machine", "fleet", "frontend", "labs", "tiers", "fast",
-         "server"),
+         "server", "evidence"),
         torch=True,
     ),
     "commands": Room(
@@ -222,7 +227,7 @@ ROOMS: dict[str, Room] = {
         "what is opened: the live page, the gallery, the notebook's widget",
         ("viz.*",),
         (*_OUTSIDE, "fleet", "ranks", "frontend", "labs", "logs", "server", "route", "bench", "why", "draw",
-         "grading"),
+         "grading", "evidence"),
         torch=True,
     ),
 }  # fmt: skip
