@@ -53,7 +53,7 @@ class Cuts:
     o: Cut = Cut(4, 512, 128, 3)
     gate_up: Cut = Cut(1, 256, 128, 3)
     down: Cut = Cut(8, 256, 128, 3)
-    head: Cut = Cut(1, 128, 128, 3)
+    head: Cut = Cut(1, 128, 64, 3)
 
 
 class FewTokens:
