@@ -2,9 +2,9 @@
 
     python -m minirad bench kernels [--json] [--shape llama-3.2-1b] [--tiles]
 
-- steps: all of a model but attention, by batch size: in plain torch, with the fused kernels, and for one
-  token with the kernels of fast/one_token.py; as milliseconds, and as a share of what reading the
-  weights at the speed of a copy takes;
+- steps: all of a model but attention, by batch size: in plain torch, with the fused kernels between torch's
+  products, and for up to 16 tokens with the kernels of fast/one_token.py and few_tokens.py; as
+  milliseconds, and as a share of what reading the weights at the speed of a copy takes;
 - attention: one layer of it by requests and tokens, FlashInfer's and fast/short_decode.py's;
 - cascade: one layer of attention to 100 tokens of one's own and so many that all share, read by each
   request and read once for all (fast/cascade_decode.py);
@@ -114,17 +114,18 @@ def step_call(model: LlamaModel, metadata: AttentionMetadata, pool: KVPool) -> C
 def steps(model: LlamaModel, weights_ms: float, measure: Callable[[Callable[[], Any]], float]) -> list[Row]:
     """Every way of computing a step, by batch size. model: a plain one."""
     fused = FusedLlama(model)
-    one, fused.one_token = fused.one_token, None
+    short, few = fused.one_token, fused.few_tokens
     pool, rows = model.new_pool(max(BATCHES) + 1), []
     for batch in BATCHES:
         decode = decode_batch(batch, 1, 1, model.device)
         row: Row = {"batch": batch, "torch_ms": measure(step_call(model, decode, pool))}
         call = step_call(fused, decode, pool)
-        row["fused_ms"], row["one_token_ms"] = measure(call), None
-        if batch == 1:
-            fused.one_token = one
-            row["one_token_ms"], fused.one_token = measure(call), None
-        row["share"] = weights_ms / (row["one_token_ms"] or row["fused_ms"])
+        fused.one_token = fused.few_tokens = None
+        row["fused_ms"], row["short_ms"] = measure(call), None
+        fused.one_token, fused.few_tokens = short, few
+        if batch == 1 or (few is not None and batch <= few.MOST):
+            row["short_ms"] = measure(call)
+        row["share"] = weights_ms / (row["short_ms"] or row["fused_ms"])
         rows.append(row)
     return rows
 

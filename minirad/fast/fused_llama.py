@@ -1,7 +1,8 @@
 """Faster Llamas with the weights of a plain one (model/llama.py): the same numbers, to rounding.
 
 `FusedLlama` runs on an NVIDIA GPU in half precision: between matrix products it launches one Triton kernel
-(kernels.py) instead of five to ten of torch's, and a single token's products are kernels, too (one_token.py).
+(kernels.py) instead of five to ten of torch's, and the products of one
+token (one_token.py) and of up to sixteen (few_tokens.py) are kernels, too.
 `OneDnnLlama` hands the large products of a CPU to oneDNN. `faster` chooses.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.radix_attention import AttentionBackend
+from minirad.fast.few_tokens import FewTokens
 from minirad.fast.one_token import OneToken
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import Layer, LlamaModel
@@ -72,11 +74,12 @@ class OneDnnLlama(_SameModel):
 class FusedLlama(_SameModel):
     """On a GPU with Triton, in half precision.
 
-    one_token: computes batches of one token; None to compute them like many: for comparing, and for a part
-        of a model, whose sums over the ranks lie where that kernel adds to the residual at once.
+    one_token, few_tokens: compute batches of one token and of a few; None to compute them like many: for
+        comparing, and for a part of a model, whose sums over the ranks lie where those kernels add to the
+        residual at once; and where few_tokens.py cannot cut a model of these sizes.
     """
 
-    __slots__ = ("kernels", "one_token")  # not the given model's
+    __slots__ = ("few_tokens", "kernels", "one_token")  # not the given model's
 
     def __init__(self, model: LlamaModel) -> None:
         super().__init__(model)
@@ -84,13 +87,15 @@ class FusedLlama(_SameModel):
         c = self.config
         alone = OneToken(self.inv_freq, c.max_position_embeddings, c.rms_eps) if not is_part(model) else None
         self.one_token: OneToken | None = alone
+        few = FewTokens(c, alone) if alone is not None and FewTokens.fits(c) else None
+        self.few_tokens: FewTokens | None = few
 
     @torch.inference_mode()
     def compute(
         self, token_ids: Tensor, metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend
     ) -> Tensor:
         """`forward` without planning: the logits `[T, vocab_size]` of all tokens, in the type of the weights
-        (a single token's in float32).
+        (a few tokens' in float32).
 
         Nothing here waits for the device or copies from the host, so it can be captured in a CUDA graph.
         """
@@ -100,9 +105,16 @@ class FusedLlama(_SameModel):
     def logits(self, x: Tensor) -> Tensor:
         return self._scores(x).float()
 
+    def _short(self, tokens: int) -> OneToken | FewTokens | None:
+        """What computes so few tokens."""
+        if tokens == 1:
+            return self.one_token
+        return self.few_tokens if tokens <= FewTokens.MOST else None
+
     def _scores(self, x: Tensor) -> Tensor:
-        if self.one_token is not None and len(x) == 1:
-            return self.one_token.logits(x, self.norm, self.head)
+        short = self._short(len(x))
+        if short is not None:
+            return short.logits(x, self.norm, self.head)
         return self.all_scores(
             self.linear(self.kernels.rms_norm(x, self.norm, self.config.rms_eps), self.head)
         )
@@ -111,8 +123,9 @@ class FusedLlama(_SameModel):
         self, x: Tensor, metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend
     ) -> Tensor:
         """As in the plain model; x is written over."""
-        if self.one_token is not None and len(x) == 1 and reads_pool_only(backend):
-            return self.one_token.layers(x, self.layers, metadata, pool, backend)
+        short = self._short(len(x))
+        if short is not None and reads_pool_only(backend):
+            return short.layers(x, self.layers, metadata, pool, backend)
         eps, add_norm = self.config.rms_eps, self.kernels.add_rms_norm
         cos, sin = self.rotation(metadata.positions)
         h = self.kernels.rms_norm(x, self.layers[0].input_norm, eps)

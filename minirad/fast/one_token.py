@@ -59,10 +59,10 @@ class OneToken:
     def __init__(self, frequencies: Tensor, positions: int, eps: float, tiles: Tiles | None = None) -> None:
         self._kernels: Any = import_module("minirad.fast.one_token_kernels")
         angles = torch.arange(positions, device=frequencies.device)[:, None].float() * frequencies
-        self._cos, self._sin = angles.cos(), angles.sin()
+        self.cos, self.sin = angles.cos(), angles.sin()
         self._eps, self._tiles = eps, Tiles() if tiles is None else tiles
         overlap: Any = import_module("minirad.fast.early_launch")
-        self._options = overlap.launch_options(frequencies.device)
+        self.launch = overlap.launch_options(frequencies.device)
 
     def layers(
         self,
@@ -103,7 +103,7 @@ class OneToken:
         q = x.new_empty((1, a.num_heads, a.head_dim))
         self._launch(
             self._kernels.qkv_stored, (a.num_heads + 2 * a.num_kv_heads) * half, tile,
-            x, layer.input_norm, layer.qkv, _or(layer.qkv_bias, x), self._cos, self._sin,
+            x, layer.input_norm, layer.qkv, _or(layer.qkv_bias, x), self.cos, self.sin,
             metadata.positions, metadata.out_slots, q, k, v, self._eps,
             **_columns(inputs), HEADS=a.num_heads, KV_HEADS=a.num_kv_heads, HALF=half,
             PAIRS=tile.rows, HAS_BIAS=layer.qkv_bias is not None,
@@ -133,7 +133,7 @@ class OneToken:
 
     def _launch(self, kernel: Any, results: int, tile: Tile, *args: Any, **constants: Any) -> None:
         programs = -(-results // (tile.rows * tile.turns))
-        kernel[(programs,)](*args, **constants, num_warps=tile.warps, **self._options)
+        kernel[(programs,)](*args, **constants, num_warps=tile.warps, **self.launch)
 
 
 def _fitted(tile: Tile, inputs: int, rows_per_result: int, most: int = 1 << 30) -> Tile:

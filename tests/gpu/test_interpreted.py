@@ -6,6 +6,7 @@ tests/gpu/test_ops.py). Skipped where the package triton is not installed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from importlib import import_module
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_ops import KINDS, SHAPES, Params, attend_to, model_of
+from support import tiny_config
+from test_ops import KINDS, SHAPES, SMALL, Params, attend_to, model_of
 from torch import Tensor
 
 from minirad.attention import BatchEntry, GatherAttention, build_metadata
+from minirad.fast.few_tokens import FewTokens
 from minirad.fast.fused_llama import FusedLlama
 from minirad.fast.paged import TorchPagedAttention
 from minirad.fast.sampling import next_tokens
@@ -66,6 +69,39 @@ def test_fused_is_torch(shape: str) -> None:
     wanted, found = answer(plain, spans), answer(fused, spans)
     assert wanted.abs().max() > 0.1
     assert torch.allclose(found, wanted, atol=2e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("shape", ["few", "few, biases"])
+def test_a_few_tokens_are_torchs(shape: str) -> None:
+    """Three and sixteen at a time, and what a short prompt leaves for one that follows."""
+    plain = model_of(shape, torch.float32, "cpu")
+    fused = FusedLlama(plain)
+    assert fused.one_token is not None
+    fused.few_tokens = FewTokens(plain.config, fused.one_token, SMALL)
+    spans = [(0, 3), (3, 19), (19, 20)]
+    wanted, found = answer(plain, spans), answer(fused, spans)
+    assert wanted.abs().max() > 0.1
+    assert torch.allclose(found, wanted, atol=2e-4 * float(wanted.abs().max()))
+    assert not fused.few_tokens._arrived.any()
+    fused.few_tokens = None  # as without: the comparison compares two ways
+    assert torch.allclose(answer(fused, spans), wanted, atol=2e-4 * float(wanted.abs().max()))
+
+
+def test_which_models_can_be_cut() -> None:
+    usual = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "vocab_size": 128256}
+    fitting = tiny_config(**usual, num_key_value_heads=8, head_dim=64)
+    assert FewTokens.fits(fitting)
+    for name, size in (
+        ("hidden", 2048 + 64),
+        ("intermediate", 8192 + 64),
+        ("vocab_size", 61),
+        ("head_dim", 32),
+    ):
+        assert not FewTokens.fits(dataclasses.replace(fitting, **{name: size})), name
+    alone = FusedLlama(model_of("plain", torch.float32, "cpu"))
+    assert alone.few_tokens is None and alone.one_token is not None
+    with pytest.raises(ValueError, match="cannot be cut so"):
+        FewTokens(alone.config, alone.one_token)
 
 
 def test_compute_is_forward_without_the_plan() -> None:

@@ -1,0 +1,189 @@
+"""A whole Llama for 2 to 16 tokens, in four kernels a layer and attention's: a classroom on one card.
+
+The kernels are in few_tokens_kernels.py; here is how their work is cut up and launched: figures are in
+bench/LOG.md. `FusedLlama` comes here whenever a batch has so many tokens, also a short prompt's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minirad.attention.metadata import AttentionMetadata
+from minirad.attention.radix_attention import AttentionBackend
+from minirad.fast.one_token import OneToken
+from minirad.kv.kv_pool import KVPool
+from minirad.model.config import LlamaConfig
+from minirad.model.llama import Layer
+
+__all__ = ["Cut", "Cuts", "FewTokens"]
+
+ROWS = 64  # of a program: the matrix units' least
+PADDED = 16  # tokens of a program
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a product is cut: stretches of columns, columns fetched before the kernel in front has ended,
+    columns of a block after that, blocks on their way at a time, rows of a program and its warps."""
+
+    splits: int
+    first: int
+    block: int
+    stages: int
+    rows: int = ROWS
+    warps: int = 4
+
+    def fits(self, rows: int, inputs: int) -> bool:
+        """Whether a matrix `[rows, inputs]` can be cut so."""
+        each, left = divmod(inputs, self.splits)
+        return not left and each >= self.first and (each - self.first) % self.block == 0 == rows % self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """One for each matrix. The defaults are the quickest that were measured (bench/LOG.md)."""
+
+    qkv: Cut = Cut(1, 512, 128, 6)
+    o: Cut = Cut(4, 512, 128, 3)
+    gate_up: Cut = Cut(1, 256, 128, 3)
+    down: Cut = Cut(8, 256, 128, 3)
+    head: Cut = Cut(1, 128, 64, 3)
+
+
+class FewTokens:
+    """The path of a few tokens through a model.
+
+    Args:
+        config: of a model that `fits`.
+        one: its path for one token, whose tables of cosines and sines are taken.
+    """
+
+    MOST = PADDED  # tokens
+
+    def __init__(self, config: LlamaConfig, one: OneToken, cuts: Cuts | None = None) -> None:
+        self._kernels: Any = import_module("minirad.fast.few_tokens_kernels")
+        self._one, self._eps, self._cuts = one, config.rms_eps, Cuts() if cuts is None else cuts
+        if not self.fits(config, self._cuts):
+            raise ValueError(f"FewTokens: {config} cannot be cut so: {self._cuts}")
+        device = one.cos.device
+        added = [(cut, config.hidden // cut.rows) for cut in (self._cuts.o, self._cuts.down)]
+        self._tiles = max(tiles for _, tiles in added)
+        room = max(tiles * cut.splits * cut.rows * PADDED for cut, tiles in added)
+        self._parts = torch.empty(room, dtype=torch.float32, device=device)
+        self._arrived = torch.zeros(self._tiles, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def fits(config: LlamaConfig, cuts: Cuts | None = None) -> bool:
+        """Whether the kernels take a model of such sizes."""
+        c, cuts = config, Cuts() if cuts is None else cuts
+        wide, qkv = c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim
+        return (
+            c.head_dim in (64, 128)
+            and cuts.qkv.fits(qkv, c.hidden)
+            and cuts.o.fits(c.hidden, wide)
+            and cuts.gate_up.fits(2 * c.intermediate, c.hidden)
+            and cuts.down.fits(c.hidden, c.intermediate)
+            and cuts.head.fits(c.vocab_size, c.hidden)
+        )
+
+    def layers(
+        self,
+        x: Tensor,
+        layers: Sequence[Layer],
+        metadata: AttentionMetadata,
+        pool: KVPool,
+        backend: AttentionBackend,
+    ) -> Tensor:
+        """x `[M, hidden]` through all layers, as OneToken.layers; M at most `MOST`."""
+        h, squares, tiles = *self._gained(x, layers[0].input_norm), 1
+        found = torch.empty((self._tiles, len(x)), dtype=torch.float32, device=x.device)
+        for layer, following in zip(layers, [*layers[1:], layers[-1]], strict=True):
+            a = layer.attention
+            q = self._stored(layer, h, squares, tiles, metadata, pool.k[a.layer_id], pool.v[a.layer_id])
+            attended = backend.run(a.layer_id, q, pool, a.scale).view(len(x), -1)
+            cut = self._cuts.o
+            self._add(x, attended, layer.o, layer.o_bias, layer.post_norm, h, found, cut)
+            gated = self._gated(layer, h, found, len(layer.o) // cut.rows)
+            cut, squares = self._cuts.down, found
+            self._add(x, gated, layer.down, layer.down_bias, following.input_norm, h, found, cut)
+            tiles = len(layer.down) // cut.rows
+        return x
+
+    def logits(self, x: Tensor, norm: Tensor, head: Tensor) -> Tensor:
+        """The norm of x `[M, hidden]` times head `[vocab, hidden]`: float32 `[M, vocab]`, never rounded."""
+        h, squares = self._gained(x, norm)
+        out = torch.empty((len(x), len(head)), dtype=torch.float32, device=x.device)
+        cut = self._cuts.head
+        self._kernels.head_products[(len(head) // cut.rows,)](
+            h, squares, 1, head, out, len(x), len(head), self._eps, **self._options(cut, head), MOST=1
+        )
+        return out
+
+    def _gained(self, x: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """x times the norm's gain, and the sums of its squares `[1, M]`."""
+        h, squares = torch.empty_like(x), torch.empty((1, len(x)), dtype=torch.float32, device=x.device)
+        size = x.shape[1]
+        self._kernels.gained[(len(x),)](
+            x, norm, h, squares, K=size, BLOCK_K=_padded(size), **self._one.launch
+        )
+        return h, squares
+
+    def _stored(
+        self, layer: Layer, h: Tensor, squares: Tensor, tiles: int, metadata: AttentionMetadata,
+        k: Tensor, v: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """q `[M, heads, head_dim]`, rotated; keys and values go to their slots of `k` and `v`."""
+        a, cut = layer.attention, self._cuts.qkv
+        q = h.new_empty((len(h), a.num_heads, a.head_dim))
+        options = self._options(cut, layer.qkv)
+        del options["R"]  # a head
+        self._kernels.qkv_stored_each[(a.num_heads + 2 * a.num_kv_heads,)](
+            h, squares, tiles, layer.qkv, _or(layer.qkv_bias, h), self._one.cos, self._one.sin,
+            metadata.positions, metadata.out_slots, q, k, v, len(h), self._eps, **options,
+            HEADS=a.num_heads, KV_HEADS=a.num_kv_heads, HALF=a.head_dim // 2, MOST=_padded(self._tiles),
+            HAS_BIAS=layer.qkv_bias is not None,
+        )  # fmt: skip
+        return q
+
+    def _gated(self, layer: Layer, h: Tensor, squares: Tensor, tiles: int) -> Tensor:
+        """silu(gate) * up `[M, intermediate]`."""
+        size, cut = layer.down.shape[1], self._cuts.gate_up
+        out = h.new_empty((len(h), size))
+        self._kernels.gated_products[(2 * size // cut.rows,)](
+            h, squares, tiles, layer.gate_up, _or(layer.gate_up_bias, h), out, len(h), size, self._eps,
+            **self._options(cut, layer.gate_up), MOST=_padded(self._tiles),
+            HAS_BIAS=layer.gate_up_bias is not None,
+        )  # fmt: skip
+        return out
+
+    def _add(
+        self, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor, out: Tensor,
+        squares: Tensor, cut: Cut,
+    ) -> None:  # fmt: skip
+        """x += weight times h (+ bias); out = x * gain; squares: the sums of x's, by tile."""
+        self._kernels.products_added[(len(weight) // cut.rows, cut.splits)](
+            h, weight, _or(bias, x), x, gain, out, squares, self._parts, self._arrived, len(x), len(weight),
+            **self._options(cut, weight), SPLITS=cut.splits, HAS_BIAS=bias is not None,
+        )  # fmt: skip
+
+    def _options(self, cut: Cut, weight: Tensor) -> dict[str, Any]:
+        return {
+            "K": weight.shape[1], "FIRST": cut.first, "BLOCK": cut.block, "STAGES": cut.stages,
+            "R": cut.rows, "MP": PADDED, "num_warps": cut.warps, **self._one.launch,
+        }  # fmt: skip
+
+
+def _or(bias: Tensor | None, other: Tensor) -> Tensor:
+    """What is passed for a bias that is not there; nothing reads it."""
+    return other if bias is None else bias
+
+
+def _padded(size: int) -> int:
+    """The next power of two: Triton's blocks have no other sizes."""
+    return 1 << (size - 1).bit_length()
