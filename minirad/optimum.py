@@ -177,7 +177,7 @@ class Known:
     """The requests of a Replay, all known beforehand: what `serve` will be called with, in order."""
 
     def __init__(self, requests: Sequence[tuple[RadixKey, ...]], page_size: int = 1) -> None:
-        self.page_size = page_size
+        self.page_size, self.requests = page_size, requests
         every = (
             key for keys in requests for key in (keys if len(keys) == 1 or keys[0] != keys[1] else keys[1:])
         )
@@ -189,6 +189,11 @@ class Known:
             for at, keys in enumerate(requests)
         ]  # fmt: skip
         self._bounds: dict[int | None, int] = {}
+
+    @property
+    def distinct(self) -> int:
+        """Units of a cache that keeps them all."""
+        return sum(self.runs.pages) * self.page_size
 
     def bound(self, capacity: int | None) -> int:
         """Units that no policy passes in a cache of so many (None: no limit)."""
