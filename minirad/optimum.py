@@ -277,11 +277,13 @@ class _Row:
 class Presence:
     """Notes which requests had rows at each forward pass of an engine, and the room that they left.
 
-    `launched` is called with each batch, from the engine's first on, when the batch has its slots. What
-    the tree holds must come from these passes: no tiers, no pins.
+    `launched` is called with each batch, from the engine's first on, when the batch has its slots. ValueError
+    for what would make the bound wrong: KV that comes from another tier, and pins.
     """
 
     def __init__(self, engine: Engine) -> None:
+        if engine.host_tier is not None:
+            raise ValueError("KV comes back from host memory: the bound is of an engine with one tier")
         self._engine = engine
         self._rows: list[_Row] = []
         self._now: dict[str, _Row] = {}
@@ -289,6 +291,8 @@ class Presence:
 
     def launched(self, batch: Batch) -> None:
         """From here to the commit nothing moves."""
+        if self._engine._pins:
+            raise ValueError(f"pins hold KV that no request holds: {sorted(self._engine._pins)}")
         scheduler, page = self._engine.scheduler, self._engine.config.page_size
         moment, before, self._now = len(self._room), self._now, {}
         self._room.append(self._engine.cache_manager.room // page)
