@@ -1,4 +1,4 @@
-"""The best that eviction can do in a cache of finite size: a bound, and a policy that knows the future.
+"""The best that eviction can do in a cache of finite size: a bound, and policies that know the future.
 
 **What is bounded.** Requests come in a known order. A page (page_size units after one prefix, in one
 namespace) is *held* while a request that needs it is served, and *idle* otherwise. It can be found by a
@@ -21,7 +21,8 @@ dropping the furthest end, of equal ones the deepest page, always drops a leaf's
 is a tree. (A hit is then a whole prefix, as a radix tree finds it.) What follows makes it a bound only:
 
 * *Whole leaves.* The radix tree evicts nodes, not pages. `clairvoyant` evicts the leaf whose first page is
-  needed last; it may stay below the bound, and need not be the best of all choices of leaves.
+  needed last; it may stay below the bound, and need not be the best of all choices of leaves. (`dead-first`
+  knows less: what will never be asked for again goes first, then what lru would take.)
 * *Replies.* The page of a reply takes room and may be asked for later, but finding it while the reply is
   made saves nothing: an interval that ends so is worth nothing, and a page behind it may be kept without it.
 * *Several requests admitted in one step* may find one page: its interval counts as often. The bound is then
@@ -51,11 +52,12 @@ import numpy as np
 
 from minirad.cache.eviction import EvictionPolicy, EvictionQueue
 from minirad.cache.radix_cache import Node, RadixCache, RadixKey, Slots
+from minirad.config import one_of
 from minirad.engine import Engine
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
 
-CLAIRVOYANT = "clairvoyant"
+CLAIRVOYANT, DEAD_FIRST = FORESEEING = "clairvoyant", "dead-first"  # policies
 NEVER = sys.maxsize
 
 
@@ -217,7 +219,7 @@ class Known:
         return [at for at, put in enumerate(self._put) if max(held for _, held in put) <= most]
 
     def future(self, capacity: int | None) -> Future:
-        """What `clairvoyant` has to know for a run at this capacity."""
+        """What a policy that knows it all has to know for a run at this capacity."""
         most = NEVER if capacity is None else capacity // self.page_size
         uses: list[list[int]] = [[] for _ in self.runs.pages]
         for at in self.served(most):
@@ -241,23 +243,26 @@ class Future:
         at = bisect_right(uses, self.now)
         return uses[at] if at < len(uses) else NEVER
 
-    def policy(self) -> EvictionPolicy:
-        """The leaf that is needed last goes first."""
+    def policy(self, name: str = CLAIRVOYANT) -> EvictionPolicy:
+        """The leaf that is needed last goes first; or one that is never needed again, and else by lru."""
 
         def reason(node: Node) -> str:
             coming = self.next_use(node)
             when = "never again" if coming == NEVER else f"next by request {coming + 1}"
-            return f"unlocked leaf that is needed last ({when})"
+            return f"unlocked leaf, needed {when} (last used at tick {node.last_access})"
 
-        return EvictionPolicy(CLAIRVOYANT, lambda node: -self.next_use(node), reason)
+        one_of("policy", name, FORESEEING)
+        if name == DEAD_FIRST:
+            return EvictionPolicy(name, lambda node: (self.next_use(node) < NEVER, node.last_access), reason)
+        return EvictionPolicy(name, lambda node: -self.next_use(node), reason)
 
 
-class ClairvoyantCache(RadixCache):
+class ForeseeingCache(RadixCache):
     """A tree that evicts by what will be asked for. Its slots are the units' numbers in `future.runs`."""
 
-    def __init__(self, future: Future) -> None:
+    def __init__(self, future: Future, policy: str = CLAIRVOYANT) -> None:
         super().__init__(future.runs.page_size)
-        self._queue = EvictionQueue(future.policy())
+        self._queue = EvictionQueue(future.policy(policy))
 
 
 # ---------------------------------------------------------------------- over time

@@ -45,7 +45,7 @@ from minirad.doctor import EarlyBreak, diagnose, early_breaks
 from minirad.engine import Engine
 from minirad.errors import read_text, require
 from minirad.observe import events as ev
-from minirad.optimum import CLAIRVOYANT, ClairvoyantCache, Known, Presence
+from minirad.optimum import CLAIRVOYANT, FORESEEING, ForeseeingCache, Known, Presence
 from minirad.outputs import StepReport
 from minirad.parts import Parts, Result
 from minirad.schedule.policies import POLICIES as SCHEDULE
@@ -56,8 +56,7 @@ from minirad.traces import FORMATS, Tokenizer, Trace, detect, prompt_text, read_
 from minirad.workloads import WORKLOADS, Asked, Player, Workload, load
 
 DRIVES = ("replay", "schedule")
-KNOWN_POLICIES = (*EVICTION, CLAIRVOYANT)
-REPLAY = "only --drive replay can do that"
+KNOWN_POLICIES = (*EVICTION, *FORESEEING)
 REPLY_IDS = 2**30  # scripted replies are ids from here on: no vocabulary and no trace has them
 LEAST_SHOWN = 0.002  # of all that is saved: prefixes that save less are not worth a line
 SHARES_OF_THE_TREE = (64, 16, 4)  # default capacities: all distinct units divided by these
@@ -124,13 +123,13 @@ class Replay:
         return -(-len(key) // page) * page
 
 
-class ClairvoyantReplay(Replay):
+class ForeseeingReplay(Replay):
     """A Replay that knows its requests beforehand. They have to be served in that order, one by one."""
 
-    def __init__(self, known: Known, capacity: int | None = None) -> None:
+    def __init__(self, known: Known, capacity: int | None = None, policy: str = CLAIRVOYANT) -> None:
         super().__init__(capacity, known.page_size)
         self._future = known.future(capacity)
-        self.cache = ClairvoyantCache(self._future)
+        self.cache = ForeseeingCache(self._future, policy)
 
     def serve(self, key: RadixKey, *longer: RadixKey) -> int | None:
         self._future.now += 1
@@ -648,8 +647,8 @@ def run_replay(
     known = known or known_of(source, page_size)
     bound, started = known.bound(capacity), time.perf_counter()
     replay = (
-        ClairvoyantReplay(known, capacity)
-        if eviction_policy == CLAIRVOYANT
+        ForeseeingReplay(known, capacity, eviction_policy)
+        if eviction_policy in FORESEEING
         else Replay(capacity, page_size, eviction_policy)
     )
     cached = len_rule = refused = 0
@@ -923,10 +922,12 @@ class Plan:
         """Page size, capacity, eviction and scheduling policy (None: replay) of each run."""
         over_time = self.drive_of(source) == "schedule"
         schedules = self.schedule_policies if over_time else (None,)
-        policies = [name for name in self.eviction_policies if not over_time or name != CLAIRVOYANT]
-        if not policies:
+        policies = self.eviction_policies
+        if over_time and set(policies) == set(KNOWN_POLICIES):
+            policies = tuple(EVICTION)  # all that there are over time
+        for name in set(policies) & set(FORESEEING) if over_time else ():
             raise ValueError(
-                f"eviction policy {CLAIRVOYANT!r} has to know what comes in which order: {REPLAY}"
+                f"eviction policy {name!r} has to know what comes next: it runs in a replay only"
             )
         runs = product(self.page_sizes, self.capacities_of(source, distinct), policies, schedules)
         # Without a limit nothing is evicted: every policy is the same.
@@ -1072,7 +1073,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capacity", help="cache sizes, such as 1000,4000,inf: tokens, or blocks of a trace")
     parser.add_argument("--page-size", default="1", help="key units per page, such as 1,16")
     parser.add_argument(
-        "--eviction-policy", default="lru", help=f"{', '.join(KNOWN_POLICIES)} (in a replay), or all"
+        "--eviction-policy",
+        default="lru",
+        help=f"{', '.join(EVICTION)}, in a replay {' or '.join(FORESEEING)}; or all",
     )
     parser.add_argument("--schedule-policy", default="lpm", help=f"{', '.join(SCHEDULE)}, or all")
     parser.add_argument("--max-running", type=int, default=32, help="requests that run at a time")

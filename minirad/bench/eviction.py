@@ -29,8 +29,7 @@ from minirad.cache.eviction import POLICIES
 from minirad.cache.radix_cache import RadixKey
 from minirad.optimum import CLAIRVOYANT, Known
 from minirad.simulate import (
-    KNOWN_POLICIES,
-    ClairvoyantReplay,
+    ForeseeingReplay,
     Plan,
     Replay,
     Source,
@@ -81,7 +80,7 @@ def hit_rates_of_stream(work: Stream) -> dict[str, Any]:
         "workload": f"stream {work.name}", "distinct": known.distinct, "sizes": sizes, "optimum": optimum,
         "rates": {name: rates(Replay(size, eviction_policy=name) for size in sizes) for name in POLICIES},
         "bounds": dict.fromkeys(POLICIES, bounds),
-        CLAIRVOYANT: rates(ClairvoyantReplay(known, size) for size in sizes),
+        CLAIRVOYANT: rates(ForeseeingReplay(known, size) for size in sizes),
     }  # fmt: skip
 
 
@@ -95,9 +94,10 @@ def hit_rates(source: Source) -> dict[str, Any]:
     sizes = tuple(
         max(int(distinct * share), int(longest * least)) for share, least in zip(SHARES, LEAST, strict=True)
     )
-    rows = simulate(source, Plan(capacities=sizes, eviction_policies=KNOWN_POLICIES)).rows
+    foreseeing = [CLAIRVOYANT] if Plan().drive_of(source) == "replay" else []
+    rows = simulate(source, Plan(capacities=sizes, eviction_policies=(*POLICIES, *foreseeing))).rows
     at = {(row.eviction_policy, row.capacity): row for row in rows}
-    foreseen = [at[CLAIRVOYANT, size].hit_rate for size in sizes if (CLAIRVOYANT, size) in at]
+    foreseen = [at[name, size].hit_rate for name in foreseeing for size in sizes]
     return {
         "workload": source.name, "distinct": distinct, "sizes": sizes,
         "optimum": next((row.optimum_rate for row in rows), None),

@@ -20,7 +20,7 @@ from minirad.cache.radix_cache import EvictResult, Node, RadixCache, RadixKey
 from minirad.config import SamplingParams, ScheduleOptions
 from minirad.optimum import Known, Presence, Stay, most_hits
 from minirad.schedule.policies import POLICIES as SCHEDULE
-from minirad.simulate import ClairvoyantReplay, ModelFreeEngine, Replay, one_by_one
+from minirad.simulate import ForeseeingReplay, ModelFreeEngine, Replay, one_by_one
 
 GAMES = 2_000
 Page = tuple[Any, ...]  # namespace, and all tokens up to the page's end
@@ -164,8 +164,9 @@ def test_the_bound_against_every_choice_and_every_policy(part: int) -> None:
         assert bound == best_of_pages(requests, page, capacity), seed
         leaves = best_of_leaves(requests, page, capacity)
         assert leaves <= bound <= known.bound(None) == hits(Replay(None, page), requests), seed
-        clairvoyant = hits(ClairvoyantReplay(known, capacity), requests)
+        clairvoyant = hits(ForeseeingReplay(known, capacity), requests)
         policies = {name: hits(Replay(capacity, page, name), requests) for name in POLICIES}
+        policies["dead-first"] = hits(ForeseeingReplay(known, capacity, "dead-first"), requests)
         assert max(clairvoyant, *policies.values()) <= leaves, (seed, policies)
         met += clairvoyant == bound
         below += policies["lru"] < clairvoyant
@@ -180,7 +181,7 @@ def test_with_replies_no_choice_passes_it() -> None:
         requests, page, capacity = game(seed, replies=2)
         known = Known(requests, page)
         bound, pages = known.bound(capacity), best_of_pages(requests, page, capacity)
-        clairvoyant = hits(ClairvoyantReplay(known, capacity), requests)
+        clairvoyant = hits(ForeseeingReplay(known, capacity), requests)
         policies = [hits(Replay(capacity, page, name), requests) for name in POLICIES]
         assert max(clairvoyant, *policies) <= pages <= bound <= known.bound(None), seed
         assert known.bound(None) == hits(Replay(None, page), requests)
