@@ -925,9 +925,10 @@ class Plan:
         policies = self.eviction_policies
         if over_time and set(policies) == set(KNOWN_POLICIES):
             policies = tuple(EVICTION)  # all that there are over time
-        for name in set(policies) & set(FORESEEING) if over_time else ():
+        foreseeing = [name for name in policies if name in FORESEEING]
+        if over_time and foreseeing:
             raise ValueError(
-                f"eviction policy {name!r} has to know what comes next: it runs in a replay only"
+                f"eviction policy {foreseeing[0]!r} has to know what comes next: it runs in a replay only"
             )
         runs = product(self.page_sizes, self.capacities_of(source, distinct), policies, schedules)
         # Without a limit nothing is evicted: every policy is the same.
