@@ -314,10 +314,16 @@ class Presence:
     def bound(self) -> int:
         """Prompt units that could be found at first admissions, in the same passes with the same room."""
         page = self._engine.config.page_size
-        keys = [RadixKey(row.request.tokens[: row.tokens], row.request.extra_key) for row in self._rows]
+        keys = [_key(row.request, row.tokens) for row in self._rows]
         runs = Runs(keys, page)
         stays = [
             Stay(row.first, row.last, runs.path(key), row.asked)
             for row, key in zip(self._rows, keys, strict=True)
         ]
         return most_hits(runs.pages, stays, self._room) * page
+
+
+def _key(request: Request, computed: int) -> RadixKey:
+    """What a request may have given the tree when so many of its tokens were computed."""
+    pairs = request.is_bigram  # n tokens: n - 1 units
+    return RadixKey(request.tokens[: computed + pairs], request.extra_key, pairs)

@@ -34,7 +34,7 @@ def test_a_loop_that_is_one_too_long_for_lru() -> None:
     """Of two pages one is the request's own, and in the other one interval fits at a time."""
     loop = known(*"abcabcabc")
     assert hits(Replay(2), loop) == 0
-    # Each crosses two requests: a is kept from the 1st to the 4th, c from the 3rd to the 6th, b from the 5th on.
+    # Each crosses two requests: a is kept from the 1st to the 4th, c from the 3rd, b from the 5th.
     assert loop.bound(2) == hits(ForeseeingReplay(loop, 2), loop) == 3
     assert loop.bound(3) == loop.bound(None) == 6
     assert loop.bound(1) == 0
