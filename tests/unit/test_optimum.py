@@ -13,7 +13,7 @@ from minirad.bench import eviction
 from minirad.bench.streams import Stream
 from minirad.cache.eviction import POLICIES
 from minirad.cache.radix_cache import RadixKey
-from minirad.config import SamplingParams
+from minirad.config import SamplingParams, ScheduleOptions
 from minirad.observe import events as ev
 from minirad.optimum import Known, Presence, most_kept
 from minirad.simulate import ForeseeingReplay, ModelFreeEngine, Plan, Replay, from_workload, simulate, table
@@ -134,6 +134,20 @@ def test_two_admitted_in_one_step_may_find_the_same_page() -> None:
             engine.step()
             engine.check()
     assert engine.stats.first.cached == presence.bound() == 6
+
+
+def test_who_waits_for_another_s_prompt_holds_its_pages_meanwhile() -> None:
+    engine = ModelFreeEngine(11, options=ScheduleOptions(new_token_ratio=0.0, new_token_ratio_min=0.0))
+    presence = Presence(engine)
+    engine.script.watch = presence.launched
+    engine.add_request([1, 2, 3, 4], SamplingParams(max_new_tokens=6, ignore_eos=True))
+    engine.step()
+    engine.add_request([9, 8, 7, 6, 5], SamplingParams(max_new_tokens=1))
+    assert engine.step().kind == "prefill"  # the first one does not decode in this step
+    engine.add_request([1, 2, 3, 4, 5], SamplingParams(max_new_tokens=1))
+    engine.step()
+    engine.check()
+    assert engine.stats.first.cached == presence.bound() == 4
 
 
 def test_what_would_make_the_bound_wrong_is_refused() -> None:
