@@ -11,7 +11,7 @@ Two ways of driving:
 Hit rate is cached prompt units over prompt units. A unit is a token, or a block of 512 where a trace has
 only the blocks' hashes. A request that was retracted and runs again is booked apart, so that computing
 one prompt twice cannot look like sharing. The optimum beside it is a cache without limit that sees the
-same requests one after another.
+same requests one after another; the bound is what no eviction policy passes at that capacity (optimum.py).
 
 Does not estimate seconds: there is no model, and a step is a step. Does not import torch.
 """
@@ -26,7 +26,7 @@ import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from itertools import product
@@ -45,6 +45,7 @@ from minirad.doctor import EarlyBreak, diagnose, early_breaks
 from minirad.engine import Engine
 from minirad.errors import read_text, require
 from minirad.observe import events as ev
+from minirad.optimum import CLAIRVOYANT, FORESEEING, ForeseeingCache, Known, Presence
 from minirad.outputs import StepReport
 from minirad.parts import Parts, Result
 from minirad.schedule.policies import POLICIES as SCHEDULE
@@ -55,6 +56,7 @@ from minirad.traces import FORMATS, Tokenizer, Trace, detect, prompt_text, read_
 from minirad.workloads import WORKLOADS, Asked, Player, Workload, load
 
 DRIVES = ("replay", "schedule")
+KNOWN_POLICIES = (*EVICTION, *FORESEEING)
 REPLY_IDS = 2**30  # scripted replies are ids from here on: no vocabulary and no trace has them
 LEAST_SHOWN = 0.002  # of all that is saved: prefixes that save less are not worth a line
 SHARES_OF_THE_TREE = (64, 16, 4)  # default capacities: all distinct units divided by these
@@ -101,17 +103,40 @@ class Replay:
     def _put(self, key: RadixKey) -> None:
         """Makes room for the whole request, its last partial page included, and inserts it."""
         cache = self.cache
-        if self.capacity is not None:
-            excess = cache.total_size + self._footprint(key) - cache.peek(key) - self.capacity
-            if excess > 0:
-                self.evicted += cache.evict(excess).num_tokens
+        # A part of the key itself may be evicted: then more has to be.
+        while (excess := self._excess(key)) > 0 and (evicted := cache.evict(excess).num_tokens):
+            self.evicted += evicted
+        cache.insert(key, self._slots(key))
+
+    def _excess(self, key: RadixKey) -> int:
+        if self.capacity is None:
+            return 0
+        return self.cache.total_size + self._footprint(key) - self.cache.peek(key) - self.capacity
+
+    def _slots(self, key: RadixKey) -> Slots:
         slots = np.arange(self._next, self._next + len(key), dtype=np.int64)
         self._next += self._footprint(key)
-        cache.insert(key, slots)
+        return slots
 
     def _footprint(self, key: RadixKey) -> int:
         page = self.cache.page_size
         return -(-len(key) // page) * page
+
+
+class ForeseeingReplay(Replay):
+    """A Replay that knows its requests beforehand. They have to be served in that order, one by one."""
+
+    def __init__(self, known: Known, capacity: int | None = None, policy: str = CLAIRVOYANT) -> None:
+        super().__init__(capacity, known.page_size)
+        self._future = known.future(capacity)
+        self.cache = ForeseeingCache(self._future, policy)
+
+    def serve(self, key: RadixKey, *longer: RadixKey) -> int | None:
+        self._future.now += 1
+        return super().serve(key, *longer)
+
+    def _slots(self, key: RadixKey) -> Slots:
+        return self._future.runs.units(key)
 
 
 # ---------------------------------------------------------------------- the engine without a model
@@ -169,6 +194,7 @@ class Script:
 
     def __init__(self) -> None:
         self.given: dict[str, tuple[int, ...]] = {}
+        self.watch: Callable[[Batch], None] | None = None  # called with each batch that is launched
         self._replies: dict[str, list[int]] = {}
 
     def reply(self, request: Request) -> list[int]:
@@ -182,6 +208,8 @@ class Script:
     # A runner's part (parts.Runner): it computes nothing.
 
     def launch(self, batch: Batch) -> Scripted:
+        if self.watch is not None:
+            self.watch(batch)
         return Scripted(self, batch)
 
     def overlap(self, engine: Engine) -> None:
@@ -533,8 +561,9 @@ class Row:
     cached of prompt units, at first attempts; again_*: at re-attempts after a retraction, not in the
     hit rate. len_rule: cached units if one unit is always computed (over time it always is). refused:
     requests larger than the cache, counted as computed. deferred: made to wait for a prefix that another
-    one computed. optimum: cached units of an endless cache that sees the same requests one by one. Waits
-    are steps from arrival to first admission.
+    one computed. optimum: cached units of an endless cache that sees the same requests one by one.
+    bound: cached units that no eviction policy passes at this capacity; over time, where the requests run in
+    the same steps and leave the same room (optimum.py). Waits are steps from arrival to first admission.
     """
 
     source: str
@@ -548,6 +577,7 @@ class Row:
     cached: int
     len_rule: int
     optimum: int
+    bound: int
     evicted: int
     refused: int
     seconds: float
@@ -573,10 +603,21 @@ class Row:
         """Hit rate as a share of the optimum; None where nothing can be shared."""
         return self.cached / self.optimum if self.optimum else None
 
+    @property
+    def bound_rate(self) -> float | None:
+        return self.bound / self.prompt if self.prompt else None
+
+    @property
+    def bound_share(self) -> float | None:
+        """Hit rate as a share of the bound; None where nothing could have been found."""
+        return self.cached / self.bound if self.bound else None
+
     def as_dict(self) -> dict[str, Any]:
         """Fields and rates, for JSON."""
-        rates = {"hit_rate": self.hit_rate, "optimum_rate": self.optimum_rate, "share": self.share}
-        return {**asdict(self), **rates}
+        return {
+            **asdict(self), "hit_rate": self.hit_rate, "optimum_rate": self.optimum_rate, "share": self.share,
+            "bound_rate": self.bound_rate, "bound_share": self.bound_share,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,10 +641,16 @@ def run_replay(
     eviction_policy: str,
     optimum: int,
     progress: Callable[[], Any] | None = None,
+    known: Known | None = None,
 ) -> Row:
-    """One request at a time, in file order, prompts only."""
-    started = time.perf_counter()
-    replay = Replay(capacity, page_size, eviction_policy)
+    """One request at a time, in file order, prompts only. known: see known_of."""
+    known = known or known_of(source, page_size)
+    bound, started = known.bound(capacity), time.perf_counter()
+    replay = (
+        ForeseeingReplay(known, capacity, eviction_policy)
+        if eviction_policy in FORESEEING
+        else Replay(capacity, page_size, eviction_policy)
+    )
     cached = len_rule = refused = 0
     for prompt in source.prompts:
         matched = replay.serve(prompt.key)
@@ -616,8 +663,14 @@ def run_replay(
             progress()
     return Row(
         source.name, "replay", capacity, page_size, eviction_policy, None, len(source.prompts),
-        source.units, cached, len_rule, optimum, replay.evicted, refused, time.perf_counter() - started,
+        source.units, cached, len_rule, optimum, bound, replay.evicted, refused,
+        time.perf_counter() - started,
     )  # fmt: skip
+
+
+def known_of(source: Source, page_size: int) -> Known:
+    """A source's requests, as optimum.py knows them beforehand."""
+    return Known([(prompt.key,) for prompt in source.prompts], page_size)
 
 
 def run_schedule(
@@ -636,6 +689,8 @@ def run_schedule(
     engine = engine_for(
         source, capacity, page_size, eviction_policy, schedule_policy, max_running, chunk_tokens, options
     )
+    presence = Presence(engine)
+    engine.script.watch = presence.launched
     refused = drive(engine, source.feed(), len(source.prompts), progress)
     served = [engine.served[name] for name in engine.order]
     cached = sum(each.cached for each in served)
@@ -644,9 +699,10 @@ def run_schedule(
     return Row(
         source.name, "schedule", capacity, page_size, eviction_policy, schedule_policy,
         len(served) + len(refused), sum(len(each.prompt) for each in served) + sum(refused), cached,
-        cached, one_by_one(served, page_size), engine.cache_manager.evicted_tokens, len(refused),
-        time.perf_counter() - started, stats.again.tokens, stats.again.cached, stats.retractions,
-        stats.deferrals, engine.now, sum(waits) / len(waits) if waits else None, max(waits, default=None),
+        cached, one_by_one(served, page_size), presence.bound(), engine.cache_manager.evicted_tokens,
+        len(refused), time.perf_counter() - started, stats.again.tokens, stats.again.cached,
+        stats.retractions, stats.deferrals, engine.now, sum(waits) / len(waits) if waits else None,
+        max(waits, default=None),
     )  # fmt: skip
 
 
@@ -838,7 +894,7 @@ class Plan:
         if self.drive is not None:
             one_of("drive", self.drive, DRIVES)
         for name in self.eviction_policies:
-            one_of("eviction policy", name, tuple(EVICTION))
+            one_of("eviction policy", name, KNOWN_POLICIES)
         for name in self.schedule_policies:
             one_of("schedule policy", name, tuple(SCHEDULE))
         for size in self.page_sizes:
@@ -864,12 +920,19 @@ class Plan:
 
     def combinations(self, source: Source, distinct: int) -> list[tuple[int, int | None, str, str | None]]:
         """Page size, capacity, eviction and scheduling policy (None: replay) of each run."""
-        schedules = self.schedule_policies if self.drive_of(source) == "schedule" else (None,)
-        runs = product(
-            self.page_sizes, self.capacities_of(source, distinct), self.eviction_policies, schedules
-        )
+        over_time = self.drive_of(source) == "schedule"
+        schedules = self.schedule_policies if over_time else (None,)
+        policies = self.eviction_policies
+        if over_time and set(policies) == set(KNOWN_POLICIES):
+            policies = tuple(EVICTION)  # all that there are over time
+        foreseeing = [name for name in policies if name in FORESEEING]
+        if over_time and foreseeing:
+            raise ValueError(
+                f"eviction policy {foreseeing[0]!r} has to know what comes next: it runs in a replay only"
+            )
+        runs = product(self.page_sizes, self.capacities_of(source, distinct), policies, schedules)
         # Without a limit nothing is evicted: every policy is the same.
-        return [run for run in runs if run[1] is not None or run[2] == self.eviction_policies[0]]
+        return [run for run in runs if run[1] is not None or run[2] == policies[0]]
 
 
 def simulate(source: Source, plan: Plan | None = None, progress: Callable[[], Any] | None = None) -> Report:
@@ -889,7 +952,7 @@ def simulate(source: Source, plan: Plan | None = None, progress: Callable[[], An
 
 
 def _rows(source: Source, plan: Plan, whole: Endless, progress: Callable[[], Any] | None) -> Iterator[Row]:
-    best = {1: whole.cached}
+    best, known = {1: whole.cached}, dict[int, Known]()
     chunk = plan.chunk_tokens or 512 * min(source.unit_tokens, 16)
     for page_size, capacity, eviction, schedule in plan.combinations(source, whole.cache.total_size):
         if schedule is not None:
@@ -900,7 +963,9 @@ def _rows(source: Source, plan: Plan, whole: Endless, progress: Callable[[], Any
             continue
         if page_size not in best:
             best[page_size] = endless(source, page_size).cached
-        yield run_replay(source, capacity, page_size, eviction, best[page_size], progress)
+        if page_size not in known:
+            known[page_size] = known_of(source, page_size)
+        yield run_replay(source, capacity, page_size, eviction, best[page_size], progress, known[page_size])
 
 
 def table(report: Report) -> str:
@@ -916,6 +981,7 @@ def table(report: Report) -> str:
     refused = max(row.refused for row in report.rows)
     if refused:
         lines.append(f"refused: larger than the cache, counted as computed (up to {refused:,} requests)")
+    lines.append(_bounds(report.rows[0].drive))
     if report.prefixes:
         lines += ["", f"shared prefixes that save most ({unit}s not computed, with a cache without limit)"]
         cells = [
@@ -929,6 +995,12 @@ def table(report: Report) -> str:
     for each in report.breaks:
         lines += ["", *each.describe().splitlines()]
     return "\n".join(lines)
+
+
+def _bounds(drive: str) -> str:
+    if drive == "replay":
+        return "bound: no eviction policy finds more in a cache of that size, these requests in this order"
+    return "bound: no eviction policy finds more where the requests run in the same steps with the same room"
 
 
 def _in_tokens(report: Report) -> str:
@@ -945,6 +1017,8 @@ def _cells(row: Row, unit: str) -> dict[str, str]:
     cells["hit rate"] = percent(row.hit_rate)
     cells["optimum"] = percent(row.optimum_rate)
     cells["share of it"] = percent(row.share)
+    cells["bound"] = percent(row.bound_rate)
+    cells["share of bound"] = percent(row.bound_share)
     if row.drive == "replay":
         cells["one computed"] = percent(row.len_rule / row.prompt if row.prompt else None)
     cells["evicted"] = f"{row.evicted:,}"
@@ -999,7 +1073,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drive", help="replay (one by one: default for traces) or schedule (over time)")
     parser.add_argument("--capacity", help="cache sizes, such as 1000,4000,inf: tokens, or blocks of a trace")
     parser.add_argument("--page-size", default="1", help="key units per page, such as 1,16")
-    parser.add_argument("--eviction-policy", default="lru", help=f"{', '.join(EVICTION)}, or all")
+    parser.add_argument(
+        "--eviction-policy",
+        default="lru",
+        help=f"{', '.join(EVICTION)}, in a replay {' or '.join(FORESEEING)}; or all",
+    )
     parser.add_argument("--schedule-policy", default="lpm", help=f"{', '.join(SCHEDULE)}, or all")
     parser.add_argument("--max-running", type=int, default=32, help="requests that run at a time")
     parser.add_argument(
@@ -1088,7 +1166,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         args.drive,
         None if args.capacity is None else tuple(map(_capacity, items("capacity", args.capacity))),
         tuple(_number("page size", each) for each in items("page size", args.page_size)),
-        _names("eviction policy", args.eviction_policy, EVICTION),
+        _names("eviction policy", args.eviction_policy, KNOWN_POLICIES),
         _names("schedule policy", args.schedule_policy, SCHEDULE),
         args.max_running,
         args.chunk_tokens,
@@ -1104,7 +1182,7 @@ def items(name: str, text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _names(name: str, text: str, known: dict[str, Any]) -> tuple[str, ...]:
+def _names(name: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
     return tuple(known) if text == "all" else tuple(items(name, text))
 
 

@@ -1,4 +1,4 @@
-"""The results of `minirad simulate` as one Plotly figure: hit rate over cache size, and waiting.
+"""The results of `minirad simulate` as one Plotly figure: hit rate over cache size, its bound, and waiting.
 
 Reads plain data (`Report.as_dict()`), so that a saved JSON draws the same figure. The HTML file holds
 Plotly's own JavaScript: it opens without a network. Lines differ by marker and dash as well as by colour.
@@ -36,7 +36,9 @@ def figure(reports: Sequence[Report]) -> go.Figure:
     )  # fmt: skip
     for number, report in enumerate(reports, start=1):
         whose = f"{report['source']}: " if len(reports) > 1 else ""
-        for trace in [*optimum_lines(report, whose), *hit_rate_lines(report, whose)]:
+        for trace in [
+            *optimum_lines(report, whose), *bound_lines(report, whose), *hit_rate_lines(report, whose)
+        ]:  # fmt: skip
             drawn.add_trace(trace, row=number, col=1)
         drawn.update_xaxes(
             title_text=f"cache ({_unit(report)}s)", type="category", categoryorder="array",
@@ -70,9 +72,13 @@ def hit_rate_lines(report: Report, whose: str = "") -> list[go.Scatter]:
         lines.append(
             go.Scatter(
                 x=[_label(row["capacity"]) for row in rows], y=[row["hit_rate"] for row in rows],
-                customdata=[[row["cached"], row["prompt"], row["evicted"], row["refused"]] for row in rows],
-                hovertemplate="%{y:.2%}: %{customdata[0]:,} of %{customdata[1]:,}, evicted "
-                "%{customdata[2]:,}, refused %{customdata[3]:,}",
+                customdata=[
+                    [*(row[what] for what in ("cached", "prompt", "evicted", "refused")),
+                     _percent(row.get("bound_share"))]
+                    for row in rows
+                ],
+                hovertemplate="%{y:.2%}: %{customdata[0]:,} of %{customdata[1]:,}, %{customdata[4]} of the "
+                "bound, evicted %{customdata[2]:,}, refused %{customdata[3]:,}",
                 name=f"{whose}{name}", mode="lines+markers", legendgroup=report["source"],
                 line={
                     "color": COLOURS[number % len(COLOURS)],
@@ -94,6 +100,32 @@ def optimum_lines(report: Report, whose: str = "") -> list[go.Scatter]:
                 x=list(best), y=list(best.values()), mode="lines", legendgroup=report["source"],
                 name=f"{whose}optimum{_paged(page)}",
                 line={"color": OPTIMUM, "dash": "dot", "width": 2}, hovertemplate="%{y:.2%}",
+            )
+        )  # fmt: skip
+    return lines
+
+
+def bound_lines(report: Report, whose: str = "") -> list[go.Scatter]:
+    """What no eviction policy passes at each cache size.
+
+    One after another all policies of a page size share a line; over time each has that of its own order.
+    """
+    series = _series(report)
+    shared: dict[tuple[Any, ...], list[str]] = {}
+    for name, rows in series.items():
+        points = tuple((_label(row["capacity"]), row.get("bound_rate")) for row in rows)
+        shared.setdefault((rows[0]["page_size"], points), []).append(name)
+    replay = all(row["drive"] == "replay" for row in report["rows"])
+    lines = []
+    for (page, points), names in shared.items():
+        own = len(names) == 1 and len(series) > 1
+        of = _paged(page) if replay or len(shared) == 1 else f" ({'; '.join(names)})"
+        colour = COLOURS[list(series).index(names[0]) % len(COLOURS)] if own else OPTIMUM
+        lines.append(
+            go.Scatter(
+                x=[label for label, _ in points], y=[rate for _, rate in points], mode="lines",
+                legendgroup=report["source"], name=f"{whose}bound{of}",
+                line={"color": colour, "dash": "dash", "width": 1.5}, hovertemplate="%{y:.2%}",
             )
         )  # fmt: skip
     return lines
@@ -135,6 +167,10 @@ def _series(report: Report) -> dict[str, list[Row]]:
 def _name(row: Row) -> str:
     parts = [row["eviction_policy"], row["schedule_policy"]]
     return ", ".join(part for part in parts if part) + _paged(row["page_size"])
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _paged(size: int) -> str:

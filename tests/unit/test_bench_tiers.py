@@ -58,15 +58,19 @@ def test_every_policy_on_a_workload_at_three_sizes(capsys: pytest.CaptureFixture
         assert len(rates) == len(report["sizes"])
         assert all(0 <= rate <= report["optimum"] for rate in rates)
     text = eviction.as_table([report])
-    assert "*" in text and text.splitlines()[0].split()[:3] == ["workload", "pool", "of"]
+    assert "*" in text and text.splitlines()[1].split()[:3] == ["workload", "pool", "of"]
 
 
 def test_a_star_marks_all_that_look_best() -> None:
     rates = {policy: [0.5] for policy in POLICIES} | {"lfu": [0.70001], "mru": [0.7]}
-    report = {"workload": "w", "distinct": 100, "sizes": (10,), "optimum": 0.9, "rates": rates}
-    (line,) = eviction.as_table([report]).splitlines()[2:]
-    starred = [cell.endswith("*") for cell in line.split()[3:-1]]
-    assert starred == [policy in ("lfu", "mru") for policy in POLICIES]
+    report = {
+        "workload": "w", "distinct": 100, "sizes": (10,), "optimum": 0.9, "rates": rates,
+        "bounds": {policy: [0.8] for policy in POLICIES}, "clairvoyant": None,
+    }  # fmt: skip
+    lines = eviction.as_table([report]).splitlines()
+    for line, what, cells in ((lines[3], "70.0%*", slice(3, -3)), (lines[-1], "87.5%*", slice(3, -1))):
+        starred = [cell if cell.endswith("*") else "" for cell in line.split()[cells]]
+        assert starred == [what if policy in ("lfu", "mru") else "" for policy in POLICIES]
 
 
 def test_policies_differ_on_a_large_stream() -> None:

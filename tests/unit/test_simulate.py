@@ -334,7 +334,12 @@ def test_command_over_a_trace(capsys: pytest.CaptureFixture[str], trace_file: Pa
     code, out, _ = run(capsys, str(trace_file), "--json", "--capacity", "80,inf", "--eviction-policy", "all")
     (report,) = json.loads(out)
     assert code == 0
-    assert [row["eviction_policy"] for row in report["rows"]] == [*EVICTION, "lru"]
+    assert [row["eviction_policy"] for row in report["rows"]] == [
+        *EVICTION,
+        "clairvoyant",
+        "dead-first",
+        "lru",
+    ]
     assert report["rows"][-1]["cached"] == brute_force(source)
     assert report["rows"][-1]["drive"] == "replay"
     code, out, _ = run(capsys, str(trace_file), "--limit", "5")
