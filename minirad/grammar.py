@@ -23,6 +23,7 @@ import numpy.typing as npt
 from minirad.text import valid_text
 
 Mask = npt.NDArray[np.bool_]
+MOST_LOOKED = 1 << 15  # tokens that llguidance cuts while it is asked what is forced: some 50 ms
 OLDEST = (1, 9)  # of llguidance: before it, {"type": "array", "minItems": 1000000000} took 100 GB
 
 
@@ -67,20 +68,25 @@ class GrammarMask:
         Each is the only one that a call behind those before it would allow. That is asked token by token, as
         calls are: llguidance cuts bytes into tokens with an eye on the token before, and what it says of a
         whole run at once is now and then cut otherwise (an apostrophe and what follows it). End tokens are
-        not among them. Takes as long as `most` calls at most.
+        not among them. Each look takes as long as a call, longer the more is forced: a very long run is told
+        in parts.
         """
         self._go_to(output)
         found: list[int] = []
         ahead = self._matcher.deep_copy()  # which may become too large: calls find that in time
-        while len(found) < most:
-            following = ahead.compute_ff_tokens()[:1]
-            if not following or not ahead.consume_tokens(following):
+        looked = 0
+        while len(found) < most and looked < MOST_LOOKED:
+            following = ahead.compute_ff_tokens()
+            if not following or not ahead.consume_tokens(following[:1]):
                 break
-            found += following
+            found.append(following[0])
+            looked += len(following)
         return found
 
     def _go_to(self, output: list[int]) -> None:
-        """The automaton stands behind `output`."""
+        """The automaton stands behind `output`. ValueError if it cannot, or has given up before."""
+        if self.trouble:
+            raise ValueError(self.trouble)
         same = 0
         for ours, theirs in zip(self._seen, output, strict=False):
             if ours != theirs:

@@ -81,7 +81,8 @@ class DraftingEngine(Engine):
         page, most = manager.allocator.page_size, min(left, self.config.draft_tokens)
         ahead.jump = []
         if self.config.jump_forward:
-            ahead.jump = forced_tokens(request, min(left, chunk, manager.room + page), self.tokenizing)
+            most_forced = min(left, chunk, manager.room + page)
+            ahead.jump = forced_tokens(request, most_forced, self.tokenizing, self.runner.vocab_size)
         count = len(ahead.jump) or (self.runner.drafter.propose(request, most) if most > 0 else 0)
         for room in (manager.room, manager.allocator.available):  # a copy may lock what counts as evictable
             stop = min(start + count, start + -start % page + room // page * page)

@@ -24,11 +24,11 @@ from minirad.speculative.runner import Ahead, DraftRunner, Verified
 __all__ = ["NoDrafter", "forced_tokens"]
 
 
-def forced_tokens(request: Request, most: int, texts: Any) -> list[int]:
+def forced_tokens(request: Request, most: int, texts: Any, vocab: int) -> list[int]:
     """What must follow a request's reply, `most` tokens at most; nothing where its mask cannot tell.
 
     It ends before a token that ends the reply: that one comes as the token behind them, and needs no KV.
-    texts: says where a reply ends (a Tokenizing).
+    texts: says where a reply ends (a Tokenizing); vocab: how many ids the model has.
     """
     ask = getattr(request.token_mask, "forced", None)
     if ask is None or most < 1:
@@ -36,9 +36,9 @@ def forced_tokens(request: Request, most: int, texts: Any) -> list[int]:
     ahead = Ahead.of(request)
     try:
         tokens = [int(token) for token in ask(list(request.output), most)][:most]
-        for at in range(len(tokens)):
+        for at, token in enumerate(tokens):
             ahead.output = request.output + tokens[: at + 1]
-            if texts.has_ended(ahead):
+            if not 0 <= token < vocab or texts.has_ended(ahead):
                 return tokens[:at]
     except Exception:  # the caller's code: the mask is asked for the next token, and then it is told
         return []
