@@ -1,4 +1,4 @@
-"""Jump-forward under real grammars, with the classroom Llama: regexes, JSON schemas, stop texts, the server."""
+"""Jump-forward under real grammars, with the classroom Llama: regexes, schemas, stop texts, the server."""
 
 from __future__ import annotations
 
@@ -48,15 +48,10 @@ GRAMMARS = {
     "person": ("regex", PERSON),
     "schema": ("json", SCHEMA),
     "all": ("regex", r"The capital of France is Paris\."),  # nothing is left to choose
-    "quotes": ("regex", r"(\d{1,3}|-|\\)*('singname|'s end|\"é日本 \" x){1,2}!"),
+    "quotes": ("regex", r"(\d{1,3}|-|\\){1,2}('singname|'s end|\"é日本 \" x){1,2}!"),
     "none": ("regex", r"[a-z]{3,8}( [a-z]{1,9}){2}\."),
 }
-QUESTIONS = (
-    "Write JSON for Ada, age 42.",
-    "What is the capital of France?",
-    "Hello",
-    "Write JSON for Tom, age 7.",
-)
+QUESTIONS = ("Write JSON for Ada, age 42.", "What is the capital of France?", "Hello")
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +82,16 @@ def asked(engine: Any, name: str, params: SamplingParams) -> Any:
         prompt = corpus.chat_text([corpus.message("user", question)], add_generation_prompt=True)
         ids[engine.add_request(prompt, params, token_mask=mask_of(engine, name))] = f"R{at}"
     return [replace(out, request_id=ids[out.request_id]) for out in drive(engine)]
+
+
+ASKED: dict[Any, Any] = {}
+
+
+def asked_before(plain: Any, name: str, params: SamplingParams) -> Any:
+    """The same of the engine that takes one token at a time, which is asked once."""
+    if (name, params) not in ASKED:
+        ASKED[name, params] = asked(plain, name, params)
+    return ASKED[name, params]
 
 
 # ---------------------------------------------------------------------- what is forced
@@ -154,25 +159,24 @@ def test_a_very_long_run_is_told_in_parts(plain: Any) -> None:
 # ---------------------------------------------------------------------- the same replies
 
 
+GREEDY = SamplingParams(max_new_tokens=72)
+TWO = SamplingParams(max_new_tokens=60, temperature=0.9, seed=4, n=2, logprob_start=0)
+CUT = SamplingParams(max_new_tokens=23, temperature=1.5, top_k=20, seed=2, ignore_eos=True)
+
+
 @pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(max_new_tokens=80),
-        SamplingParams(max_new_tokens=80, temperature=0.9, seed=4, n=2, logprob_start=0),
-        SamplingParams(max_new_tokens=23, temperature=1.5, top_k=20, seed=2, ignore_eos=True),
-    ],
-    ids=["greedy", "two samples", "cut off"],
-)
-@pytest.mark.parametrize("name", GRAMMARS)
+    ("name", "params"),
+    [("person", GREEDY), ("person", TWO), ("person", CUT), ("schema", GREEDY), ("schema", TWO), ("all", TWO),
+     ("quotes", GREEDY), ("quotes", CUT), ("none", TWO)],
+)  # fmt: skip
 def test_replies_are_those_without_it(plain: Any, jumping: Any, name: str, params: SamplingParams) -> None:
-    forced, steps = jumping.drafts.forced, (plain.steps, jumping.steps)
-    outputs = [asked(engine, name, params) for engine in (plain, jumping)]
-    require_same(*outputs)
-    assert not any(out.error for out in outputs[1])
+    forced, passes = jumping.drafts.forced, jumping.drafts.passes
+    wanted, outputs = asked_before(plain, name, params), asked(jumping, name, params)
+    require_same(wanted, outputs)
+    assert not any(out.error for out in outputs)
     if name != "none":
-        assert jumping.drafts.forced - forced > 12
-        assert jumping.steps - steps[1] < (plain.steps - steps[0]) * 0.6
-    jumping.check()
+        assert jumping.drafts.forced - forced > 24
+        assert jumping.drafts.passes - passes < 0.7 * sum(len(out.token_ids) - 1 for out in outputs)
 
 
 def test_a_wholly_forced_reply_takes_two_passes(plain: Any, jumping: Any) -> None:
@@ -184,24 +188,26 @@ def test_a_wholly_forced_reply_takes_two_passes(plain: Any, jumping: Any) -> Non
     assert {out.finish_reason for out in outputs} == {"stop"}
 
 
-@pytest.mark.parametrize("stop", ["lives", '": "', "road", ("it's", '", "age"'), "never said"])
-@pytest.mark.parametrize("name", ["person", "schema"])
+@pytest.mark.parametrize(
+    ("name", "stop"),
+    [("person", "lives"), ("person", ("it's", '", "age"')), ("schema", '":"'), ("schema", "road"),
+     ("schema", "never said")],
+)  # fmt: skip
 def test_stop_texts_end_inside_a_forced_run(plain: Any, jumping: Any, name: str, stop: Any) -> None:
-    for temperature in (0.0, 1.0):
-        params = SamplingParams(max_new_tokens=90, temperature=temperature, seed=6, stop=stop)
-        outputs = [asked(engine, name, params) for engine in (plain, jumping)]
-        require_same(*outputs)
-    assert stop == "never said" or all(out.finish_reason == "stop" for out in outputs[1])
+    params = SamplingParams(max_new_tokens=80, temperature=0.8, seed=6, stop=stop)
+    wanted, outputs = asked_before(plain, name, params), asked(jumping, name, params)
+    require_same(wanted, outputs)
+    assert stop == "never said" or all(out.finish_reason == "stop" for out in outputs)
 
 
 @pytest.mark.parametrize("config", [{}, {"speculative": "ngram"}], ids=["alone", "ngram"])
 def test_stop_texts_where_room_is_short(plain: Any, config: dict[str, Any]) -> None:
     """What is forced is looked through for the stop text, and then does not all come at once."""
-    params = SamplingParams(max_new_tokens=70, stop=("says",), ignore_eos=True)
-    wanted = asked(plain, "person", params)
+    params = SamplingParams(max_new_tokens=60, stop=("says",), ignore_eos=True)
+    wanted = asked_before(plain, "person", params)
     for page in (1, 4):
         engine = new_engine(
-            plain.model, plain.tokenizer, kv_tokens=128, max_running=4, page_size=page, jump_forward=True,
+            plain.model, plain.tokenizer, kv_tokens=80, max_running=3, page_size=page, jump_forward=True,
             poison_freed=True, **config,
         )  # fmt: skip
         forced = listen(engine, TokensForced)
@@ -256,7 +262,7 @@ def test_programs_say_the_same(plain: Any, jumping: Any) -> None:
     said = [run_many(engine, jobs) for engine in (plain, jumping)]
     assert [out.result() for out in said[0]] == [out.result() for out in said[1]]
     assert [out.state["again"] for out in said[0]] == [out.state["again"] for out in said[1]]
-    assert jumping.drafts.forced - forced > 8 * 20
+    assert jumping.drafts.forced - forced > 6 * 20
 
 
 def test_the_server_answers_the_same(plain: Any, jumping: Any) -> None:
@@ -285,6 +291,6 @@ def simple(answer: Any) -> Any:
     if isinstance(answer, list):
         return [simple(each) for each in answer]
     if isinstance(answer, dict):
-        gone = ("id", "created", "logprob")
+        gone = ("id", "created", "logprob", "prompt_tokens_details")
         return {name: simple(each) for name, each in answer.items() if name not in gone}
     return answer
