@@ -281,6 +281,7 @@ def test_a_recording_of_forced_tokens_shows_the_same(jumping, tmp_path):
 
 def test_forced_tokens_in_words():
     draft = Draft("R1", 0, "forced", "", (5, 6), (9, 10), own=(4,), forced=True, said=3)
+    assert told(Draft("R1", 0), "forced") == "nothing forced yet"
     assert told(draft) == "2 forced by its grammar, in slots 9–10" and draft.fates() == ["forced"] * 2
     assert draft_pages([draft], 4) == [("forced", "R1", [2])] and draft.rejected == ()
     assert Draft("R1", 0, "slots", slots=(9, 10), forced=True).fates() == ["forced"] * 2

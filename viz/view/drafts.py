@@ -211,10 +211,10 @@ def draft_pages(drafts: Iterable[Draft], page_size: int) -> list[tuple[str, str,
     return found
 
 
-def told(draft: Draft) -> str:
-    """Where a request's drafts stand, in few words."""
+def told(draft: Draft, what: str = "drafted") -> str:
+    """Where a request's drafts stand, in few words. what: "forced" where nobody drafts."""
     if draft.stage == "none":
-        return "nothing drafted" if draft.own else "nothing drafted yet"
+        return f"nothing {what}" if draft.own else f"nothing {what} yet"
     if draft.stage == "slots":
         return f"{_slots(draft.slots)} handed out"
     if draft.stage == "forced":

@@ -21,8 +21,9 @@ def drafts_part(book: DraftBook, trace: Trace, view: View) -> Json:
     drafts, sums = book.of(trace, view)
     latest = [draft for draft in drafts if draft.frame == view.frame]
     pages = draft_pages(latest, int(view.state["tree"]["page_size"]))
+    what = "drafted" if trace.recording.header["config"].get("speculative") else "forced"
     return {
-        "lines": [_line(draft, trace) for draft in drafts],
+        "lines": [_line(draft, trace, what) for draft in drafts],
         "pages": [[fate, request, runs(numbers)] for fate, request, numbers in pages],
         "sums": {
             "drafted": sums.drafted,
@@ -45,7 +46,7 @@ def _stage(drafts: Sequence[Draft], view: View) -> str:
     return "force" if present.forced else _NOW.get(present.stage, "")
 
 
-def _line(draft: Draft, trace: Trace) -> Json:
+def _line(draft: Draft, trace: Trace, what: str) -> Json:
     fates = draft.fates() if draft.tokens or draft.forced else ["held"] * len(draft.slots)
     said = [_said(trace.decode, token) for token in draft.tokens] or ["?"] * len(draft.slots)
     return {
@@ -54,7 +55,7 @@ def _line(draft: Draft, trace: Trace) -> Json:
         "stage": draft.stage,
         "tokens": [[text, fate] for text, fate in zip(said, fates, strict=True)],
         "own": [_said(trace.decode, token) for token in draft.own],
-        "say": told(draft),
+        "say": told(draft, what),
         "now": draft.now,
     }
 
