@@ -16,6 +16,7 @@ from draft_support import require_same, watch_ends
 from server_support import Desk, new_engine
 from support import drive, listen
 
+from minirad.__main__ import main
 from minirad.config import SamplingParams
 from minirad.frontend import State, run_many
 from minirad.grammar import json_mask, regex_mask
@@ -284,6 +285,24 @@ def test_the_server_answers_the_same(plain: Any, jumping: Any) -> None:
     assert jumping.drafts.forced - forced > 60
     text = answers[1][0]["choices"][0]["message"]["content"]
     assert json.loads(text)["address"]["street"] == "the long and winding road"
+
+
+def test_the_servers_metrics_count_forced_tokens(jumping: Any) -> None:
+    said = Desk(jumping).ask("/metrics").text
+    assert f"minirad_forced_tokens_total {float(jumping.drafts.forced)}" in said and jumping.drafts.forced
+
+
+def test_generate_takes_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "--regex", PERSON, "--max-new-tokens", "80", "Write JSON for Ada, age 42."]
+    said = []
+    for more in ([], ["--jump-forward"], ["--jump-forward", "--speculative", "ngram"]):
+        assert main([*words, *more, "--json"]) == 0
+        out, err = capsys.readouterr()
+        said.append(json.loads(out)[0]["text"])
+        assert ("forced by a grammar" in err) == bool(more)
+    assert json.loads(said[0])["name"] == "Ada" and said[1:] == said[:1] * 2
+    assert main(["generate", "--regex", "(", "Hello"]) == 2
+    assert "regex '(' cannot be used" in capsys.readouterr().err.splitlines()[-1]
 
 
 def simple(answer: Any) -> Any:

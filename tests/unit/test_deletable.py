@@ -30,7 +30,8 @@ engine.check()
 said = outputs[0].token_ids
 """
 TIERED = """
-for wanted in ({"lora": "capitals"}, {"speculative": "ngram"}, {"jump_forward": True}, {"host_kv_tokens": 64}):
+drafts = {"speculative": "ngram"}, {"jump_forward": True}
+for wanted in ({"lora": "capitals"}, *drafts, {"host_kv_tokens": 64}):
     try:
         Engine(EngineConfig(device="cpu", **wanted))
     except ValueError as error:
