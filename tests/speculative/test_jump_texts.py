@@ -288,6 +288,7 @@ def test_the_server_answers_the_same(plain: Any, jumping: Any) -> None:
 
 
 def test_the_servers_metrics_count_forced_tokens(jumping: Any) -> None:
+    asked(jumping, "all", GREEDY)
     said = Desk(jumping).ask("/metrics").text
     assert f"minirad_forced_tokens_total {float(jumping.drafts.forced)}" in said and jumping.drafts.forced
 
