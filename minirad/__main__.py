@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="one batch (default: one after another, so that later ones hit)",
     )
+    generate.add_argument("--regex", metavar="PATTERN", help="each reply matches it as a whole")
     generate.add_argument("--json", action="store_true", help="print outputs as JSON")
     generate.add_argument("--record", type=Path, help="write every step to this new .jsonl file")
     generate.set_defaults(run=_generate)
@@ -213,9 +214,10 @@ def _generate(args: argparse.Namespace) -> int:
         engine.check_prompt(tokens, params)
     adapters = [*dict(engine.config.lora)] or [""]
     asked = [(prompt, tokens, lora) for prompt, tokens in zip(prompts, ids, strict=True) for lora in adapters]
+    masks = [None if args.regex is None else _regex(engine, args.regex) for _ in asked]
     with _recording(engine, args.record):
         _note(engine)
-        outputs = _run(engine, [each[1:] for each in asked], params, together=args.together)
+        outputs = _run(engine, [each[1:] for each in asked], params, masks, together=args.together)
     if args.json:
         records = [
             {"prompt": asked[at][0], "lora": asked[at][2], **dataclasses.asdict(out)} for at, out in outputs
@@ -224,7 +226,7 @@ def _generate(args: argparse.Namespace) -> int:
     else:
         for at, out in outputs:
             _print_output(asked[at][0], asked[at][2], out)
-    drafts = getattr(engine, "drafts", None)  # of an engine with --speculative
+    drafts = getattr(engine, "drafts", None)  # of an engine with --speculative or --jump-forward
     if drafts is not None:
         print(f"[{drafts}]", file=sys.stderr if args.json else sys.stdout)
     if left_out:
@@ -273,8 +275,18 @@ def _as_chat(engine: Engine, system: str, text: str) -> Any:
     return ChatSession(engine, system).prompt(text)
 
 
+def _regex(engine: Engine, pattern: str) -> Any:
+    """A fresh mask for one reply; ValueError, too, where llguidance is missing."""
+    from minirad.grammar import regex_mask
+
+    try:
+        return regex_mask(pattern, engine.tokenizer, engine.eos_ids, engine.runner.vocab_size)
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from error
+
+
 def _run(
-    engine: Engine, asked: list[tuple[Any, str]], params: Any, together: bool
+    engine: Engine, asked: list[tuple[Any, str]], params: Any, masks: list[Any], together: bool
 ) -> list[tuple[int, GenerationOutput]]:
     """Outputs with the number of what was asked: token ids and an adapter."""
     from tqdm import tqdm
@@ -284,7 +296,7 @@ def _run(
     total = len(asked) * params.n
     with tqdm(total=total, desc="generating", unit="reply", delay=2, leave=False) as bar:
         for at, (tokens, lora) in enumerate(asked):
-            order[engine.add_request(tokens, params, lora=lora)] = at
+            order[engine.add_request(tokens, params, token_mask=masks[at], lora=lora)] = at
             while engine.has_work and (not together or at == len(asked) - 1):
                 for out in engine.step().finished:
                     outputs.append((order[out.request_id], out))

@@ -148,6 +148,8 @@ class EngineConfig:
     draft_tokens: how many tokens are drafted at most before the model looks at them.
     draft_ngram: "ngram" looks up the last so many tokens, or fewer.
     draft_model: "eagle": the head's directory; None is that of the classroom Llama.
+    jump_forward: what a token mask forces (a grammar's braces and names) is computed in one pass, not one
+        token after another.
     lora: adapters in PEFT's format by name: a dict of directories, or texts "name=DIR".
     radix_cache: False forgets every request's KV when it finishes (for comparison).
     cuda_graphs: decode steps are captured and replayed; None: where FlashInfer runs with fused kernels.
@@ -182,6 +184,7 @@ class EngineConfig:
     draft_tokens: int = 4
     draft_ngram: int = 3
     draft_model: str | Path | None = None
+    jump_forward: bool = False
     lora: Any = ()
     seed: int = 0
     cuda_graphs: bool | None = None
@@ -245,9 +248,10 @@ class EngineConfig:
         """Drafts, adapters and the disk."""
         if self.speculative is not None:
             one_of("speculative", self.speculative, SPECULATIVE)
-            if room("speculative.engine") is None:
+        for name in ("speculative", "jump_forward"):
+            if getattr(self, name) and room("speculative.engine") is None:
                 raise ValueError(
-                    f"speculative={self.speculative!r} needs minirad/speculative/, which is not here"
+                    f"{name}={getattr(self, name)!r} needs minirad/speculative/, which is not here"
                 )
         if self.bigram_keys is None:
             object.__setattr__(self, "bigram_keys", self.speculative == "eagle")
@@ -263,9 +267,14 @@ class EngineConfig:
             path("disk_dir", self.disk_dir)
             if not self.host_kv_tokens:
                 raise ValueError(f"disk_dir {str(self.disk_dir)!r} needs host_kv_tokens: the tier above it")
-        for name in ("speculative", "lora", "disk_dir"):
+        for name in ("speculative", "jump_forward", "lora", "disk_dir"):
             if self.tp > 1 and getattr(self, name):
                 raise ValueError(f"tp={self.tp}: {name} is for one process")
+
+    @property
+    def drafting(self) -> bool:
+        """A pass may yield several tokens of a request."""
+        return self.speculative is not None or self.jump_forward
 
 
 def adapters_by_name(lora: Any) -> tuple[tuple[str, str], ...]:

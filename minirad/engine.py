@@ -48,7 +48,7 @@ class Engine:
         """One of several ranks, or with drafts, is another class (ranks/, speculative/)."""
         if getattr(config, "tp", 1) > 1:
             cls = room("ranks.engine").ranked(cls, config.tp)
-        elif getattr(config, "speculative", None):
+        elif getattr(config, "drafting", False):
             cls = room("speculative.engine").drafting(cls)
         return super().__new__(cls)
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from minirad.text import valid_text
 
 Mask = npt.NDArray[np.bool_]
+MOST_LOOKED = 1 << 15  # tokens that llguidance cuts while it is asked what is forced: some 50 ms
 OLDEST = (1, 9)  # of llguidance: before it, {"type": "array", "minItems": 1000000000} took 100 GB
 
 
@@ -35,6 +36,7 @@ class GrammarMask:
 
     grammar: as llguidance writes it; what: how sentences call it. ValueError for one it does not take.
     trouble: why it gave up while it was used (it became too large), or "".
+    forced(output, most): what must come next (speculative/jump.py asks for it).
     ends_reply: an end token ends a reply under this mask, `ignore_eos` or not: nothing can follow a match.
     """
 
@@ -54,6 +56,37 @@ class GrammarMask:
 
     def __call__(self, output: list[int]) -> Mask:
         """Bool `[vocab]` of what may follow `output`. ValueError if `output` itself cannot be."""
+        self._go_to(output)
+        allowed = self._allowed()
+        if self._matcher.is_error():  # what it gave is no mask
+            self._give_up(f"{self._what} cannot be used")
+        return allowed
+
+    def forced(self, output: list[int], most: int) -> list[int]:
+        """The tokens that must follow `output`, `most` at most. ValueError if `output` itself cannot be.
+
+        Each is the only one that a call behind those before it would allow. That is asked token by token, as
+        calls are: llguidance cuts bytes into tokens with an eye on the token before, and what it says of a
+        whole run at once is now and then cut otherwise (an apostrophe and what follows it). End tokens are
+        not among them. Each look takes as long as a call, longer the more is forced: a very long run is told
+        in parts.
+        """
+        self._go_to(output)
+        found: list[int] = []
+        ahead = self._matcher.deep_copy()  # which may become too large: calls find that in time
+        looked = 0
+        while len(found) < most and looked < MOST_LOOKED:
+            following = ahead.compute_ff_tokens()
+            if not following or not ahead.consume_tokens(following[:1]):
+                break
+            found.append(following[0])
+            looked += len(following)
+        return found
+
+    def _go_to(self, output: list[int]) -> None:
+        """The automaton stands behind `output`. ValueError if it cannot, or has given up before."""
+        if self.trouble:
+            raise ValueError(self.trouble)
         same = 0
         for ours, theirs in zip(self._seen, output, strict=False):
             if ours != theirs:
@@ -64,10 +97,6 @@ class GrammarMask:
         if output[same:] and not self._matcher.consume_tokens(output[same:]):
             self._give_up(f"{output} cannot begin a match of {self._what}")
         self._seen = list(output)
-        allowed = self._allowed()
-        if self._matcher.is_error():  # what it gave is no mask
-            self._give_up(f"{self._what} cannot be used")
-        return allowed
 
     def _give_up(self, said: str) -> NoReturn:
         """ValueError with llguidance's reason."""

@@ -65,7 +65,7 @@ def put_together(
     config = filled_in(config, model, device, attention.name)
     assert config.kv_tokens is not None and config.max_context is not None
     adapters = folder("adapters", "lora").adapters(config, model) if config.lora else None
-    drafter = room("speculative.choose").drafter(config, model) if config.speculative else None
+    drafter = room("speculative.choose").drafter(config, model) if config.drafting else None
     more = () if drafter is None else (drafter.layers,)
     pool = model.new_pool(config.kv_tokens + config.page_size, *more)
     rows = ReqToTokenPool(config.max_running, config.max_context)

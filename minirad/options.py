@@ -45,6 +45,9 @@ def add_engine_options(parser: argparse.ArgumentParser, adapter: str = ADAPTER) 
     group.add_argument("--draft-tokens", type=int, help="drafted at most before a pass (default: 4)")
     group.add_argument("--draft-ngram", type=int, help="ngram looks up so many tokens (default: 3)")
     group.add_argument("--draft-model", metavar="DIR", help="eagle: the head (default: the classroom's)")
+    group.add_argument(
+        "--jump-forward", action="store_true", default=None, help="what a grammar forces is not sampled"
+    )
     group.add_argument("--lora", action="append", metavar="NAME=DIR", help=adapter)
     group.add_argument("--no-radix-cache", dest="radix_cache", action="store_false", default=None)
     group.add_argument("--no-cuda-graphs", dest="cuda_graphs", action="store_false", default=None)
@@ -61,6 +64,7 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
         "dummy_weights", "fair_passes", "mixed", "preemption", "in_batch_prefix", "host_kv_tokens",
         "host_write", "load_back_threshold", "bigram_keys", "cuda_graphs", "tp", "rank_digest",
         "disk_dir", "disk_mb", "speculative", "draft_tokens", "draft_ngram", "draft_model", "lora",
+        "jump_forward",
     )  # fmt: skip
     said = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     config = {**defaults, **said}

@@ -100,6 +100,20 @@ async def skeleton_of_thought(s: State, points: int = 3) -> str:
     return " ".join(s["sentence"])
 
 
+RECORD: Final = (
+    r'\{"name": "[A-Z][a-z]{1,9}", "age": \d{1,2}, "species": "(human|robot)", '
+    r'"address": \{"city": "(Paris|Rome|Lima)", "country": "[A-Z][a-z]{3,9}"\}\}'
+)
+"""What a record looks like; the name and the age are for the model to say, much of the rest is forced."""
+
+
+async def json_record(s: State, name: str, age: int) -> str:
+    """A record of a person as JSON that matches RECORD."""
+    s.system(corpus.SYSTEM_PROMPT)
+    s.user(f"Write JSON for {name}, age {age}.")
+    return await s.gen("record", max_new_tokens=96, regex=RECORD)
+
+
 async def agent(s: State, questions: Sequence[str], prompt: str = corpus.AGENT_PROMPT) -> list[str]:
     """One of several agents with the same long prompt; they meet in the tree, not in a fork."""
     return await multi_turn_chat(s, questions, prompt)
@@ -161,6 +175,10 @@ def programs() -> dict[str, Program]:
         Program(
             "skeleton-of-thought", "Program: an outline, then its points",
             (Job(skeleton_of_thought),), 200,
+        ),
+        Program(
+            "records", "Programs: records as JSON",
+            tuple(Job(json_record, (corpus.NAMES[at], 7 + 11 * at), arrival=5 * at) for at in range(6)), 400,
         ),
         _agents("agent-team", "Programs: agents with one prompt of 250 tokens", corpus.AGENT_PROMPT, 400),
         _agents(

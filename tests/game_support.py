@@ -69,7 +69,8 @@ def merged(config: LlamaConfig, weights: dict[str, torch.Tensor], name: str) -> 
 
 
 class EverySo:
-    """A mask that forbids a third of the tokens, another third each time. Notes what it was asked."""
+    """A mask that forbids a third of the tokens, another third each time, or all but one. Notes what it was
+    asked, and can tell what is forced."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
@@ -81,7 +82,21 @@ class EverySo:
 
     def allowed(self, said: Sequence[int]) -> torch.Tensor:
         """Bool `[vocab]`, without a note."""
+        if (only := self.only(said)) >= 0:
+            return torch.arange(self._vocab) == only
         return torch.arange(self._vocab) % 3 != (len(said) + (said[-1] if len(said) else 0)) % 3
+
+    def only(self, said: Sequence[int]) -> int:
+        """The one token that may follow; -1 where there is a choice, as at two of five places."""
+        number = hash((len(said), *said))
+        return 3 + number % (self._vocab - 3) if number % 5 > 1 else -1
+
+    def forced(self, said: Sequence[int], most: int) -> list[int]:
+        """What must follow, `most` tokens at most."""
+        found: list[int] = []
+        while len(found) < most and (only := self.only([*said, *found])) >= 0:
+            found.append(only)
+        return found
 
 
 class HeldWorker(Worker):

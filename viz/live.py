@@ -6,6 +6,7 @@
     python -m viz.live --lora capitals --lora oneword      the same questions under two adapters and none
     python -m viz.live --host-kv-tokens 2000 --disk-dir DIR      a third tier, which outlives the run
     python -m viz.live --speculative eagle           drafts: guessed, verified in one pass, rolled back
+    python -m viz.live --jump-forward                records as JSON: what a grammar forces is not sampled
     python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
     python -m viz.live --tp 2                        one engine on two ranks: their trees, what rank 0 sends
@@ -130,6 +131,8 @@ def _add_more(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--draft-tokens", type=command.positive, metavar="N",
                         help="drafted at most before a pass (default: 4)")  # fmt: skip
+    parser.add_argument("--jump-forward", action="store_true",
+                        help="what a grammar forces is computed in one pass, not sampled")  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,7 +186,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     workload = options.workload
     if workload is None:
         workload = telling_workload(
-            options.compare, options.host_kv_tokens, options.speculative, options.lora
+            options.compare, options.host_kv_tokens, options.speculative, options.lora, options.jump_forward
         )
     kv_tokens = options.kv_tokens
     if options.serve is not None and options.workload is None:
@@ -194,6 +197,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         cache=tuple(options.cache), host_kv_tokens=options.host_kv_tokens, host_write=options.host_write,
         bigram_keys=options.bigram_keys, tp=options.tp,
         speculative=options.speculative, draft_tokens=options.draft_tokens or 4,
+        jump_forward=options.jump_forward,
         lora=tuple(options.lora), disk_dir=options.disk_dir, disk_mb=options.disk_mb,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from minirad.observe.draft_events import DraftVerified
+from minirad.observe.draft_events import DraftVerified, TokensForced
 from minirad.observe.event import EVENT_TYPES, TIER_SUMS, Event, Word
 from minirad.observe.events import BatchScheduled
 from minirad.observe.snapshot import State
@@ -39,7 +39,7 @@ def summary(events: Iterable[Event]) -> tuple[str, str]:
     for event in events:
         if event.headline.rank:
             by.setdefault(type(event), []).append(event)
-    if DraftVerified in by:
+    if DraftVerified in by or TokensForced in by:
         by.pop(BatchScheduled, None)  # with drafts a pass yields more tokens than were scheduled for it
     greatest = sorted(by, key=lambda kind: kind.headline.rank, reverse=True)[:2]
     parts = [kind.together(by[kind]) for kind in greatest]

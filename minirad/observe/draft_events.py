@@ -1,7 +1,9 @@
-"""What an engine with drafts tells: which tokens it guessed for a request, and how many of them held.
+"""What an engine with drafts tells: which tokens it guessed for a request, and how many of them held; and
+which ones a grammar forced, so that nothing was to be guessed.
 
 They come in this order, in the step's own frame: TokensDrafted, DraftVerified, then SlotsFreed (cause
 "rejected") where a whole page of rejected drafts is free again, then the TokenSampled of what was accepted.
+TokensForced stands in the place of the first two.
 """
 
 from __future__ import annotations
@@ -84,3 +86,39 @@ class DraftVerified(Event):
         got = sum(len(e.tokens) for e in events)
         said = f"{got} token{'s' * (got != 1)} for {who}"
         return cls.headline.tone, f"{said}: {accepted} of {drafted} drafted tokens accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class TokensForced(Event):
+    """A request's grammar allows only these tokens behind its last one. They were computed together with it.
+
+    slots: those of their KV, the last ones of the request's row. None of them is ever given up.
+    """
+
+    request: str
+    tokens: Ints
+    slots: Ints
+
+    word, headline = Word("forced"), Headline(84, "decode")
+
+    def describe(self) -> str:
+        count = len(self.tokens)
+        return f"{self.request}: {count} token{'s' * (count != 1)} forced by its grammar, not sampled"
+
+    def says(self) -> Ints:
+        return self.tokens
+
+    def check(self, state: ReplayState) -> None:
+        Event.check(self, state)
+        row = state.requests[self.request]["slots"]
+        count = len(self.tokens)
+        expect(
+            0 < count == len(self.slots) <= MOST_DRAFTED and list(self.slots) == row[-count:],
+            f"TokensForced has {count} tokens and the slots {list(self.slots)}, which do not end its row",
+        )
+
+    @classmethod
+    def together(cls, events: Sequence[TokensForced]) -> tuple[str, str]:
+        count = sum(len(e.tokens) for e in events)
+        who = listed(sorted({e.request for e in events}, key=request_order))
+        return cls.headline.tone, f"{count} token{'s' * (count != 1)} forced for {who}, not sampled"

@@ -202,7 +202,7 @@ def server_info(engine: Engine, publisher: Publisher | None) -> dict[str, Any]:
             name: getattr(config, name)
             for name in ("kv_tokens", "page_size", "max_running", "max_context", "chunk_tokens", "device",
                          "dtype", "attention", "schedule_policy", "eviction_policy", "host_kv_tokens",
-                         "speculative", "draft_tokens")
+                         "speculative", "draft_tokens", "jump_forward")
         },
         "lora": [*dict(config.lora)],
         "kv_events": None,

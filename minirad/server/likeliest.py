@@ -24,6 +24,7 @@ class Asking:
     def __init__(self, count: int, mask: Any = None) -> None:
         self.count, self._mask = count, mask
         self.ends_reply: bool = getattr(mask, "ends_reply", False)
+        self.forced = getattr(mask, "forced", None)
         self.now: dict[int, list[Top]] = {}
         self.prompt: dict[int, Top] = {}
 

@@ -177,6 +177,7 @@ def _drafts(drafts: Any) -> Iterator[Metric]:
     if drafts is not None:
         yield _counter("drafted_tokens", "Tokens drafted", drafts.drafted)
         yield _counter("accepted_tokens", "Drafted tokens that the model chose itself", drafts.accepted)
+        yield _counter("forced_tokens", "Tokens that a grammar forced, and nobody drew", drafts.forced)
         yield _counter("decode_passes", "Forward passes over a decoding request", drafts.passes)
         yield _gauge("acceptance_length", "Tokens that a pass with drafts yields", drafts.acceptance_length)
         yield _gauge("tokens_per_pass", "Tokens that a pass over a request yields", drafts.tokens_a_pass)

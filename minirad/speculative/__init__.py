@@ -5,6 +5,7 @@ chosen itself are kept. The folder may be deleted; nothing else needs it.
 
 choose.py   which drafter a configuration wants
 ngram.py    drafts looked up in what the request says already
+jump.py     what a grammar forces: tokens that need no drafter, and cannot be rejected
 eagle.py    drafts from a head, whose KV lies in the same slots
 head.py     the head itself: its weights and its arithmetic
 runner.py   verifies drafts: one forward pass, then the tokens that hold

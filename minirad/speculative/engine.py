@@ -11,12 +11,13 @@ from dataclasses import fields
 from typing import Any
 
 from minirad.engine import Engine
-from minirad.observe.draft_events import DraftVerified, TokensDrafted
+from minirad.observe.draft_events import DraftVerified, TokensDrafted, TokensForced
 from minirad.parts import Result
 from minirad.process_result import ResultProcessor, failed
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
-from minirad.speculative.runner import DraftBatch, DraftResult, DraftRunner
+from minirad.speculative.jump import forced_tokens
+from minirad.speculative.runner import Ahead, DraftBatch, DraftResult, DraftRunner
 from minirad.speculative.stats import DraftStats
 
 __all__ = ["DraftingEngine", "drafting"]
@@ -65,21 +66,27 @@ class DraftingEngine(Engine):
         return batch
 
     def _with_drafts(self, batch: Batch) -> Batch:
-        """The same batch, with slots for what its decoding requests draft."""
-        counts = [0] * batch.prefills
-        counts += [self._room_for_drafts(request) for request in batch.requests[batch.prefills :]]
+        """The same batch, with slots for what its decoding requests draft or are forced to say."""
+        counts, chunk = [0] * batch.prefills, self.config.chunk_tokens
+        for request in batch.requests[batch.prefills :]:
+            counts.append(self._room_for_drafts(request, chunk))
+            chunk -= counts[-1] if Ahead.of(request).jump else 0
         same = {each.name: getattr(batch, each.name) for each in fields(Batch)}
         return DraftBatch(**same, counts=counts)
 
-    def _room_for_drafts(self, request: Request) -> int:
-        """Gives a request slots for its drafts; how many it got."""
-        left = request.params.max_new_tokens - len(request.output)  # one of them comes anyway
-        most = min(self.config.draft_tokens, left - 1)
-        count = self.runner.drafter.propose(request, most) if most > 0 else 0
-        manager, start = self.cache_manager, request.kv_len
-        page = manager.allocator.page_size
+    def _room_for_drafts(self, request: Request, chunk: int) -> int:
+        """Gives a request slots for its drafts, or for `chunk` forced tokens at most; how many it got."""
+        left = request.params.max_new_tokens - len(request.output) - 1  # one comes anyway
+        manager, start, ahead = self.cache_manager, request.kv_len, Ahead.of(request)
+        page, most = manager.allocator.page_size, min(left, self.config.draft_tokens)
+        ahead.jump = []
+        if self.config.jump_forward:
+            most_forced = min(left, chunk, manager.room + page)
+            ahead.jump = forced_tokens(request, most_forced, self.tokenizing, self.runner.vocab_size)
+        count = len(ahead.jump) or (self.runner.drafter.propose(request, most) if most > 0 else 0)
         for room in (manager.room, manager.allocator.available):  # a copy may lock what counts as evictable
             stop = min(start + count, start + -start % page + room // page * page)
+            ahead.reply = ahead.reply if stop == start + count else None  # it has read what does not come yet
             if stop > start and manager.extend(request, stop):
                 return stop - start
         return 0
@@ -94,7 +101,8 @@ class DraftingEngine(Engine):
                     self._roll_back(request, drafts[at], result)
                 if at >= batch.prefills:
                     accepted = result.accepted if isinstance(result, DraftResult) else 0
-                    self.drafts.add(len(drafts[at]), accepted, len(result.tokens))
+                    forced = isinstance(result, DraftResult) and result.forced
+                    self.drafts.add(len(drafts[at]), accepted, len(result.tokens), forced)
         except BaseException:
             self.scheduler.put_back([request for request in batch.requests if request.row >= 0])
             for request in batch.requests:
@@ -103,8 +111,12 @@ class DraftingEngine(Engine):
         super().commit(batch, results)
 
     def _roll_back(self, request: Request, draft: list[int], result: Any) -> None:
+        slots = self.rows.rows[request.row, request.kv_len - len(draft) : request.kv_len].tolist()
+        if result.forced:  # nothing of it can be rejected
+            if self.bus.wants(TokensForced):
+                self.bus.emit(TokensForced(request.id, tuple(draft), tuple(slots)))
+            return
         if self.bus.wants(TokensDrafted):
-            slots = self.rows.rows[request.row, request.kv_len - len(draft) : request.kv_len].tolist()
             source = self.runner.drafter.source
             self.bus.emit(TokensDrafted(request.id, tuple(draft), tuple(slots), source))
         if self.bus.wants(DraftVerified):

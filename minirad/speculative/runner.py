@@ -20,8 +20,8 @@ from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata, BatchEntry, build_metadata
 from minirad.config import SamplingParams
-from minirad.model.sampler import position_uniform
-from minirad.parts import Pending, Result
+from minirad.model.sampler import position_uniform, prompt_logprobs
+from minirad.parts import NOT_A_NUMBER, Pending, Result
 from minirad.rooms import room
 from minirad.runner import Computed, Draw, logprob_positions
 from minirad.schedule.request import Request
@@ -62,10 +62,12 @@ class DraftBatch(Batch):
 class DraftResult(Result):
     """accepted: how many of its drafts have to keep their KV: those behind which a token was drawn.
 
+    forced: its drafts are what its grammar forces (jump.py), and keep it in any case.
     hidden: of a sample that branches off, the hidden state `[hidden]` of the prompt's last token.
     """
 
     accepted: int = 0
+    forced: bool = False
     hidden: Any = None
 
 
@@ -73,8 +75,8 @@ class DraftResult(Result):
 class Ahead:
     """What is kept of a request between two steps (`Request.draft`).
 
-    guess: the drafter's own. The rest is what Tokenizing asks of a request, of one whose reply is some tokens
-    ahead of what the engine has taken on.
+    guess: the drafter's own. jump: what its grammar forces behind its last token. The rest is what Tokenizing
+    asks of a request, of one whose reply is some tokens ahead of what the engine has taken on.
     """
 
     params: SamplingParams
@@ -82,6 +84,7 @@ class Ahead:
     output: list[int] = field(default_factory=list)
     reply: Any = None
     guess: Any = None
+    jump: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, request: Request) -> Ahead:
@@ -119,7 +122,7 @@ class DraftRunner:
     def launch(self, batch: Batch) -> Pending:
         """Runs the batch's tokens and their drafts through the model."""
         counts = batch.counts if isinstance(batch, DraftBatch) else [0] * len(batch.requests)
-        drafts = self.drafter.draft(batch.requests, counts)
+        drafts = self._drafts(batch.requests, counts)
         if not self.drafter.layers and not any(drafts):
             pending: Pending = self.inner.launch(batch)  # which may replay a captured step
             return pending
@@ -143,6 +146,16 @@ class DraftRunner:
         hidden, logits = self.forward(ids, metadata, index)
         return Verified(self, batch, drafts, self.computed(batch, logits, last), hidden, metadata)
 
+    def _drafts(self, requests: list[Request], counts: list[int]) -> list[list[int]]:
+        """Of each request what it has slots for: what its grammar forces, or else what is drafted for it."""
+        jumps = [
+            request.draft.jump[:count] if count else []
+            for request, count in zip(requests, counts, strict=True)
+        ]
+        counts = [0 if jump else count for jump, count in zip(jumps, counts, strict=True)]
+        drafts = self.drafter.draft(requests, counts)
+        return [jump or draft for jump, draft in zip(jumps, drafts, strict=True)]
+
     def plan(self, entries: Sequence[BatchEntry]) -> AttentionMetadata:
         """The metadata of tokens in these rows."""
         self.rows.rewritten.update(entry.row for entry in entries)  # a captured step has to look again
@@ -164,9 +177,10 @@ class DraftRunner:
 
 @dataclass(slots=True)
 class DraftDraw(Draw):
-    """The token behind the first `ahead` drafts of a request."""
+    """The token behind the first `ahead` drafts of a request. before: what joins its reply until then."""
 
     ahead: int = 0
+    before: Sequence[int] = ()
 
     @property
     def wanted(self) -> bool:
@@ -178,14 +192,14 @@ class DraftDraw(Draw):
             return 0.0
         return position_uniform(self.request.seed, self.request.index, self.request.length + self.ahead)
 
-    def ask_mask_behind(self, run: list[tuple[int, float]], vocab: int) -> None:
-        """`ask_mask` for a reply that these tokens have joined."""
+    def ask_mask(self, vocab: int) -> None:
+        """Which tokens may come behind those before."""
         output = self.request.output
         try:
-            output += [token for token, _ in run]
-            self.ask_mask(vocab)
+            output += self.before
+            Draw.ask_mask(self, vocab)
         finally:
-            del output[len(output) - len(run) :]
+            del output[len(output) - len(self.before) :]
 
 
 class Verified:
@@ -218,11 +232,16 @@ class Verified:
     def _drawn(self) -> list[DraftResult]:
         vocab, first, now = self.logits.shape[1], 0, []
         results, draws = [], []
+        mine: list[Any]
         rows = zip(self.batch.requests, self.batch.starts, self.drafts, self.last, strict=True)
         for request, start, draft, row in rows:
-            results.append(DraftResult())
-            if draft:
-                mine: list[Any] = [
+            results.append(DraftResult(forced=bool(draft) and bool(request.draft.jump)))
+            if results[-1].forced:
+                behind = len(draft)
+                mine = [DraftDraw(request, 0, row + behind, Result(), ahead=behind, before=draft)]
+                now += mine
+            elif draft:
+                mine = [
                     DraftDraw(request, 0, row + ahead, Result(), ahead=ahead)
                     for ahead in range(len(draft) + 1)
                 ]
@@ -239,7 +258,9 @@ class Verified:
             first = row + len(draft) + 1
         self._draw(now, vocab)
         for result, draft, mine in zip(results, self.drafts, draws, strict=True):
-            if draft:
+            if result.forced:
+                self._jump(result, draft, mine[0])
+            elif draft:
                 self._accept(result, draft, mine, vocab)
         return results
 
@@ -248,12 +269,24 @@ class Verified:
             draw.ask_mask(vocab)
         self.computed._draw([draw for draw in draws if not draw.result.error])
 
+    def _jump(self, result: DraftResult, draft: list[int], behind: DraftDraw) -> None:
+        """Forced tokens with the model's log-probabilities, and the token that was drawn behind them."""
+        logits = self.logits[behind.row - len(draft) : behind.row].float()
+        logprobs = prompt_logprobs(logits, torch.tensor(draft, device=logits.device))
+        result.accepted, result.error = len(draft), behind.result.error
+        result.tokens = [*zip(draft, logprobs, strict=True), *behind.result.tokens]
+        for at, logprob in enumerate(logprobs):
+            if logprob != logprob:
+                result.tokens, result.error = result.tokens[:at], NOT_A_NUMBER
+                break
+
     def _accept(self, result: DraftResult, draft: list[int], draws: Sequence[DraftDraw], vocab: int) -> None:
         """The model's own tokens, up to the first that is not the draft or that ends the reply."""
         run: list[tuple[int, float]] = []
         for draw in draws:
             if draw.ahead and draw.request.token_mask is not None:
-                draw.ask_mask_behind(run, vocab)
+                draw.before = [token for token, _ in run]
+                draw.ask_mask(vocab)
                 self.computed._draw([] if draw.result.error else [draw])
             if draw.result.error:
                 result.error, result.accepted = draw.result.error, len(run)

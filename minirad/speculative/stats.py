@@ -14,7 +14,8 @@ class DraftStats:
 
     passes: forward passes over a decoding request (one of a batch of three counts as three); tokens: what
     they yielded. verified: those of them that had drafts to verify; yielded: their tokens. drafted, accepted:
-    tokens; an accepted one is one that the model chose itself and went on from.
+    tokens; an accepted one is one that the model chose itself and went on from. forced: tokens that a grammar
+    left no choice about; they count among `tokens`, and as nobody's drafts.
     """
 
     passes: int = 0
@@ -23,12 +24,15 @@ class DraftStats:
     yielded: int = 0
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
 
-    def add(self, drafted: int, accepted: int, tokens: int) -> None:
-        """One request's part of a forward pass."""
+    def add(self, drafted: int, accepted: int, tokens: int, forced: bool = False) -> None:
+        """One request's part of a forward pass; forced: what was drafted is what its grammar forces."""
         self.passes += 1
         self.tokens += tokens
-        if drafted:
+        if forced:
+            self.forced += drafted
+        elif drafted:
             self.verified += 1
             self.yielded += tokens
             self.drafted += drafted
@@ -46,7 +50,7 @@ class DraftStats:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        names = ("passes", "tokens", "verified", "drafted", "accepted")
+        names = ("passes", "tokens", "verified", "drafted", "accepted", "forced")
         return {
             **{name: getattr(self, name) for name in names},
             "acceptance_length": round(self.acceptance_length, 3),
@@ -57,7 +61,9 @@ class DraftStats:
         if not self.passes:
             return "no token was decoded"
         said = f"{self.tokens_a_pass:.2f} tokens a forward pass"
+        if self.forced:
+            said += f", {self.forced} of {self.tokens} forced by a grammar"
         if not self.verified:
-            return f"{said}, nothing drafted"
+            return said if self.forced else f"{said}, nothing drafted"
         share = f"{self.accepted} of {self.drafted} drafted tokens accepted"
         return f"{said}; {share}, {self.acceptance_length:.2f} tokens a pass with drafts"

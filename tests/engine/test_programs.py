@@ -395,7 +395,7 @@ def test_each_program_runs_in_the_pool_of_its_workload(name: str, classroom: tup
     expected = {
         "multi-turn": "Your name is Ada.", "few-shot-batch": "'Rome.'", "vote": "2",
         "tree-of-thought": "So the answer is", "skeleton-of-thought": " says ",
-        "agent-team": "The capital of Japan is Tokyo.",
+        "agent-team": "The capital of Japan is Tokyo.", "records": '{"name": "Bob", "age": 29, "species": ',
     }  # fmt: skip
     assert expected[name] in text
     assert sum(outcome.usage.cached_tokens for outcome in outcomes) > 0

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 from fault_support import Expected, require_nothing_held, small_model
 from game_support import ADAPTERS, write_adapters, write_head
@@ -81,7 +82,15 @@ WAYS: list[dict[str, Any]] = [
         "host_kv_tokens": 64,
         "disk_dir": FILES.name,
     },
-    {"kv_tokens": 48, "page_size": 4, "mixed": True, "speculative": "ngram", "draft_ngram": 1, "lora": LORA},
+    {
+        "kv_tokens": 48,
+        "page_size": 4,
+        "mixed": True,
+        "speculative": "ngram",
+        "draft_ngram": 1,
+        "lora": LORA,
+        "jump_forward": True,
+    },
     {"kv_tokens": 40, "lora": LORA, "host_kv_tokens": 40, "host_write": "write_back", "disk_dir": FILES.name},
 ]
 
@@ -91,6 +100,20 @@ class Failed(OSError):
 
 
 # ---------------------------------------------------------------------- a world, and the rule
+
+
+class Forcing:
+    """Allows what the model says anyway, greedily, and nothing else; and tells it."""
+
+    def __init__(self, engine: Engine, prompt: list[int], lora: str) -> None:
+        self.engine, self.prompt, self.lora = engine, prompt, lora
+
+    def __call__(self, said: list[int]) -> Any:
+        return np.arange(MODEL.config.vocab_size) == self.forced(said, 1)[0]
+
+    def forced(self, said: list[int], most: int) -> list[int]:
+        ask = expected(self.engine.model, self.lora)
+        return ask([*self.prompt, *said], replace(REPLY, max_new_tokens=most), 0).token_ids
 
 
 class World:
@@ -119,7 +142,10 @@ class World:
             self.engine.generate([prompt for prompt, _ in BACKGROUND], REPLY)
 
     def ask(self, prompt: list[int], params: SamplingParams, lora: str = "") -> None:
-        rid = self.engine.add_request(prompt, params, lora=lora)
+        mask = (
+            Forcing(self.engine, prompt, lora) if self.engine.config.jump_forward and 30 in prompt else None
+        )
+        rid = self.engine.add_request(prompt, params, lora=lora, token_mask=mask)
         self.asked[rid] = (prompt, params)
         self.lora[rid] = lora
 

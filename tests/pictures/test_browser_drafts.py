@@ -6,7 +6,7 @@ import pytest
 from browsers import at, browser, cards_lie_apart, open_at, run_to_its_end, tab
 
 from minirad.observe import events as ev
-from minirad.observe.draft_events import DraftVerified, TokensDrafted
+from minirad.observe.draft_events import DraftVerified, TokensDrafted, TokensForced
 from viz.live import Settings
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -97,3 +97,31 @@ def test_a_page_without_drafts_is_as_it_was(tab, tmp_path):
         open_at(tab, file.as_uri(), "step 3")
         assert not tab.locator(".draftcard, .poolkeys").first.is_visible()
         assert not tab.evaluate("document.body.classList.contains('drafting')")
+
+
+def test_forced_tokens_are_marked_in_the_panel_the_pool_and_the_lane(tab, tmp_path):
+    pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
+    with run_to_its_end(Settings(workload="records", jump_forward=True), tmp_path) as (served, file):
+        trace, offset = served.driver.run_now.trace, 0
+        for index, frame in enumerate(trace.recording.frames):
+            for place, event in enumerate(frame.events):
+                if isinstance(event, TokensForced) and len(event.tokens) > 5:
+                    found = offset + place + 1, index + 1, event
+            offset += len(frame.events)
+        position, step, event = found
+        open_at(tab, served.url, f"event {position}")
+        assert tab.inner_text(".draftcard h2 span") == "Forced tokens" and tab.evaluate(STAGE) == "force"
+        assert set(tab.evaluate(FATES)) == {"forced"}
+        mine = {page: fate for page, fate in tab.evaluate(CELLS) if page in event.slots}
+        assert mine == dict.fromkeys(event.slots, "forced")
+        tab.locator(f".pool i[data-page='{event.slots[0]}']").dispatch_event("pointerover")
+        assert f"{event.request}: forced by the grammar" in tab.inner_text(".tip")
+        visible = tab.locator(".draftkeys .tok:visible, .poolkeys .key:visible").all_inner_texts()
+        assert visible == ["forced", "the model's own", "forced"]  # of drafts nothing is said
+        open_at(tab, file.as_uri(), f"step {step}")
+        assert "tokens forced" in tab.inner_text(".draftsums") and "drafted" not in tab.inner_text(
+            ".draftsums"
+        )
+        assert tab.locator(f".lane[data-request='{event.request}'] .force").count() >= 1
+        assert "nothing forced" in tab.inner_text(".draftlines") or tab.locator(".draftline").count() == 1
+        cards_lie_apart(tab, (1280, 800))

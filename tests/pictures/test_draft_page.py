@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from minirad.config import SamplingParams
 from minirad.observe import events as ev
-from minirad.observe.draft_events import DraftVerified, TokensDrafted
+from minirad.observe.draft_events import DraftVerified, TokensDrafted, TokensForced
 from minirad.observe.recorder import Recorder
 from viz import live
 from viz.live import Replay, Run, Settings
@@ -77,6 +79,7 @@ def test_sums_are_the_engines_own(run):
     assert shown["sums"] == {
         "drafted": counted.drafted, "accepted": counted.accepted,
         "length": counted.acceptance_length, "a_pass": counted.tokens_a_pass,
+        "tokens": counted.tokens, "forced": 0,
     }  # fmt: skip
     assert 0 < counted.accepted < counted.drafted
     middle = drafts_at(run, "step", len(run.trace) // 2)["sums"]
@@ -204,3 +207,81 @@ def test_a_retracted_request_is_none_that_decodes():
 def test_a_stream_of_others_drafts_nothing(capsys):
     assert live.main(["--connect", "tcp://127.0.0.1:1", "--speculative", "ngram"]) == 2
     assert "--speculative with --connect" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- jump-forward
+
+
+@pytest.fixture(scope="module", params=[None, "eagle"], ids=["alone", "beside drafts"])
+def jumping(request):
+    """Records as JSON, of which a grammar forces much."""
+    run = Run(1, live.settings_of(live._parser().parse_args(["--jump-forward"])), None)
+    assert run.settings.workload == "records" and run.engine.config.jump_forward
+    run = Run(1, replace(run.settings, speculative=request.param, page_size=2), None)
+    while not run.idle:
+        run.advance()
+        run.engine.check()
+    return run
+
+
+def test_sums_of_forced_tokens_are_the_engines_own(jumping):
+    sums, counted = drafts_at(jumping, "step", len(jumping.trace))["sums"], jumping.engine.drafts
+    told_of = {"drafted", "accepted", "forced", "tokens"}
+    assert {name: sums[name] for name in told_of} == {name: getattr(counted, name) for name in told_of}
+    assert sums["a_pass"] == pytest.approx(counted.tokens_a_pass) and sums["a_pass"] > 3
+    assert sums["forced"] > sums["tokens"] / 2 and bool(sums["drafted"]) == bool(jumping.settings.speculative)
+
+
+def test_what_is_forced_is_drawn_so_from_the_slots_to_the_tokens(jumping):
+    """In the panel, in the pool and in the request's lane: never as a guess, and none of it is given back."""
+    seen, page = 0, jumping.settings.page_size
+    meta = jumping.page.meta()
+    assert meta["jump_forward"] and meta.get("speculative") == jumping.settings.speculative
+    for frame, at, event in events_of(jumping, TokensForced):
+        pages = sorted({slot // page for slot in event.slots})
+        for moment in (at - 1, at, at + 1):
+            shown = drafts_at(jumping, "event", moment)
+            mine = [line for line in shown["lines"] if line["request"] == event.request]
+            if not mine or mine[0]["stage"] == "none":  # what happened before was about another one
+                assert moment == at - 1
+                continue
+            assert {fate for _, fate in mine[0]["tokens"]} == {"forced"}
+            assert pages_of(shown, event.request) == {"forced": pages}
+            cells = page_map(jumping.trace.view("event", moment)).cells
+            assert all(cells[number - 1] < 0 for number in pages)  # the request's own
+        assert drafts_at(jumping, "event", at)["now"] == "force"
+        line = line_of(drafts_at(jumping, "step", frame + 1), event.request)
+        sampled = [e.token for e in jumping.recorder.frames[frame].events if isinstance(e, ev.TokenSampled)
+                   and e.request == event.request]  # fmt: skip
+        assert len(line["tokens"]) == len(event.tokens) == len(sampled) - 1 and len(line["own"]) == 1
+        assert line["say"].startswith(f"{len(event.tokens)} forced by its grammar, in slot")
+        seen += 1
+    assert seen > 12
+    for name, life in jumping.page._lives.by_id.items():
+        forced = [(frame, e) for frame, _, e in events_of(jumping, TokensForced) if e.request == name]
+        assert jumping.page._request(life)["forced"] == [(frame, len(e.tokens)) for frame, e in forced] != []
+
+
+def test_a_steps_headline_counts_what_was_forced(jumping):
+    seen = 0
+    for frame in jumping.recorder.frames:
+        forced = [event for event in frame.events if isinstance(event, TokensForced)]
+        said = summary(frame.events)[1]
+        assert not (forced and "decoded for" in said)
+        seen += f"{sum(len(event.tokens) for event in forced)} tokens forced for R" in said
+    assert seen > 5
+
+
+def test_a_recording_of_forced_tokens_shows_the_same(jumping, tmp_path):
+    jumping.recorder.save(tmp_path / "forced.jsonl")
+    again = Replay(Recorder.load(tmp_path / "forced.jsonl"), "forced.jsonl").page
+    for index in range(jumping.trace.count("step")):
+        assert again.view("step", index)["drafts"] == drafts_at(jumping, "step", index)
+
+
+def test_forced_tokens_in_words():
+    draft = Draft("R1", 0, "forced", "", (5, 6), (9, 10), own=(4,), forced=True, said=3)
+    assert told(Draft("R1", 0), "forced") == "nothing forced yet"
+    assert told(draft) == "2 forced by its grammar, in slots 9–10" and draft.fates() == ["forced"] * 2
+    assert draft_pages([draft], 4) == [("forced", "R1", [2])] and draft.rejected == ()
+    assert Draft("R1", 0, "slots", slots=(9, 10), forced=True).fates() == ["forced"] * 2

@@ -14,7 +14,7 @@ from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.fleet.publish import Publisher
 from minirad.observe import events as ev
 from minirad.observe.disk_events import BlocksRead, BlocksWritten
-from minirad.observe.draft_events import DraftVerified, TokensDrafted
+from minirad.observe.draft_events import DraftVerified, TokensDrafted, TokensForced
 from minirad.observe.snapshot import units
 from viz import live
 from viz.view.fleet import sums
@@ -27,6 +27,7 @@ STEPS = 24  # at three steps a second: eight seconds, and two until the model is
 TIERS = "--host-kv-tokens 2000 --host-write write_back"
 DISK = "--host-kv-tokens 2000 --disk-dir kv-files"
 DRAFTS = "--speculative eagle"
+FORCED = "--jump-forward"
 ADAPTERS = "--lora capitals --lora oneword"
 
 
@@ -53,7 +54,7 @@ def test_these_are_the_commands_of_the_readme():
         more for _, rest in told for more in re.findall("`(.*?)`", rest)
     }
     assert commands - elsewhere == {
-        "", "--compare lru,lfu", "--compare lpm,fcfs", TIERS, DISK, DRAFTS, ADAPTERS, "--publish tcp://127.0.0.1:5557",
+        "", "--compare lru,lfu", "--compare lpm,fcfs", TIERS, DISK, DRAFTS, FORCED, ADAPTERS, "--publish tcp://127.0.0.1:5557",
         "--connect tcp://HOST:5557 --replay tcp://HOST:6557 --ranks 2",
     }  # fmt: skip
 
@@ -109,6 +110,17 @@ def test_tokens_are_guessed_and_wrong_ones_give_their_slots_back(arguments):
         run.advance()
     run.engine.check()
     assert run.engine.drafts.tokens_a_pass > 1 and not run.refused and not run.notices
+
+
+def test_what_a_grammar_forces_is_not_sampled():
+    pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
+    run = shown(FORCED)
+    assert sum(len(event.tokens) for event in told(run, TokensForced)) > 100
+    assert not happened(run) & {TokensDrafted, DraftVerified}
+    while not run.idle:
+        run.advance()
+    run.engine.check()
+    assert run.engine.drafts.tokens_a_pass > 3 and not run.refused and not run.notices
 
 
 def test_two_adapters_say_it_in_their_ways_and_share_no_kv():

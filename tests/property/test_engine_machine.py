@@ -80,8 +80,8 @@ FRESH = {
 # What games have to reach: in any few of them, and in many. (Which games are played depends on the modules
 # that are loaded: Hypothesis takes constants from them.)
 OFTEN = (
-    "DraftVerified", "(accepted)", "(rejected)", "BlocksWritten", "RequestForked", "NodeDemoted",
-    "(slots looked at)",
+    "DraftVerified", "(accepted)", "(rejected)", "TokensForced", "BlocksWritten", "RequestForked",
+    "NodeDemoted", "(slots looked at)",
 )  # fmt: skip
 RARE = ("BlocksRead", "BlocksLate", "(read by another)", "VersionBumped", "RequestRetracted", "LoadEnded")
 BLOCK = 4  # least units of a block on the disk here: the pools are tiny
@@ -215,6 +215,7 @@ drafts = st.fixed_dictionaries(
         "speculative": st.sampled_from([None, "ngram", "eagle", "eagle"]),
         "draft_tokens": st.integers(1, 5),
         "draft_ngram": st.integers(1, 4),
+        "jump_forward": st.booleans(),
     }
 )
 # A folder, or none: blocks that it holds at most, and how often its threads are late.
@@ -230,6 +231,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.extras: dict[str, Extras] = {}
         self.masks: dict[str, EverySo] = {}
+        self.forced: dict[str, list[tuple[int, ...]]] = {}  # places of what was forced, by request
         self.folder: TemporaryDirectory[str] | None = None
         self.looked = False  # since the last step: the invariants need not be looked at again
 
@@ -334,9 +336,17 @@ class EngineMachine(RuleBasedStateMachine):
 
     def count(self, event: ev.Event) -> None:
         HAPPENED[type(event).__name__] += 1
+        if isinstance(event, dev.TokensForced):
+            self.note_forced(event)
         if isinstance(event, dev.DraftVerified):
             HAPPENED["(accepted)"] += event.accepted
             HAPPENED["(rejected)"] += event.drafted - event.accepted
+
+    def note_forced(self, event: dev.TokensForced) -> None:
+        """At these places its mask is not asked."""
+        [request] = [each for each in self.engine.scheduler.requests() if each.id == event.request]
+        for at in range(len(event.tokens)):
+            self.forced.setdefault(request.group, []).append((*request.output, *event.tokens[:at]))
 
     def note_weights(self, event: ev.TokenSampled) -> None:
         self.said_with.setdefault(event.request, []).append(self.weights)
@@ -515,7 +525,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert "abort" not in reasons or rid in self.aborted
         assert "error" not in reasons or rid in self.excused
         if rid in self.masks:
-            self.judge_mask(self.masks[rid], [output.token_ids for output in outputs])
+            self.judge_mask(
+                self.masks[rid], [output.token_ids for output in outputs], self.forced.get(rid, [])
+            )
         if not reasons & {"abort", "error"}:
             assert sorted(output.index for output in outputs) == list(range(params.n))
         for output in outputs:
@@ -523,9 +535,11 @@ class EngineMachine(RuleBasedStateMachine):
                 self.judge_tokens(prompt, params, output)
                 assert output.cached_tokens <= min(len(prompt) - 1, max((params.logprob_start or 99) - 1, 0))
 
-    def judge_mask(self, mask: Any, replies: list[list[int]]) -> None:
+    def judge_mask(self, mask: Any, replies: list[list[int]], forced: list[tuple[int, ...]]) -> None:
         said = Counter(tuple(reply[:at]) for reply in replies for at in range(len(reply)))
-        assert Counter(mask.asked) == said, "a mask is asked once for each token"
+        assert Counter(mask.asked) + Counter(forced) == said, (
+            "a mask is asked once for each token, or it told"
+        )
 
     def judge_tokens(self, prompt: list[int], params: SamplingParams, output: GenerationOutput) -> None:
         """Each token is what the weights of its time say after the tokens before it."""

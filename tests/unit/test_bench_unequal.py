@@ -46,10 +46,32 @@ def test_other_replies_are_counted() -> None:
         "tokens_a_pass": 1.0,
         "drafted": 0,
         "accepted": 0,
+        "forced": 0,
+        "steps": 9,
     }
-    two = {**one, "replies": [[1, 9], [3]], "seconds": 0.5}
+    two = {**one, "replies": [[1, 9], [3]], "seconds": 0.5, "steps": 4}
     said = speculative.summary(("facts", 1, speculative.Way("ngram", 2)), [two], [one])
-    assert said["other_replies"] == 1 and said["times_as_fast"] == 2
+    assert said["other_replies"] == 1 and said["times_as_fast"] == 2 and said["steps_saved"] == 5
+
+
+def test_jump_forward_saves_passes_where_a_grammar_forces_much(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
+    rows = run(capsys, "speculative", "--kinds", "records,schema,facts", "--draft-tokens", "3",
+               "--at-once", "2", "--prompts", "2", "--new-tokens", "80")  # fmt: skip
+    by = {(row["prompts"], row["drafts"], row["jump"]): row for row in rows}
+    ways = [(drafts, jump) for drafts in ("none", "ngram", "eagle") for jump in (False, True)]
+    assert set(by) == {("facts", drafts, False) for drafts, _ in ways} | {
+        (kind, *way) for kind in ("records", "schema") for way in ways
+    }
+    for (kind, drafts, jump), row in by.items():
+        plain = by[kind, drafts, False]
+        assert row["other_replies"] == 0 and row["tokens"] == plain["tokens"]
+        assert row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
+        assert bool(row["forced"]) == jump
+        if jump:
+            assert row["tokens_a_pass"] > 2.5 and row["forced"] > row["tokens"] / 2
+            assert row["steps"] < plain["steps"] and row["steps_saved"] > by[kind, "none", False]["steps"] / 2
+    assert "eagle 3 + jump" in speculative.as_table(rows)
 
 
 def test_every_number_of_adapters_in_a_batch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,7 +196,7 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_info_knows_what_computes_beside_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--speculative", "eagle", "--lora", "capitals", "--lora", "mine=oneword"]
+    words = ["--speculative", "eagle", "--jump-forward", "--lora", "capitals", "--lora", "mine=oneword"]
     code, out, _ = run(capsys, "info", "--json", *words)
     facts = json.loads(out)
     assert code == 0 and facts["draft_head"]["parameters"] > 100_000

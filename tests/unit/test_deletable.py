@@ -30,7 +30,8 @@ engine.check()
 said = outputs[0].token_ids
 """
 TIERED = """
-for wanted in ({"lora": "capitals"}, {"speculative": "ngram"}, {"host_kv_tokens": 64}):
+drafts = {"speculative": "ngram"}, {"jump_forward": True}
+for wanted in ({"lora": "capitals"}, *drafts, {"host_kv_tokens": 64}):
     try:
         Engine(EngineConfig(device="cpu", **wanted))
     except ValueError as error:
@@ -98,8 +99,9 @@ def test_generate_says_the_same(copied: Path, told: dict[str, str]) -> None:
     adapters = (copied / "minirad" / "adapters").is_dir()
     assert ("lora needs minirad/adapters/, which is not here" in told["generate"]) is not adapters
     drafts = (copied / "minirad" / "speculative").is_dir()
-    refused = "speculative='ngram' needs minirad/speculative/, which is not here"
-    assert (refused in told["generate"]) is not drafts
+    for wanted in ("speculative='ngram'", "jump_forward=True"):
+        refused = f"{wanted} needs minirad/speculative/, which is not here"
+        assert (refused in told["generate"]) is not drafts
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ function build() {
           h("section.card", {}, h("h2", {}, "Hit rate", (el.hitText = h("small"))), (el.hits = h("div.chart")))))),
     h("div.low", {},
       h("section.card.requests", {},
-        h("h2", {}, "Requests", (el.queue = h("small.queue")), h("small", {}, key("waiting", "#dee2e6"), key("prefill", "#f59f00"), key("decode", "#51cf66"), key("deferred", "#b35c00"), h("span.key.passed", {}, h("i"), "passed"), key("retracted", "#ff8787"))),
+        h("h2", {}, "Requests", (el.queue = h("small.queue")), h("small", {}, key("waiting", "#dee2e6"), key("prefill", "#f59f00"), key("decode", "#51cf66"), key("deferred", "#b35c00"), h("span.key.passed", {}, h("i"), "passed"), h("span.key.forced", {}, h("i"), "forced"), key("retracted", "#ff8787"))),
         (el.lanes = h("div.lanes")), buildPrompt()),
       h("section.card.eventcard", {},
         h("h2", {}, (el.eventsTitle = h("span", {}, "Events")), h("label.all", {}, h("input", { type: "checkbox", onchange: (e) => { state.everything = e.target.checked; drawEvents(); } }), "all")),
@@ -352,6 +352,7 @@ function drawHeader() {
     meta.fleet ? chip(meta.page_size ? `blocks of ${plural(meta.page_size, "token")}` : "", "as the servers store them") : chip(`pool ${meta.kv_tokens} · page ${meta.page_size}`, "KV tokens in the pool · tokens per page"),
     ...(meta.disk ? [chip(`host ${meta.host_tokens} · disk ${megabytes(meta.disk.bytes)}`, `tokens in host memory, ${meta.host_write} · most that may lie in the folder ${meta.disk.folder}`)] : meta.host_tokens ? [chip(`host ${meta.host_tokens} · ${meta.host_write}`, "tokens in host memory · when copies are made")] : []),
     ...(meta.speculative ? [chip(meta.bigram_keys ? `${meta.speculative} · pairs` : `drafts: ${meta.speculative}`, `where drafts come from${meta.bigram_keys ? " · the tree's units are bigrams" : ""}`)] : []),
+    ...(meta.jump_forward ? [chip("jump-forward", "what a grammar forces is computed in one pass, not sampled")] : []),
     ...(meta.bigram_keys && !meta.speculative ? [chip("pairs of tokens", "the tree's units are bigrams")] : []),
     (el.policyChip = chip("", "schedule policy · eviction policy at the moment on view")));
   document.body.classList.toggle("tiered", Boolean(meta.host_tokens));
@@ -614,6 +615,7 @@ function drawLanes() {
     const known = r.hit !== null && r.admitted <= now;
     for (const [a, b, reason] of r.defers) if (a <= now && b >= from) bars.push(h("b.defer", { style: { left: left(a), width: width(a, Math.min(b, now + 1)) }, onpointermove: (e) => tip(e, h("b", {}, r.id), " looked at and left waiting: " + reason) , onpointerleave: () => tip(null) }));
     for (const [f, by] of r.passed) if (f <= now && f >= from) bars.push(h("b.pass", { style: { left: left(f + 0.5) }, onpointermove: (e) => tip(e, h("b", {}, r.id), ` passed over by ${by.join(", ")}`), onpointerleave: () => tip(null) }));
+    for (const [f, count] of r.forced ?? []) if (f <= now && f >= from) bars.push(h("b.force", { style: { left: left(f), width: width(f, f + 1) }, onpointermove: (e) => tip(e, h("b", {}, r.id), ` ${plural(count, "token")} forced by its grammar: computed, not sampled`), onpointerleave: () => tip(null) }));
     const wait = live?.waiting ? now + 1 - waitSince(r, now) : 0, passed = r.passed.filter(([f]) => f <= now).length;
     const told = h("span.hitbar" + (wait ? ".wait" : ""), { title: wait ? `waits for ${plural(wait, "step")}; in ${passed} of them a request behind it was admitted` : known ? `${r.hit} of ${r.prompt} prompt tokens from the cache${r.disk ? `, ${r.disk} of them from disk` : ""}${r.why ? `: ${r.why}` : ""}` : "not admitted yet" },
       h("em", { style: { width: known && !wait ? percent(r.hit, r.prompt) : "0" } }), r.disk && known && !wait ? h("em.disk", { style: { left: percent(Math.max(r.hit - r.disk, 0), r.prompt), width: percent(Math.min(r.disk, r.hit), r.prompt) } }) : "", h("span", {}, wait ? `${wait} st${passed ? ` · ↷${passed}` : ""}` : known ? `${r.hit}/${r.prompt}` : `–/${r.prompt}`));

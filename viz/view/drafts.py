@@ -1,8 +1,8 @@
 """What decoding requests drafted in a step, as far as a position has come; and sums of all drafts up to it.
 
 In the order of the events: slots are handed out for a request's drafts, tokens are drafted, the model
-verifies them, and the slots of those that it did not choose are given back. `DraftBook` keeps up with a
-recording.
+verifies them, and the slots of those that it did not choose are given back. Tokens that a grammar forces
+(jump-forward) have slots, and that is all. `DraftBook` keeps up with a recording.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from minirad.observe import events as ev
-from minirad.observe.draft_events import DraftVerified, TokensDrafted
+from minirad.observe.draft_events import DraftVerified, TokensDrafted, TokensForced
 from minirad.observe.event import Event, Ints
 from minirad.observe.snapshot import State
 from viz.trace import Trace, View
 from viz.view.victims import first_frame
 
-STAGES = ("none", "slots", "drafted", "verified", "returned")
+STAGES = ("none", "slots", "drafted", "verified", "returned", "forced")
 MOST_DRAFTS = 60  # of a scene: the latest ones
 
 
@@ -28,8 +28,9 @@ class Draft:
 
     stage: how far they have come (STAGES; "none": nothing was drafted for it). source: who drafted. slots:
     where they lie. accepted: how many of `tokens` hold. own: what the model said behind them. back: the slots
-    that are free again; where a page goes on being used, fewer than were rejected. now: the present event is
-    about it.
+    that are free again; where a page goes on being used, fewer than were rejected. forced: nobody guessed,
+    its grammar forces them; said: how many tokens it has taken on by now, of forced ones. now: the present
+    event is about it.
     """
 
     request: str
@@ -41,6 +42,8 @@ class Draft:
     accepted: int = 0
     own: Ints = ()
     back: Ints = ()
+    forced: bool = False
+    said: int = 0
     now: bool = False
 
     @property
@@ -50,7 +53,9 @@ class Draft:
 
     def fates(self) -> list[str]:
         """Of each token: "held" before it is verified, then "accepted", "rejected", or "last": the model said
-        it as well, and the reply ends with it, so that its KV is of no use."""
+        it as well, and the reply ends with it, so that its KV is of no use. Or "forced"."""
+        if self.forced:
+            return ["forced"] * len(self.tokens or self.slots)
         if self.stage == "drafted":
             return ["held"] * len(self.tokens)
         fates = ["accepted" if at < self.accepted else "rejected" for at in range(len(self.tokens))]
@@ -63,7 +68,7 @@ class Draft:
 class DraftSums:
     """As minirad.speculative.stats.DraftStats counts them: a pass is one over one decoding request.
 
-    verified: passes with drafts; yielded: their tokens.
+    verified: passes with drafts; yielded: their tokens. forced: tokens that a grammar forced.
     """
 
     passes: int = 0
@@ -72,6 +77,7 @@ class DraftSums:
     yielded: int = 0
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
 
     @property
     def length(self) -> float:
@@ -131,7 +137,9 @@ class DraftBook:
 
 def drafts_in(events: Sequence[Event], upto: int, decoding: Iterable[str], frame: int = 0) -> list[Draft]:
     """What decoding requests drafted in a frame, after `upto` of its events, in the batch's order."""
-    known, slots = set(decoding), {e.request: e.slots for e in events if isinstance(e, TokensDrafted)}
+    theirs = [e for e in events if isinstance(e, TokensDrafted | TokensForced)]
+    known, slots = set(decoding), {e.request: e.slots for e in theirs}
+    forced = {e.request for e in theirs if isinstance(e, TokensForced)}
     found: dict[str, Draft] = {}
     last = ""  # whose drafts were verified last: SlotsFreed names nobody
     for at, event in enumerate(events[:upto]):
@@ -142,11 +150,13 @@ def drafts_in(events: Sequence[Event], upto: int, decoding: Iterable[str], frame
         elif isinstance(event, ev.RequestRetracted):
             known.discard(name)
         elif isinstance(event, ev.SlotsAllocated) and slots.get(name, ()) == event.slots:
-            change = {"stage": "slots", "slots": event.slots}
+            change = {"stage": "slots", "slots": event.slots, "forced": name in forced}
         elif isinstance(event, TokensDrafted):
             change = {
                 "stage": "drafted", "source": event.source, "tokens": event.tokens, "slots": event.slots,
             }  # fmt: skip
+        elif isinstance(event, TokensForced):
+            change = {"stage": "forced", "tokens": event.tokens, "slots": event.slots, "forced": True}
         elif isinstance(event, DraftVerified):
             last, stage = name, "verified" if _gives_back(events[at + 1 : at + 2]) else "returned"
             change = {"stage": stage, "accepted": event.accepted, "own": event.tokens[event.accepted :]}
@@ -154,6 +164,9 @@ def drafts_in(events: Sequence[Event], upto: int, decoding: Iterable[str], frame
             change = {"stage": "returned", "back": event.slots}  # type: ignore[attr-defined]
         elif isinstance(event, ev.TokenSampled) and name in found and found[name].stage == "none":
             change = {"own": (event.token,)}
+        elif isinstance(event, ev.TokenSampled) and name in found and found[name].stage == "forced":
+            said = found[name].said + 1
+            change = {"said": said, "own": (event.token,) if said > len(found[name].tokens) else ()}
         if change and name in found:
             found[name] = replace(found[name], now=at == upto - 1, **change)
     return list(found.values())
@@ -170,6 +183,8 @@ def _sums(drafts: Iterable[Draft]) -> DraftSums:
         if draft.stage in ("verified", "returned"):
             said = draft.accepted + len(draft.own)
             total += DraftSums(1, said, 1, said, len(draft.tokens), draft.accepted)
+        elif draft.said:
+            total += DraftSums(1, draft.said, forced=len(draft.tokens))
         elif draft.own:
             total += DraftSums(1, 1)
     return total
@@ -177,11 +192,14 @@ def _sums(drafts: Iterable[Draft]) -> DraftSums:
 
 def draft_pages(drafts: Iterable[Draft], page_size: int) -> list[tuple[str, str, list[int]]]:
     """(fate, request, pages) of pages in which drafts lie or lay: "held" before they are verified,
-    "accepted", "rejected" as long as they are not yet free, "returned". The last that names a page counts.
+    "accepted", "rejected" as long as they are not yet free, "returned"; "forced" from the start. The last
+    that names a page counts.
     """
     found: list[tuple[str, str, list[int]]] = []
     for draft in drafts:
-        if draft.stage in ("slots", "drafted"):
+        if draft.forced:
+            parts = {"forced": draft.slots}
+        elif draft.stage in ("slots", "drafted"):
             parts = {"held": draft.slots}
         elif draft.stage == "verified":
             parts = {"rejected": draft.rejected, "accepted": draft.slots[: draft.accepted]}
@@ -193,12 +211,14 @@ def draft_pages(drafts: Iterable[Draft], page_size: int) -> list[tuple[str, str,
     return found
 
 
-def told(draft: Draft) -> str:
-    """Where a request's drafts stand, in few words."""
+def told(draft: Draft, what: str = "drafted") -> str:
+    """Where a request's drafts stand, in few words. what: "forced" where nobody drafts."""
     if draft.stage == "none":
-        return "nothing drafted" if draft.own else "nothing drafted yet"
+        return f"nothing {what}" if draft.own else f"nothing {what} yet"
     if draft.stage == "slots":
         return f"{_slots(draft.slots)} handed out"
+    if draft.stage == "forced":
+        return f"{len(draft.tokens)} forced by its grammar, in {_slots(draft.slots)}"
     if draft.stage == "drafted":
         return f"held in {_slots(draft.slots)}"
     held = f"{draft.accepted} of {len(draft.tokens)} accepted"
@@ -224,5 +244,6 @@ def _slots(slots: Sequence[int]) -> str:
 
 
 def is_drafting(header: State) -> bool:
-    """A recording of an engine with drafts."""
-    return bool((header.get("config") or {}).get("speculative"))
+    """A recording of an engine whose passes may yield several tokens: with drafts, or jump-forward."""
+    config = header.get("config") or {}
+    return bool(config.get("speculative") or config.get("jump_forward"))

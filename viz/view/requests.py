@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minirad.observe import events as ev
+from minirad.observe.draft_events import TokensForced
 from minirad.observe.event import request_order
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
@@ -47,7 +48,7 @@ class Life:
     there before the recording began, and `tokens` and the four fields after it are not known.
     prompt: its length. phases: ["waiting", "prefill", "decode" or "retracted", from, to or None].
     deferrals: [from, to, why it was looked at and left waiting]. passes: (frame, the requests
-    behind it that were admitted).
+    behind it that were admitted). forced: (frame, tokens that its grammar forced).
     hit, admitted: cached tokens and frame of its first admission. node: on which it runs, or ended.
     commits: (frame, node). end: the frame in which it finished, for `reason`.
     """
@@ -64,6 +65,7 @@ class Life:
     phases: list[list[Any]] = field(default_factory=list)
     deferrals: list[list[Any]] = field(default_factory=list)
     passes: list[tuple[int, list[str]]] = field(default_factory=list)
+    forced: list[tuple[int, int]] = field(default_factory=list)
     hit: int | None = None
     admitted: int | None = None
     node: int | None = None
@@ -188,6 +190,8 @@ class Lives:
             if self.by_id[event.request].phase != "prefill":
                 return
             self.by_id[event.request].enter("decode", index + 1)  # this step's pass was still the prefill
+        elif isinstance(event, TokensForced) and name in self.by_id:
+            self.by_id[event.request].forced.append((index, len(event.tokens)))
         elif isinstance(event, ev.Committed):
             life = self._known(event.request)
             life.node = event.node

@@ -17,18 +17,21 @@ _TOKEN = 24  # characters of a token that are shown
 
 
 def drafts_part(book: DraftBook, trace: Trace, view: View) -> Json:
-    """What the panel shows of a position. now: of single events, which of the three stages it is."""
+    """What the panel shows of a position. now: of single events, which of the stages it is."""
     drafts, sums = book.of(trace, view)
     latest = [draft for draft in drafts if draft.frame == view.frame]
     pages = draft_pages(latest, int(view.state["tree"]["page_size"]))
+    what = "drafted" if trace.recording.header["config"].get("speculative") else "forced"
     return {
-        "lines": [_line(draft, trace) for draft in drafts],
+        "lines": [_line(draft, trace, what) for draft in drafts],
         "pages": [[fate, request, runs(numbers)] for fate, request, numbers in pages],
         "sums": {
             "drafted": sums.drafted,
             "accepted": sums.accepted,
             "length": sums.length,
             "a_pass": sums.a_pass,
+            "tokens": sums.tokens,
+            "forced": sums.forced,
         },
         "now": _stage(drafts, view),
     }
@@ -40,11 +43,11 @@ def _stage(drafts: Sequence[Draft], view: View) -> str:
         return ""
     if type(view.events[-1]).__name__ == "DraftVerified":  # also where there is nothing to give back
         return "verify"
-    return _NOW.get(present.stage, "")
+    return "force" if present.forced else _NOW.get(present.stage, "")
 
 
-def _line(draft: Draft, trace: Trace) -> Json:
-    fates = draft.fates() if draft.tokens else ["held"] * len(draft.slots)
+def _line(draft: Draft, trace: Trace, what: str) -> Json:
+    fates = draft.fates() if draft.tokens or draft.forced else ["held"] * len(draft.slots)
     said = [_said(trace.decode, token) for token in draft.tokens] or ["?"] * len(draft.slots)
     return {
         "request": draft.request,
@@ -52,7 +55,7 @@ def _line(draft: Draft, trace: Trace) -> Json:
         "stage": draft.stage,
         "tokens": [[text, fate] for text, fate in zip(said, fates, strict=True)],
         "own": [_said(trace.decode, token) for token in draft.own],
-        "say": told(draft),
+        "say": told(draft, what),
         "now": draft.now,
     }
 

@@ -115,7 +115,7 @@ class Page:
             **({"bigram_keys": True} if config.get("bigram_keys") else {}),
             **self._adapters(),
             **self._disk_meta(config, start),
-            **({"speculative": config["speculative"]} if self._drafts is not None else {}),
+            **({name: config[name] for name in ("speculative", "jump_forward") if config.get(name)}),
             "eviction_policy": start["tree"]["eviction_policy"],
             "styles": {
                 name: {"stroke": style.stroke, "fill": style.fill, "word": style.word}
@@ -224,6 +224,7 @@ class Page:
             "segs": life.phases,
             "defers": life.deferrals,
             "passed": life.passes,
+            **({"forced": life.forced} if life.forced else {}),
             "hit": first.hit,
             "node": life.node,
             "end": life.end,

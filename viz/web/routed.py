@@ -43,7 +43,7 @@ PATIENCE = 7.0  # seconds after which the workload is sent to those workers that
 ANSWER = 120.0  # seconds that an answer may take
 _ENGINE = (
     "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens", "host_write",
-    "bigram_keys", "speculative", "draft_tokens", "disk_dir",
+    "bigram_keys", "speculative", "draft_tokens", "jump_forward", "disk_dir",
 )  # fmt: skip
 _NOT_HERE = {
     "compare": "two engines are compared without a router",

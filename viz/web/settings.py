@@ -39,6 +39,7 @@ class Settings:
     bigram_keys: bool | None = None  # None: as the drafts want it
     speculative: str | None = None
     draft_tokens: int = 4
+    jump_forward: bool = False
     tp: int = 1
     lora: tuple[str, ...] = ()  # adapters as they were typed: NAME=DIR, or the name of a shipped one
     disk_dir: str | None = None
@@ -62,7 +63,8 @@ class Settings:
             eviction_policy=self.eviction_policy, chunk_tokens=self.chunk_tokens,
             host_kv_tokens=self.host_kv_tokens // page * page, host_write=self.host_write,
             bigram_keys=self.bigram_keys, tp=self.tp, speculative=self.speculative,
-            draft_tokens=self.draft_tokens, kv_tokens=max(tokens // page, 1) * page,
+            draft_tokens=self.draft_tokens, jump_forward=self.jump_forward,
+            kv_tokens=max(tokens // page, 1) * page,
             lora=self.lora, disk_dir=self.disk_dir, disk_mb=self.disk_mb,
         )  # fmt: skip
         if tokens < page:
@@ -94,10 +96,11 @@ def beside(path: str | None, what: str) -> str | None:
 
 
 def telling_workload(
-    compare: str | None, host_kv_tokens: int, speculative: str | None = None, lora: Sequence[str] = ()
-) -> str:
-    """The built-in workload on which two policies differ at a glance, adapters or a host tier are used, or
-    drafts hold."""
+    compare: str | None, host_kv_tokens: int, speculative: str | None = None, lora: Sequence[str] = (),
+    jump_forward: bool = False,
+) -> str:  # fmt: skip
+    """The built-in workload on which two policies differ at a glance, adapters or a host tier are used,
+    drafts hold, or a grammar forces much."""
     names = [name.strip() for name in (compare or "").split(",")]
     if all(name in SCHEDULE for name in names):
         return "queue"
@@ -105,6 +108,8 @@ def telling_workload(
         return "again"
     if lora:
         return "adapters"
+    if jump_forward:
+        return "records"
     return "tiers" if host_kv_tokens else "drafts" if speculative else "mixed"
 
 

@@ -39,7 +39,7 @@ SILENCE = 5.0  # seconds without news after which an export is written
 _OWN = (
     "workload", "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens",
     "host_write", "disk_dir", "disk_mb", "lora", "bigram_keys", "tp", "compare", "cache", "speed", "paused",
-    "publish", "publish_replay", "serve", "speculative", "draft_tokens",
+    "publish", "publish_replay", "serve", "speculative", "draft_tokens", "jump_forward",
 )  # fmt: skip
 
 
