@@ -51,7 +51,9 @@ from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
-from minirad.traces import FORMATS, Tokenizer, Trace, detect, prompt_text, read_trace, tokenizer
+from minirad.traces import (
+    FORMATS, TRACES, Tokenizer, Trace, detect, prompt_text, read_trace, tokenizer, trace_file,
+)  # fmt: skip
 from minirad.workloads import WORKLOADS, Asked, Player, Workload, load
 
 DRIVES = ("replay", "schedule")
@@ -513,7 +515,8 @@ def read_source(
     progress: Callable[[], Any] | None = None,
     malformed: str = "stop",
 ) -> Source:
-    """A workload by its name, or a file. ValueError says what is wrong with it. malformed: see read_trace."""
+    """A workload or trace by its name, or a file. ValueError says what is wrong. malformed: see read_trace."""
+    name = str(trace_file(name))
     if name not in WORKLOADS and not Path(name).is_file():
         load(name)  # raises, naming the workloads that there are
     kind = "workload" if name in WORKLOADS else format or detect(Path(name))
@@ -983,7 +986,9 @@ def columns(rows: Sequence[dict[str, str]]) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m minirad simulate`."""
     named = ", ".join(name for name in WORKLOADS if name != "none")
-    parser.add_argument("sources", nargs="*", help=f"workloads ({named}, or all) and files")
+    parser.add_argument(
+        "sources", nargs="*", help=f"workloads ({named}, or all), traces ({', '.join(TRACES)}) and files"
+    )
     parser.add_argument(
         "--diff", nargs=2, metavar=("A", "B"), help="two prompts, texts or files: where they part"
     )
