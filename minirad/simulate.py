@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tqdm import tqdm
 
-from minirad import command
+from minirad import command, traces
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.node import MAX_TOKEN
 from minirad.cache.radix_cache import RadixCache, RadixKey, Slots, as_int64
@@ -51,9 +51,7 @@ from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 from minirad.schedule.scheduler import Batch
-from minirad.traces import (
-    FORMATS, TRACES, Tokenizer, Trace, detect, prompt_text, read_trace, tokenizer, trace_file,
-)  # fmt: skip
+from minirad.traces import FORMATS, Tokenizer, Trace, detect, prompt_text, read_trace, tokenizer
 from minirad.workloads import WORKLOADS, Asked, Player, Workload, load
 
 DRIVES = ("replay", "schedule")
@@ -515,8 +513,8 @@ def read_source(
     progress: Callable[[], Any] | None = None,
     malformed: str = "stop",
 ) -> Source:
-    """A workload or trace by its name, or a file. ValueError says what is wrong. malformed: see read_trace."""
-    name = str(trace_file(name))
+    """A workload or trace by its name, or a file. ValueError says what is wrong there. See read_trace."""
+    name = str(traces.trace_file(name))
     if name not in WORKLOADS and not Path(name).is_file():
         load(name)  # raises, naming the workloads that there are
     kind = "workload" if name in WORKLOADS else format or detect(Path(name))
@@ -986,9 +984,8 @@ def columns(rows: Sequence[dict[str, str]]) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m minirad simulate`."""
     named = ", ".join(name for name in WORKLOADS if name != "none")
-    parser.add_argument(
-        "sources", nargs="*", help=f"workloads ({named}, or all), traces ({', '.join(TRACES)}) and files"
-    )
+    known = ", ".join(traces.TRACES)
+    parser.add_argument("sources", nargs="*", help=f"workloads ({named}, or all), traces ({known}) and files")
     parser.add_argument(
         "--diff", nargs=2, metavar=("A", "B"), help="two prompts, texts or files: where they part"
     )
