@@ -30,6 +30,7 @@ EXPECTED = {
     "filo": "What day comes after Monday?",
     "priority": "Repeat: apple river",
     "slru": "Name a fruit.",
+    "brrip": "Good morning",
 }
 
 
@@ -49,7 +50,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_policy_has_another_victim(told: dict[str, Story]) -> None:
+def test_every_policy_has_its_victim(told: dict[str, Story]) -> None:
     assert set(told) == set(EXPECTED) == set(gallery.RULES)
     for policy, story in told.items():
         assert [text for text, _ in story.victims] == [EXPECTED[policy]], policy
