@@ -2,8 +2,8 @@
 
 Each choice of its numbers replays the first part (requests one after another, prompts only) at every pool
 size; sizes are shares of the distinct units of that part. Its gain is its hit rate over that of the best of
-lru, lfu and slru, as a geometric mean over the sizes; `least` is the gain at the size where it is smallest. Of
-the choices that lose nowhere the one that gains most is then replayed over the rest, which it has not seen,
+lru, lfu and slru, as a geometric mean over the sizes; `least` is the gain where it is smallest. Of the
+choices that lose nowhere the one that gains most is then replayed over the rest, which it has not seen,
 beside the numbers that the engine has: from an empty pool (cold), and from one that the first part has been
 through, whose hits do not count (warm).
 
@@ -30,7 +30,7 @@ from minirad.simulate import Replay, read_source
 
 SHARES = (1 / 64, 0.03, 1 / 16, 0.1, 1 / 4)
 RIVALS = ("lru", "lfu", "slru")
-LEASES, HITS, MOST, EVERY = (200, 400, 600, 800), (1, 2, 3), (1, 2, 4), (5, 7, 9, 13)
+LEASES, HITS, MOST, EVERY = (200, 400, 600, 800), (1, 2, 3), (1, 2, 4), (3, 5, 7, 9)
 SHOWN = 5
 TUNED = "tuned here"
 
