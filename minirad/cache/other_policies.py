@@ -13,7 +13,7 @@ Leaf = Any  # cache.node.Node
 Row = tuple[str, Callable[[Leaf], Any], Callable[[Leaf], str]]
 
 
-def brrip(lease: int = 400, hit: int = 3, most: int = 4, every: int = 7) -> Row:
+def brrip(lease: int = 600, hit: int = 2, most: int = 4, every: int = 5) -> Row:
     """Bimodal re-reference interval prediction (after Jaleel et al., 2010): the lease that ends first.
 
     A leaf's lease begins at its last use: `lease` ticks times `hit` for each of its first `most` hits, and

@@ -97,7 +97,7 @@ def test_the_command(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:  # t
     trace = written(str(tmp_path / "t.jsonl"), [[0, int(rng.integers(1, 60))] for _ in range(300)])
     assert main(["bench", "learn", trace, "--split", "200", "--choices", "3"]) == 0
     said = capsys.readouterr().out
-    assert "tuned on 200 requests, 3 choices" in said and "judged on the other 100, warm" in said
+    assert "tuned on 200 requests; choices: 3;" in said and "judged on the other 100, warm" in said
     assert main(["bench", "learn", trace, "--choices", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == [150, 150]
     for options, words in (
