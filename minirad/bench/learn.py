@@ -136,8 +136,8 @@ def as_text(found: dict[str, Any]) -> str:
         for each in found["tuned"][:SHOWN]
     ]
     lines = [
-        f"tuned on {tuned_on:,} requests; choices: {len(found['tuned'])}; the best, and what they gain on the "
-        f"best of {', '.join(RIVALS)}",
+        f"tuned on {tuned_on:,} requests; choices: {len(found['tuned'])}; the best, and what they gain on "
+        f"the best of {', '.join(RIVALS)}",
         table([*Numbers._fields, "gain", "least"], rows),
     ]
     for start, each in found["judged"].items():
