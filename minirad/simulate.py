@@ -514,13 +514,13 @@ def read_source(
     malformed: str = "stop",
 ) -> Source:
     """A workload or trace by its name, or a file. ValueError says what is wrong there. See read_trace."""
-    name = str(traces.trace_file(name))
-    if name not in WORKLOADS and not Path(name).is_file():
+    path = traces.trace_file(name)
+    if name not in WORKLOADS and not path.is_file():
         load(name)  # raises, naming the workloads that there are
-    kind = "workload" if name in WORKLOADS else format or detect(Path(name))
+    kind = "workload" if name in WORKLOADS else format or detect(path)
     if kind == "workload":
         return from_workload(load(name), tokenizer(tokenizer_name), limit)
-    trace = read_trace(name, format, tokenizer_name, limit, progress, malformed)
+    trace = read_trace(path, format, tokenizer_name, limit, progress, malformed)
     return from_trace(trace, step_ms, per_step)
 
 

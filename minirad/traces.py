@@ -81,8 +81,8 @@ class Trace:
 
 
 def trace_file(name: str | Path) -> Path:
-    """The file of a trace that is part of the project; of any other name, that path itself."""
-    return TRACES.get(str(name), Path(name))
+    """The file of a trace that is part of the project; else the path itself, as a Path always is."""
+    return TRACES[name] if isinstance(name, str) and name in TRACES else Path(name)
 
 
 def read_trace(

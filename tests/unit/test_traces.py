@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minirad.model.classroom import corpus
+from minirad.simulate import read_source
 from minirad.text import TextWarning
 from minirad.traces import TRACES, Trace, detect, read_trace, tokenizer
 from minirad.workloads import chat
@@ -124,7 +125,10 @@ def test_a_trace_is_part_of_the_project(tmp_path: Path, monkeypatch: pytest.Monk
     notice = TRACES["mooncake"].with_name("NOTICE").read_text(encoding="utf-8")
     assert "first 6,015" in notice and "Apache License, Version 2.0" in notice
     # A file of that name is still to be had.
-    assert len(read_trace(written(tmp_path / "mooncake", GOOD)).requests) == 1
+    written(tmp_path / "mooncake", GOOD)
+    for path in ("./mooncake", Path("mooncake")):
+        assert len(read_trace(path).requests) == 1
+    assert len(read_source("./mooncake").prompts) == 1
 
 
 def test_limit_stops_reading(tmp_path: Path) -> None:
