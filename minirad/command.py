@@ -51,6 +51,7 @@ COMMANDS: dict[str, str] = {
     "minirad bench parity": "greedy output against transformers, token for token",
     "minirad bench schedule": "ordering a queue, what a bound on waiting costs, retractions by estimate",
     "minirad bench eviction": "hit rate of every eviction policy on every workload, without a model",
+    "minirad bench learn": "an eviction policy tuned on a trace's first half, judged on the second",
     "minirad bench tiers": "what a second tier in host memory saves and what it costs",
     "minirad bench disk": "what a disk tier saves an engine that is started anew",
     "minirad bench speculative": "tokens a forward pass, and time, with drafts and without",

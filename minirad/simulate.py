@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tqdm import tqdm
 
-from minirad import command
+from minirad import command, traces
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.node import MAX_TOKEN
 from minirad.cache.radix_cache import RadixCache, RadixKey, Slots, as_int64
@@ -541,13 +541,14 @@ def read_source(
     progress: Callable[[], Any] | None = None,
     malformed: str = "stop",
 ) -> Source:
-    """A workload by its name, or a file. ValueError says what is wrong with it. malformed: see read_trace."""
-    if name not in WORKLOADS and not Path(name).is_file():
+    """A workload or trace by its name, or a file. ValueError says what is wrong there. See read_trace."""
+    path = traces.trace_file(name)
+    if name not in WORKLOADS and not path.is_file():
         load(name)  # raises, naming the workloads that there are
-    kind = "workload" if name in WORKLOADS else format or detect(Path(name))
+    kind = "workload" if name in WORKLOADS else format or detect(path)
     if kind == "workload":
         return from_workload(load(name), tokenizer(tokenizer_name), limit)
-    trace = read_trace(name, format, tokenizer_name, limit, progress, malformed)
+    trace = read_trace(path, format, tokenizer_name, limit, progress, malformed)
     return from_trace(trace, step_ms, per_step)
 
 
@@ -1057,7 +1058,8 @@ def columns(rows: Sequence[dict[str, str]]) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m minirad simulate`."""
     named = ", ".join(name for name in WORKLOADS if name != "none")
-    parser.add_argument("sources", nargs="*", help=f"workloads ({named}, or all) and files")
+    known = ", ".join(traces.TRACES)
+    parser.add_argument("sources", nargs="*", help=f"workloads ({named}, or all), traces ({known}) and files")
     parser.add_argument(
         "--diff", nargs=2, metavar=("A", "B"), help="two prompts, texts or files: where they part"
     )

@@ -30,12 +30,14 @@ from minirad.logs.tokens import FastTokenizer, Tokenizer, tokenizer
 from minirad.text import TextWarning
 
 DEFAULT_OUTPUT = 64  # tokens of a reply that a log says nothing about
+# Traces that are part of the project, by name; whose they are: NOTICE beside them.
+TRACES = {"mooncake": Path(__file__).parent / "logs" / "traces" / "mooncake.jsonl.gz"}
 
 Where = str  # "line 7", or "entry 7" of a list
 
 __all__ = [
-    "BLOCK_TOKENS", "DEFAULT_OUTPUT", "FORMATS", "FastTokenizer", "Tokenizer", "Trace", "TraceRequest",
-    "detect", "prompt_text", "read_trace", "tokenizer",
+    "BLOCK_TOKENS", "DEFAULT_OUTPUT", "FORMATS", "TRACES", "FastTokenizer", "Tokenizer", "Trace",
+    "TraceRequest", "detect", "prompt_text", "read_trace", "tokenizer", "trace_file",
 ]  # fmt: skip
 
 
@@ -78,6 +80,11 @@ class Trace:
         return "token" if self.unit_tokens == 1 else "block"
 
 
+def trace_file(name: str | Path) -> Path:
+    """The file of a trace that is part of the project; else the path itself, as a Path always is."""
+    return TRACES[name] if isinstance(name, str) and name in TRACES else Path(name)
+
+
 def read_trace(
     path: str | Path,
     format: str | None = None,
@@ -86,19 +93,20 @@ def read_trace(
     progress: Callable[[], Any] | None = None,
     malformed: str = "stop",
 ) -> Trace:
-    """A trace or log file. format: one of FORMATS; None: by its first records.
+    """A trace or log file, or one of TRACES by its name. format: one of FORMATS; None: by its first records.
 
     limit: how many requests to read at most. progress: called once for each. malformed: what becomes of a
     record that is: "stop" raises ValueError with the place and what is wrong there, "skip" leaves it out.
     """
-    path = Path(path)
+    path = trace_file(path)
+    name = Path(path.name.removesuffix(".gz")).stem
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     reader = LogReader(path, format, malformed)
     found = iter(reader)
     first = next(found, None)
     if reader.format is None:
-        return Trace(path.stem, "empty")
+        return Trace(name, "empty")
     text = None if reader.format == "mooncake" else PromptTokenizer(tokenizer_name)
     requests: list[TraceRequest] = []
     for each in tokenized(islice(chain([first] if first else [], found), limit), text):
@@ -112,9 +120,7 @@ def read_trace(
         more = f" (and {reader.left_out_count - 1} more)" if reader.left_out_count > 1 else ""
         warnings.warn(f"left out: {path}, {left_out[0]}{more}", TextWarning, stacklevel=2)
     size = BLOCK_TOKENS if text is None else 1
-    return Trace(
-        path.stem, reader.format, tuple(_from_the_first(requests)), size, text, left_out, tuple(notes)
-    )
+    return Trace(name, reader.format, tuple(_from_the_first(requests)), size, text, left_out, tuple(notes))
 
 
 def _request(each: Tokenized, text: PromptTokenizer | None) -> TraceRequest:

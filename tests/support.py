@@ -44,6 +44,7 @@ EVICTION_KEYS: dict[str, Callable[[Any], tuple[int, ...]]] = {
     "filo": lambda n: (-n.created,),
     "priority": lambda n: (n.priority, n.last_access),
     "slru": lambda n: (int(n.hits >= 2), n.last_access),
+    "brrip": lambda n: (n.last_access + 600 * (2 * min(n.hits, 4) + int(n.created % 5 == 0)),),
 }
 
 

@@ -57,6 +57,7 @@ RULES = {
     "filo": "first in, last out",
     "priority": "lowest priority goes first",
     "slru": "what was hit fewer than twice goes first",
+    "brrip": "whose lease ends first goes first; hits make it longer, and so does luck",
 }
 
 
@@ -100,7 +101,7 @@ acted: trees, hits and victims are what the engine did. Every page is one file a
 has to do for all. The figure below is the same run on one sheet
 (<a href="nine_steps.svg">SVG</a>, <a href="nine_steps.png">PNG</a>). Straight to a step: {links}.</p>
 <figure>{figure}</figure>
-<h2>Seven policies, seven victims</h2>
+<h2>What each policy evicts</h2>
 <p>{story_text}</p>
 <div class="scroll"><table>
 <thead><tr><th>policy</th><th>rule</th><th>victim</th><th>in the engine's words</th><th></th></tr></thead>
@@ -286,7 +287,7 @@ def _rate_cell(cached: int, asked: int, best: float) -> str:
 def _tree_card(story: Story, linked: bool) -> str:
     trace, policy = Trace(story.recording), html.escape(story.policy)
     drawn = tree.tree_svg(trace.view("scene", len(VISITS)), trace.decode, tree.Options(detail="compact"))
-    drawn = re.sub(r' id="([a-z]+\d+)"', rf' id="{policy}-\1"', drawn)  # seven trees in one page
+    drawn = re.sub(r' id="([a-z]+\d+)"', rf' id="{policy}-\1"', drawn)  # many trees in one page
     watch = f' · <a href="policy_{policy}.html#scene={len(VISITS) - 1}">watch</a>' if linked else ""
     victim, reason = story.victims[0]
     told = html.escape(f"evicted: “{victim}”, {reason}")

@@ -55,7 +55,8 @@ VISITS = (
     Visit("Tell me a story about a cat.", times=2),
     Visit("Bye"),
 )
-"""Which question came when, how often, and how important it was: each policy evicts another leaf.
+"""Which question came when, how often, and how important it was: each policy evicts another leaf, but
+brrip that of lfu: so early its leases go by the hits alone.
 
 first in: Hello. Last in: What day. Longest unused: Who are you. Just used: Tell me. Never asked again:
 Good morning. Longest unused of those asked again at most once: Name a fruit. Least priority: Repeat.

@@ -81,7 +81,7 @@ class RadixCache(TreeHooks):
     """A radix tree over KV slots with locks and eviction.
 
     page_size: units per page; only whole pages are matched, split off, stored.
-    eviction_policy: lru, lfu, fifo, mru, filo, priority or slru.
+    eviction_policy: lru, lfu, fifo, mru, filo, priority, slru or brrip.
     bus: where events go; a cache of its own gets a bus of its own.
 
     Attributes:

@@ -30,6 +30,7 @@ EXPECTED = {
     "filo": "What day comes after Monday?",
     "priority": "Repeat: apple river",
     "slru": "Name a fruit.",
+    "brrip": "Good morning",
 }
 
 
@@ -49,7 +50,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_policy_has_another_victim(told: dict[str, Story]) -> None:
+def test_every_policy_has_its_victim(told: dict[str, Story]) -> None:
     assert set(told) == set(EXPECTED) == set(gallery.RULES)
     for policy, story in told.items():
         assert [text for text, _ in story.victims] == [EXPECTED[policy]], policy
@@ -80,7 +81,8 @@ def test_each_policy_keeps_other_leaves_when_visitors_come_back() -> None:
     assert {policy: story.victims[0][0] for policy, story in runs.items()} == EXPECTED
     asked = {stories.returned(story)[1] for story in runs.values()}
     found = {policy: stories.returned(story)[0] for policy, story in runs.items()}
-    assert len(asked) == 1 and len(set(found.values())) == len(POLICIES), found
+    assert found.pop("brrip") == found["lfu"]  # so few ticks are less than a lease: hits alone count
+    assert len(asked) == 1 and len(set(found.values())) == len(found), found
     assert max(found, key=found.__getitem__) == "lfu" and min(found, key=found.__getitem__) == "lru"
     page = gallery.policies_html([runs["lru"], runs["lfu"]])
     assert 'class="first"' in page and page.count("✕ 1 ●") == 2

@@ -172,6 +172,7 @@ def planted(policy: str) -> tuple[RadixCache, dict[str, int]]:
     [
         ("lru", "dcba"), ("lfu", "dbca"), ("fifo", "abcd"), ("mru", "abcd"), ("filo", "dcba"),
         ("priority", "dbca"), ("slru", "dbca"),
+        ("brrip", "dbca"),
     ],
 )  # fmt: skip
 def test_the_order_of_each_policy(policy: str, order: str) -> None:
@@ -223,11 +224,12 @@ def test_reasons_are_words_with_the_numbers_in(policy: str) -> None:
         "filo": "42",
         "priority": "44",
         "slru": "43",
+        "brrip": "43",
     }
     assert numbers[policy] in reason
 
 
-def test_the_seven_policies() -> None:
+def test_the_policies() -> None:
     assert sorted(POLICIES) == sorted(KEYS)
     for name, key in KEYS.items():
         policy = eviction_policy(name)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from minirad.model.classroom import corpus
+from minirad.simulate import read_source
 from minirad.text import TextWarning
-from minirad.traces import Trace, detect, read_trace, tokenizer
+from minirad.traces import TRACES, Trace, detect, read_trace, tokenizer
 from minirad.workloads import chat
 
 GOOD = {"timestamp": 27, "input_length": 1000, "output_length": 600, "hash_ids": [0, 1]}
@@ -112,6 +113,22 @@ def test_an_empty_file_is_an_empty_trace(tmp_path: Path, content: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(content, encoding="utf-8")
     assert read_trace(path).requests == ()
+
+
+def test_a_trace_is_part_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # by its name from anywhere
+    first, second = read_trace("mooncake", limit=2).requests
+    assert (first.units.tolist(), first.tokens, first.output_units) == (list(range(14)), 6758, 1)
+    assert (second.units[:2].tolist(), second.arrival) == ([0, 14], 0)
+    by_path = read_trace(TRACES["mooncake"])
+    assert (by_path.name, by_path.format, len(by_path.requests)) == ("mooncake", "mooncake", 6015)
+    notice = TRACES["mooncake"].with_name("NOTICE").read_text(encoding="utf-8")
+    assert "first 6,015" in notice and "Apache License, Version 2.0" in notice
+    # A file of that name is still to be had.
+    written(tmp_path / "mooncake", GOOD)
+    for path in ("./mooncake", Path("mooncake")):
+        assert len(read_trace(path).requests) == 1
+    assert len(read_source("./mooncake").prompts) == 1
 
 
 def test_limit_stops_reading(tmp_path: Path) -> None:

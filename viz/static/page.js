@@ -314,7 +314,7 @@ function linked(text) {
   });
 }
 
-const KEY_OF = { lru: "last_access", mru: "last_access", fifo: "created", filo: "created", lfu: "hits", priority: "priority", slru: "hits" };
+const KEY_OF = { lru: "last_access", mru: "last_access", fifo: "created", filo: "created", lfu: "hits", priority: "priority", slru: "hits", brrip: "hits" };
 
 function drawWhy() {
   const tables = state.view.why.slice(0, 4).map((victim) => {
