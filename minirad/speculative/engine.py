@@ -86,7 +86,6 @@ class DraftingEngine(Engine):
         count = len(ahead.jump) or (self.runner.drafter.propose(request, most) if most > 0 else 0)
         for room in (manager.room, manager.allocator.available):  # a copy may lock what counts as evictable
             stop = min(start + count, start + -start % page + room // page * page)
-            ahead.reply = ahead.reply if stop == start + count else None  # it has read what does not come yet
             if stop > start and manager.extend(request, stop):
                 return stop - start
         return 0
