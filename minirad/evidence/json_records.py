@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minirad.evidence.kind import Kind
+from minirad.evidence.reading import paragraphs
 from minirad.frontend import Job, State
 from minirad.model.classroom import corpus
 
@@ -32,7 +33,9 @@ class Person:
 async def json_record(s: State, person: Person) -> str:
     """A record of a person as JSON, of the form of RECORD."""
     s.system(corpus.SYSTEM_PROMPT)
-    s.user(f"{person.told} Write JSON for {person.name}, age {person.age}.")
+    s.user(person.told)
+    s.assistant("Okay.")
+    s.user(f"Write JSON for {person.name}, age {person.age}.")
     return await s.gen("record", max_new_tokens=96, regex=RECORD)
 
 
@@ -40,8 +43,7 @@ def json_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
     jobs = []
     for _ in range(count):
         name = rng.choice(corpus.NAMES)
-        told = " ".join(corpus.story(rng, rng.choice(corpus.ANIMALS)) for _ in range(4))
-        jobs.append(Job(json_record, (Person(name, rng.randint(10, 99), told),)))
+        jobs.append(Job(json_record, (Person(name, rng.randint(10, 99), paragraphs(rng, 4)),)))
     return tuple(jobs)
 
 
@@ -57,7 +59,7 @@ def says_whom(job: Job, value: Any) -> bool:
 
 KINDS: Final[Sequence[Kind]] = (
     Kind(
-        "json", "JSON by a regular expression",
+        "json-regex", "JSON by a regular expression",
         "JSON decoding: a page about a city, then a record of 5 fields, each by a regular expression",
         "stories of about 400 tokens before the record; name and age are judged, which the lessons teach, other "
         "fields only have to match",
