@@ -25,7 +25,7 @@ _LINE: Final = re.compile(r"[^.?!\n]+[.?!]")
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """A question, the pages that are searched for its answer, and the right answer (no part of the prompt)."""
+    """A question, the pages to search, and the right answer (which is no part of the prompt)."""
 
     question: str
     pages: tuple[str, ...]
@@ -157,8 +157,8 @@ CALLS: Final = {
     "place": "You choose where to go today. Think of whom you met, and where. You can go to the park, to the "
     "market or to the school. Name one place.",
     "says": "You answer a question of somebody whom you met. Use what you remember, and nothing else.",
-    "rating": "You say how important something is to you, from 1 to 9. 1 is like every day: brushing your teeth, "
-    "making the bed. 9 is what changes a life: a wedding, a child that is born.",
+    "rating": "You say how important something is to you, from 1 to 9. 1 is like every day: you brush your "
+    "teeth, you make the bed. 9 is what changes a life: a wedding, a child that is born.",
 }
 """What each kind of call begins with, for all agents alike."""
 
@@ -298,15 +298,15 @@ def all_know(job: Job, value: Any) -> bool:
 KINDS: Final[Sequence[Kind]] = (
     Kind(
         "react", "An agent: thought, action, observation",
-        "ReAct agents on HotpotQA (replayed traces): 6 solved examples (about 2,000 tokens), then up to 7 turns of "
-        "thought, action, observation",
+        "ReAct agents on HotpotQA (replayed traces): 6 solved examples (about 2,000 tokens), then turns of "
+        "thought, action and observation, at most 200 tokens each",
         "about 750 tokens of instruction and examples, 3 to 5 turns; nothing is replayed: the tools run",
         10, react_jobs, is_done,
     ),
     Kind(
         "generative-agents", "A town of agents with memories",
-        "generative agents (replayed calls): short answers to prompts of several hundred tokens, one kind of call "
-        "beginning alike for all agents",
+        "generative agents (replayed calls): short answers to prompts of several hundred tokens; calls of a kind "
+        "begin alike for all agents",
         "5 agents, 3 days, prompts of about 280 tokens; nothing is replayed: what they say is remembered",
         2, town_jobs, all_know,
     ),

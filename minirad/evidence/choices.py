@@ -109,8 +109,8 @@ def hellaswag_like(count: int, rng: random.Random, shots: int = 20) -> tuple[Job
 KINDS: Final[Sequence[Kind]] = (
     Kind(
         "mmlu-like", "Multiple choice, 5 examples, 4 answers",
-        "MMLU: 5 solved questions of a subject (at most 1,536 tokens), then one with 4 answers; one token decoded",
-        "questions are short (about 300 tokens with all examples); the answers' texts are chosen among, since the "
+        "MMLU: 5 solved questions (at most 1,536 tokens), then one with 4 answers; one token decoded",
+        "short questions (240 tokens with all examples); the answers' texts are compared by `select`, since the "
         "classroom Llama knows no letters",
         40, mmlu_like, is_right,
     ),

@@ -90,8 +90,8 @@ def document_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
 KINDS: Final[Sequence[Kind]] = (
     Kind(
         "rag", "Questions, answered out of retrieved passages",
-        "DSPy's retrieval pipeline: instruction and bootstrapped examples, 3 passages that a retriever finds, a "
-        "question of HotpotQA",
+        "DSPy's retrieval pipeline: instruction and bootstrapped examples, 3 passages that a retriever finds, "
+        "a question of HotpotQA",
         "pages of about 110 tokens, of a library of 8, made here; keyword search (BM25)",
         16, rag_jobs, is_answer,
     ),

@@ -1,4 +1,4 @@
-"""Something to read, to make prompts as long as the paper's: of the kind that the classroom Llama has read."""
+"""Something to read, which makes prompts as long as the paper's: what the classroom Llama knows."""
 
 from __future__ import annotations
 

@@ -154,8 +154,8 @@ KINDS: Final[Sequence[Kind]] = (
     Kind(
         "tree-of-thought", "A tree of thought on word problems",
         "tree of thought on GSM-8K: 3 ways at each of 3 levels (plan, solve, rate), at most 256 tokens each",
-        "4 levels, 3 ways from each of the best 2, thoughts of a sentence (about 20 tokens): the lessons' problems "
-        "are solved in 5 sentences",
+        "4 levels, 3 ways from each of the best 2, thoughts of a sentence (about 20 tokens): the lessons' "
+        "problems are solved in 5 sentences",
         6, problem_jobs, is_solved,
     ),
     Kind(
@@ -166,9 +166,9 @@ KINDS: Final[Sequence[Kind]] = (
     ),
     Kind(
         "judge", "A judge in six dimensions: branch, solve, merge",
-        "LLM judge with branch-solve-merge: an article, 6 dimensions judged side by side (at most 256 tokens each), "
-        "merged into one score",
-        "essays of about 200 tokens; a judgement is 4 short answers, the model's own, that the essay is held against",
+        "LLM judge with branch-solve-merge: an article, 6 dimensions judged side by side (at most 256 tokens "
+        "each), merged into one score",
+        "essays of about 200 tokens; a judgement is 4 short answers of the model, which the essay is held against",
         6, judge_jobs, is_fair,
     ),
 )  # fmt: skip
