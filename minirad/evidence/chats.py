@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,8 +11,6 @@ from minirad.evidence.kind import Kind
 from minirad.evidence.reading import paragraphs
 from minirad.frontend import Job, State
 from minirad.model.classroom import corpus
-
-TURNS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +31,38 @@ async def chat(s: State, turns: Sequence[Turn], longest: int) -> list[str]:
     return replies
 
 
-def _looked_up(rng: random.Random) -> Turn:
+def _looked_up(length: int, rng: random.Random) -> Turn:
     """Something long to read, and a question about the end of it: answered in about 7 tokens."""
     facts = corpus.lookup_facts(rng, 6)
     asked = corpus.lookup_turn(facts, rng.choice(list(facts)))
     last = f"{corpus.lookup_text(facts)} {asked.user}"
-    return Turn(paragraphs(rng, rng.randint(2, 5), last), asked.reply)
+    return Turn(paragraphs(rng, length, last), asked.reply)
 
 
-def _solved(rng: random.Random) -> Turn:
+def _solved(length: int, rng: random.Random) -> Turn:
     """Something to read, and a problem: solved in about 90 tokens."""
     problem = corpus.problem_turn(rng)
-    return Turn(paragraphs(rng, rng.randint(1, 3), problem.user), problem.reply)
+    return Turn(paragraphs(rng, length, problem.user), problem.reply)
+
+
+def _jobs(
+    count: int, turn: Callable[[int, random.Random], Turn], lengths: Sequence[int], longest: int,
+    rng: random.Random,
+) -> tuple[Job, ...]:  # fmt: skip
+    """Chats of as many turns as there are lengths, in any order: so each chat fits the context."""
+    jobs = []
+    for _ in range(count):
+        turns = tuple(turn(length, rng) for length in rng.sample(lengths, len(lengths)))
+        jobs.append(Job(chat, (turns, longest)))
+    return tuple(jobs)
 
 
 def short_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
-    return tuple(Job(chat, (tuple(_looked_up(rng) for _ in range(TURNS)), 16)) for _ in range(count))
+    return _jobs(count, _looked_up, (2, 3, 4, 5), 16, rng)
 
 
 def long_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
-    return tuple(Job(chat, (tuple(_solved(rng) for _ in range(TURNS)), 128)) for _ in range(count))
+    return _jobs(count, _solved, (1, 2, 2, 3), 128, rng)
 
 
 def all_right(job: Job, value: Any) -> bool:
