@@ -15,10 +15,11 @@ from minirad.model.classroom import corpus
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the user says, and the right answer (no part of the prompt)."""
+    """What the user says, and the right answer, of which only the opening is part of the prompt."""
 
     user: str
     reply: str
+    opening: str = ""
 
 
 async def chat(s: State, turns: Sequence[Turn], longest: int) -> list[str]:
@@ -27,7 +28,9 @@ async def chat(s: State, turns: Sequence[Turn], longest: int) -> list[str]:
     replies = []
     for number, turn in enumerate(turns, start=1):
         s.user(turn.user)
-        replies.append((await s.gen(f"reply {number}", max_new_tokens=longest)).strip())
+        s.assistant(turn.opening)
+        said = await s.gen(f"reply {number}", max_new_tokens=longest)
+        replies.append((turn.opening + said).strip())
     return replies
 
 
@@ -42,7 +45,7 @@ def _looked_up(length: int, rng: random.Random) -> Turn:
 def _solved(length: int, rng: random.Random) -> Turn:
     """Something to read, and a problem: solved in about 90 tokens."""
     problem = corpus.problem_turn(rng)
-    return Turn(paragraphs(rng, length, problem.user), problem.reply)
+    return Turn(paragraphs(rng, length, problem.user), problem.reply, "Let us solve it step by step.")
 
 
 def _jobs(

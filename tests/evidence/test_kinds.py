@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 import re
@@ -32,13 +33,15 @@ NO_ANSWER_OF_THEIR_OWN = {"skeleton-of-thought"}  # its jobs differ by their see
 
 
 class Run:
-    """Jobs on an engine of their own, and every request of theirs."""
+    """Jobs on an engine of their own, and every request of theirs but prefix hints. options: the player's."""
 
-    def __init__(self, jobs: Sequence[Job], model: Any = None, tokenizer: Any = None, **config: Any) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], model: Any = None, tokenizer: Any = None, options: Any = None, **config: Any
+    ) -> None:  # fmt: skip
         config = {"kv_tokens": 8192, **config}
         self.engine = CheckedEngine(EngineConfig(**config), model=model, tokenizer=tokenizer)
         self.requests: Counter[Any] = Counter()
-        player = ProgramPlayer(jobs, self.engine.encode, self.engine)
+        player = ProgramPlayer(jobs, self.engine.encode, self.engine, **(options or {}))
         sent: dict[str, Any] = {}
         step = 0
         while not player.done:
@@ -48,7 +51,9 @@ class Run:
             step += 1
             for output in self.engine.step().finished:
                 asked = sent.pop(output.request_id)
-                self.requests[asked.running.job.name, tuple(asked.prompt), tuple(output.token_ids)] += 1
+                if not asked.label.endswith("prefix hint"):
+                    request = asked.running.job.name, tuple(asked.prompt), tuple(output.token_ids)
+                    self.requests[request] += 1
                 player.finished(output, step)
         assert not sent and self.engine.cache.protected_size == 0  # nothing is left pinned
         self.values = {job.name: outcome.result() for job, outcome in zip(jobs, player.outcomes, strict=True)}
@@ -146,6 +151,21 @@ def test_programs_ask_and_say_the_same(
     assert other.requests == together.requests  # every prompt and every reply, token for token
 
 
+@pytest.mark.skipif(
+    "hints" not in inspect.signature(ProgramPlayer).parameters, reason="this player has no such options"
+)
+@pytest.mark.parametrize("options", [{"hints": False}, {"parallel": False}])
+def test_programs_say_the_same_without_hints_and_without_parallelism(
+    options: dict[str, bool], jobs: list[Job], together: Run, classroom: dict[str, Any]
+) -> None:
+    branching = [job for job in jobs if not job.name.startswith(("json", "chat"))]
+    other = Run(branching, **classroom, options=options)
+    assert other.values == {job.name: together.values[job.name] for job in branching}
+    names = set(other.values)
+    assert other.requests == Counter({key: n for key, n in together.requests.items() if key[0] in names})
+
+
+@pytest.mark.slow
 def test_programs_say_alone_what_they_say_in_company(
     jobs: list[Job], together: Run, classroom: dict[str, Any]
 ) -> None:
@@ -276,6 +296,16 @@ def test_the_command_prints_a_row_for_each_kind(capsys: pytest.CaptureFixture[st
     _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == ["mmlu-like", "rag"]
     assert all("2/2" in row for row in rows)
+
+
+@pytest.mark.slow
+def test_most_answers_are_right_at_full_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    counts = {row.split()[0]: row.split()[-2].split("/") for row in rows}
+    assert list(counts) == list(KINDS)
+    assert all(int(right) >= 0.5 * int(of) for right, of in counts.values()), counts
+    assert sum(int(right) for right, _ in counts.values()) >= 0.9 * sum(int(of) for _, of in counts.values())
 
 
 def test_an_unknown_kind_is_refused_with_those_known(capsys: pytest.CaptureFixture[str]) -> None:
