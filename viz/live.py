@@ -30,12 +30,12 @@ Does not draw (viz/draw), count (viz/view) or lay out (static/); the engine does
 
 from __future__ import annotations
 
-import gc
-
 from minirad import command
 
 if __name__ == "__main__":
     command.end_quietly("python -m viz.live")  # before what takes its time to import
+    import gc
+
     gc.set_threshold(50_000, 20, 100)  # imports make objects that stay: a search among them finds nothing
 
 import argparse

@@ -85,9 +85,20 @@ def check_stream(options: argparse.Namespace, parser: argparse.ArgumentParser) -
         raise ValueError(f"--ranks {options.ranks} with --server: the server says how many there are")
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
-    from viz.web.stream import endpoints_of
-
     endpoints_of(options)
+
+
+def endpoints_of(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Of each rank, where its publisher and its replay are. ValueError for what cannot be one."""
+    from minirad.fleet.endpoints import rank_endpoints
+
+    ranks = options.ranks or 1
+    endpoints: list[str] = []
+    if options.server is None:
+        bind = options.bind is not None
+        endpoints = rank_endpoints(options.bind if bind else options.connect, ranks, bind=bind)
+    replays = rank_endpoints(options.replay, ranks) if options.replay is not None else []
+    return endpoints, replays
 
 
 # ---------------------------------------------------------------------- a server over the engine

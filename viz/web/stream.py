@@ -28,7 +28,7 @@ from minirad.fleet.follow import Follower, Told
 from minirad.fleet.follow import State as RankState
 from viz.trace import Decode, Trace, ids_as_text
 from viz.view.text import short
-from viz.web.asked import SILENCE
+from viz.web.asked import SILENCE, endpoints_of
 from viz.web.fleet import FleetPage
 from viz.words import decoder_from
 
@@ -38,17 +38,6 @@ FOREIGN = "this is the cache of another server: there is nothing to drive"
 
 
 # ---------------------------------------------------------------------- what is asked for
-
-
-def endpoints_of(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Of each rank, where its publisher and its replay are. ValueError for what cannot be one."""
-    ranks = options.ranks or 1
-    endpoints: list[str] = []
-    if options.server is None:
-        bind = options.bind is not None
-        endpoints = rank_endpoints(options.bind if bind else options.connect, ranks, bind=bind)
-    replays = rank_endpoints(options.replay, ranks) if options.replay is not None else []
-    return endpoints, replays
 
 
 def followed(options: argparse.Namespace) -> ServerInfo:
