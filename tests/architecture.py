@@ -176,7 +176,7 @@ ROOMS: dict[str, Room] = {
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
         ("minirad.simulate", "minirad.traces", "minirad.theorem", "minirad.doctor", "minirad.workloads",
-         "minirad.figure3", "minirad.optimum"),
+         "minirad.figure3", "minirad.optimum", "minirad.replies"),
         (*_OUTSIDE, "parts", "frontend", "logs"),
     ),
     "evidence": Room(
