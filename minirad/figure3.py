@@ -11,7 +11,7 @@ What makes it work: the problem of chat 1 is long, so that its turn (U2) alone m
 story (V2) and for all few-shot queries; replaying it in step 8 (U3) takes the place of all that chat 2
 had; and the samples of step 9 need more than the two oldest of three answered questions.
 
-Does not draw (viz/figure3.py does), and does not simulate: without a model there is no story.
+Does not draw (viz/figure3.py does), and makes nothing up: without a model there is no story.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from minirad.config import EngineConfig, SamplingParams
+from minirad.engine import Engine
 from minirad.model.classroom.corpus import few_shot_header, few_shot_question
 from minirad.observe import events as ev
 from minirad.observe.event import ReplayState
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
+from minirad.replies import Replies, Unsaid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from minirad.engine import Engine
     from minirad.outputs import GenerationOutput
 
 Panel = dict[str, Any]
@@ -204,6 +205,7 @@ def run(
     kv_tokens: int | None = None,
     model: str | Path | None = None,
     forced_lengths: Mapping[str, int] | None = None,
+    replies: Replies | None = None,
 ) -> tuple[Recording, list[Panel]]:
     """Runs the nine steps on a new engine; returns its recording (nine scenes) and nine panels.
 
@@ -211,23 +213,29 @@ def run(
     model: None is the classroom Llama; see EngineConfig.
     forced_lengths: by turn ("U1", "Q2", ...; "A" for the samples of step 9) how many tokens are
     generated, whatever they say: for another model, or to see how the story hangs on its lengths.
+    replies: kept from run to run, so that the model is asked only what it has not said before.
 
     ValueError for a page size, policy, pool or model that EngineConfig refuses. A request that is too
     large for the pool is left out, and its panel's title says so.
     """
-    from minirad.engine import Engine
-
     if kv_tokens is None:
         page = max(page_size, 1)  # EngineConfig refuses a smaller one, in better words
         kv_tokens = -(-KV_TOKENS // page) * page
     config = EngineConfig(
         model=model, device="cpu", page_size=page_size, eviction_policy=eviction_policy, kv_tokens=kv_tokens
     )
-    engine = Engine(config)
-    with one_thread(), Recorder(engine) as recorder:
-        player = Player(engine, recorder, forced_lengths or {})
-        panels = [player.play(number, step) for number, step in enumerate(STEPS, start=1)]
-    return recorder, panels
+    lengths, replies = forced_lengths or {}, Replies() if replies is None else replies
+    with one_thread():
+        if replies.first is not None:
+            with suppress(Unsaid):
+                return _played(replies.engine(config), lengths, replies)
+        return _played(Engine(config), lengths, replies)
+
+
+def _played(engine: Engine, lengths: Mapping[str, int], replies: Replies) -> tuple[Recording, list[Panel]]:
+    with Recorder(engine) as recorder:
+        player = Player(engine, recorder, lengths, replies)
+        return recorder, [player.play(number, step) for number, step in enumerate(STEPS, start=1)]
 
 
 @contextmanager
@@ -246,8 +254,10 @@ def one_thread() -> Iterator[None]:
 class Player:
     """Sends the requests of each step and describes what came of them."""
 
-    def __init__(self, engine: Engine, recorder: Recorder, forced_lengths: Mapping[str, int]) -> None:
-        self.engine, self.recorder, self.forced = engine, recorder, forced_lengths
+    def __init__(
+        self, engine: Engine, recorder: Recorder, forced_lengths: Mapping[str, int], replies: Replies
+    ) -> None:
+        self.engine, self.recorder, self.forced, self.replies = engine, recorder, forced_lengths, replies
         self.page = engine.config.page_size
         self.chats: dict[str, Strand] = {}
         self.strands: list[Strand] = []
@@ -299,6 +309,7 @@ class Player:
         outputs = self._run_to_the_end()
         for output in outputs:
             ask, prompt = sent[output.request_id]
+            self.replies.keep(self.engine, prompt, self._params(ask), output)
             self._remember(ask, prompt, output)
         scene = _Scene.watch(before, self.recorder.frames[first:])
         counted = [output for output in outputs if output.index == 0]  # n samples are one prompt

@@ -176,7 +176,7 @@ ROOMS: dict[str, Room] = {
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
         ("minirad.simulate", "minirad.traces", "minirad.theorem", "minirad.doctor", "minirad.workloads",
-         "minirad.figure3", "minirad.optimum"),
+         "minirad.figure3", "minirad.optimum", "minirad.replies"),
         (*_OUTSIDE, "parts", "frontend", "logs"),
     ),
     "evidence": Room(
@@ -305,8 +305,10 @@ def is_old_path(module: str) -> bool:
     ours = [node for node in body if isinstance(node, ast.ImportFrom | ast.Import) and _names(node)]
     others = [node for node in body if not isinstance(node, ast.ImportFrom | ast.Import)]
     renames = [node for node in others if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)]
-    targets = [ast.unparse(getattr(node, "targets", [node])[0]) for node in others if node not in renames]
-    return bool(ours) and set(targets) <= {"__all__", "sys.modules[__name__]"}
+    rest = [node for node in others if node not in renames]
+    if not ours or not all(isinstance(node, ast.Assign) for node in rest):
+        return False
+    return {ast.unparse(node.targets[0]) for node in rest} <= {"__all__", "sys.modules[__name__]"}
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -397,6 +399,7 @@ def circles() -> list[list[str]]:
     return sorted(group for group in groups if len(group) > 1)
 
 
+@cache
 def room_of(module: str) -> str:
     """The room of a module; ValueError if it has none."""
     exact = [name for name, room in ROOMS.items() if module in room.modules]
@@ -451,6 +454,7 @@ def brings_torch(module: str) -> list[str]:
     return []
 
 
+@cache
 def _imports_torch(module: str) -> bool:
     def visit(node: ast.AST) -> bool:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -601,8 +605,8 @@ def definitions() -> dict[str, list[Place]]:
 def source_lines() -> dict[tuple[str, int], str]:
     """Every line of code by its file and number."""
     return {
-        (file.relative_to(ROOT).as_posix(), number): line
-        for file in modules().values()
+        (path, number): line
+        for path, file in ((file.relative_to(ROOT).as_posix(), file) for file in modules().values())
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
     }
 

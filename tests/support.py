@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +180,17 @@ class TransformersReference:
     """transformers' own Llama with a model's weights: what it would say next, at any place of any text."""
 
     def __init__(self, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-        import transformers
-
-        self._model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
-        self._model.load_state_dict(weights, strict=False)
-        self._model.tie_weights()
+        self._config, self._weights = config, weights
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @cached_property
+    def _model(self) -> Any:
+        import transformers  # four seconds, where somebody asks: these are made when a file is collected
+
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**self._config)).eval()
+        model.load_state_dict(self._weights, strict=False)
+        model.tie_weights()
+        return model
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:

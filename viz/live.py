@@ -35,6 +35,9 @@ from minirad import command
 
 if __name__ == "__main__":
     command.end_quietly("python -m viz.live")  # before what takes its time to import
+    import gc
+
+    gc.set_threshold(50_000, 20, 100)  # imports make objects that stay: a search among them finds nothing
 
 import argparse
 import os
@@ -45,29 +48,33 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION_POLICIES
 from minirad.config import HOST_WRITE, SPECULATIVE
 from minirad.errors import InvariantError, RankLost
-from minirad.fleet.publish import Publisher, beside
 from minirad.model.load import resolve_model
 from minirad.observe.recorder import Recorder
 from minirad.observe.snapshot import is_fleet
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.draw.dot import DotError
-from viz.web import launch, routed, served, stream
+from viz.web import asked, launch
 from viz.web.commands import COMMANDS, FASTEST, make_run
 from viz.web.compare import Shown
 from viz.web.driver import Driver
-from viz.web.ranks import Ranks, rank_path, recorded_ranks
 from viz.web.routes import rules
 from viz.web.runs import Replay, Run
 from viz.web.server import HOST, LOOPBACK, Gate, Server
 from viz.web.settings import DISK_MB, Settings, telling_workload
 from viz.words import decoder_from
+
+if TYPE_CHECKING:
+    from minirad.fleet.publish import Publisher
+    from viz.web.ranks import Ranks
+    from viz.web.stream import FlightSource
 
 __all__ = ["COMMANDS", "Driver", "Live", "Replay", "Run", "Settings", "main", "make_run"]
 
@@ -84,7 +91,7 @@ class Live:
     host: the address to listen on; allowed: further names by which a browser may know it (viz/web/server.py).
     """
 
-    driver: Driver | stream.FlightSource
+    driver: Driver | FlightSource
     port: int = 0
     host: str = HOST
     allowed: tuple[str, ...] = ()
@@ -154,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         "--speed", type=_pace, help="steps per second; 0: as fast as it goes (default: 3; 0 with --serve)"
     )
     parser.add_argument("--paused", action="store_true", help="wait for the page to press play")
-    parser.add_argument("--port", type=served.port, default=PORT, help="any free one if it is taken")
+    parser.add_argument("--port", type=asked.port, default=PORT, help="any free one if it is taken")
     parser.add_argument("--host", default=HOST, metavar="ADDRESS",
                         help=f"address to listen on (default: {HOST}, this machine alone)")  # fmt: skip
     parser.add_argument("--allow-host", metavar="NAME[:PORT]", action="append", default=[],
@@ -175,9 +182,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--publish-replay", metavar="tcp://HOST:PORT",
                         help="where missed ones are asked for (default: the port after it)")  # fmt: skip
     parser.add_argument("--steps", type=command.positive, help="with --export: steps at most (default: 2000)")
-    stream.add_options(parser)
-    served.add_options(parser)
-    routed.add_options(parser)
+    asked.add_stream(parser)
+    asked.add_server(parser)
+    asked.add_workers(parser)
     return parser
 
 
@@ -190,7 +197,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         )
     kv_tokens = options.kv_tokens
     if options.serve is not None and options.workload is None:
-        workload, kv_tokens = "none", served.KV_TOKENS if kv_tokens is None else kv_tokens
+        workload, kv_tokens = "none", asked.KV_TOKENS if kv_tokens is None else kv_tokens
     return Settings(
         workload, options.model, kv_tokens, options.page_size, options.schedule_policy,
         options.eviction_policy, record=options.record, compare=options.compare,
@@ -213,14 +220,14 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.tp > 1 and launch.my_rank():
         return launch.follow(options.model)
-    stream.check(options, parser)
-    served.check(options)
+    asked.check_stream(options, parser)
+    asked.check_server(options)
     if options.draft_tokens is not None and options.speculative is None:
         raise ValueError(f"--draft-tokens {options.draft_tokens} goes with --speculative")
-    routed.check(options, parser)
-    if routed.asked(options):
+    asked.check_workers(options, parser)
+    if asked.workers_asked(options):
         return _route(options)
-    if stream.asked(options):
+    if asked.stream_asked(options):
         return _follow(options)
     if options.tp > 1:
         launch.check(options)
@@ -256,7 +263,10 @@ def _check_written(options: argparse.Namespace, settings: Settings) -> None:
         raise ValueError(f"--record {settings.record} with --replay: nothing runs, so nothing is recorded")
     sides = (settings,) if settings.compare is None else settings.sides()[1]
     files = [side.record or "" for side in sides]
-    files += [str(rank_path(files[0], rank)) for rank in range(1, settings.tp)]
+    if settings.tp > 1:
+        from viz.web.ranks import rank_path
+
+        files += [str(rank_path(files[0], rank)) for rank in range(1, settings.tp)]
     for file in files:
         command.may_be_written("--record", file, (".jsonl",), reads, keep=True)
 
@@ -282,6 +292,8 @@ def _publisher(options: argparse.Namespace) -> Publisher | None:
     """Where the engines of this page publish, one after the other; says where that is."""
     if options.publish is None:
         return None
+    from minirad.fleet.publish import Publisher, beside
+
     replay = beside(options.publish) if options.publish_replay is None else options.publish_replay
     publisher = Publisher(None, options.publish, replay)
     print(f"publishing KV events: {publisher.endpoint}   (missed ones: {publisher.replay})", flush=True)
@@ -289,10 +301,13 @@ def _publisher(options: argparse.Namespace) -> Publisher | None:
 
 
 def _replay(path: str, tokenizer: str | None = None) -> Replay | Ranks:
+    from viz.web.ranks import Ranks, recorded_ranks
+    from viz.web.stream import tokenizer as folder_of
+
     recording = Recorder.load(path)
     if tokenizer is not None and not is_fleet(recording.header["start"]):
         raise ValueError(f"--tokenizer {tokenizer} with {path}: a recording of our own names its own")
-    folder = stream.tokenizer(tokenizer) if tokenizer is not None else None
+    folder = folder_of(tokenizer) if tokenizer is not None else None
     decode = decoder_from(folder) if folder is not None else None
     if recording.missing:
         print(f"python -m viz.live: {recording.missing}", file=sys.stderr)
@@ -306,6 +321,8 @@ def _replay(path: str, tokenizer: str | None = None) -> Replay | Ranks:
 
 def _follow(options: argparse.Namespace) -> int:
     """The page, or the export, of another server's stream."""
+    from viz.web import stream
+
     _check_flight(options)
     tokenizer = stream.tokenizer(options.tokenizer) if options.tokenizer is not None else None
     info = stream.followed(options)
@@ -319,6 +336,8 @@ def _follow(options: argparse.Namespace) -> int:
 
 def _route(options: argparse.Namespace) -> int:
     """The page, or the export, of workers behind a router."""
+    from viz.web import routed
+
     _check_flight(options)
     workload = routed.workload_of(options)
     source = routed.RoutedSource(routed.router_of(options, workload), workload)
@@ -337,7 +356,7 @@ def _check_flight(options: argparse.Namespace) -> None:
     Gate(options.host, tuple(options.allow_host))
 
 
-def _export_flight(source: stream.FlightSource, options: argparse.Namespace, wait: Callable[[], None]) -> int:
+def _export_flight(source: FlightSource, options: argparse.Namespace, wait: Callable[[], None]) -> int:
     """Files of what a source has shown when `wait` returns."""
     from viz.web.export import export
 
@@ -355,9 +374,9 @@ def _export_flight(source: stream.FlightSource, options: argparse.Namespace, wai
 
 def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | Ranks | None) -> int:
     publisher = _publisher(options)
-    _one_thread(settings)
     with publisher or nullcontext():
         driver = _driver(options, settings, replay, publisher)
+        driver.first = partial(_one_thread, settings)  # imports torch, while the browser opens the page
         if publisher is not None:
             driver.begun = lambda run: publisher.attach(run.alone.engine) if run.alone else None
         with launch.ranks_of(driver):
@@ -371,6 +390,8 @@ def _driver(
     if options.serve is None:
         speed = 3.0 if options.speed is None else options.speed
         return Driver(settings, speed, paused=options.paused, replay=replay)
+    from viz.web import served
+
     told = served.served_of(options)
     front = served.Front(options.serve, options.host)
     print(f"minirad server: {front.url}/v1", flush=True)
@@ -379,9 +400,7 @@ def _driver(
     )
 
 
-def _serve_page(
-    driver: Driver | stream.FlightSource, options: argparse.Namespace, students: bool = False
-) -> int:
+def _serve_page(driver: Driver | FlightSource, options: argparse.Namespace, students: bool = False) -> int:
     """Until Ctrl-C. students: the tree is a learner's, and the page shows how it broke."""
     what = driver.what
     with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
@@ -429,6 +448,7 @@ def _one_thread(settings: Settings) -> None:
 
 def _export(options: argparse.Namespace, settings: Settings, replay: Replay | Ranks | None) -> int:
     from viz.web.export import export
+    from viz.web.ranks import Ranks
 
     broken = ""
     run: Shown

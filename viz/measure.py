@@ -6,6 +6,8 @@ of 1,000; `mixed`: eight children each. `stream`: the same as `mixed`, in the sh
 events lead to. Milliseconds, medians: one step forward, one step back, and a jump of half the way; the page
 and the stepper with all that they send, drawing included.
 
+--start measures something else: from `python -m viz.live` to its first tree (viz/start.py).
+
 --json prints [{shape, nodes, state, plan, draw, page: {forward, back, jump}, stepper: {...}, bytes}].
 """
 
@@ -32,6 +34,7 @@ from minirad.observe.event import ReplayState
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame, apply_frame
 from minirad.observe.snapshot import State
+from viz import start
 from viz.draw.tree import dot_text, plan, svg
 from viz.notebook.stepper import Stepper
 from viz.trace import Trace, ids_as_text
@@ -57,9 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", default=",".join(SHAPES), help=f"of {','.join(SHAPES)}")
     parser.add_argument("--reps", type=command.positive, default=5)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--start", action="store_true", help="from `python -m viz.live` to the first tree")
+    parser.add_argument("--browser", action="store_true", help="with --start: as a Chromium draws it, too")
     args = parser.parse_args(arguments)
 
     def work() -> int:
+        if args.start:
+            rows = start.measured(args.reps, args.browser)
+            print(json.dumps(rows, indent=1) if args.json else start.as_table(rows))
+            return 0
+        if args.browser:
+            raise ValueError("--browser goes with --start only")
         shapes = args.shapes.split(",")
         for shape in shapes:
             one_of("shape", shape, SHAPES)

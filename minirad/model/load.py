@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from minirad import errors
 from minirad.model.config import LlamaConfig
+from minirad.model.plain_tokenizer import PLAIN_CLASSES, plain_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +33,6 @@ __all__ = ["load_model", "load_tokenizer", "load_weights", "resolve_model"]
 CLASSROOM = "classroom"
 SMOLLM2 = "smollm2-135m"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # of transformers 4 and 5
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 HUB_PATTERNS = [
     "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json",
@@ -192,10 +193,16 @@ def _is_redundant(name: str, config: LlamaConfig) -> bool:
 
 
 def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:
-    """The transformers tokenizer of a model directory; reads local files only.
+    """The transformers tokenizer of a model directory, or what stands for it (plain_tokenizer.py).
 
-    ValueError if it cannot be read.
+    Reads local files only. ValueError if it cannot be read.
     """
+    plain: Any = plain_tokenizer(Path(path), partial(_transformers_tokenizer, path))
+    found: PreTrainedTokenizerBase = _transformers_tokenizer(path) if plain is None else plain
+    return found
+
+
+def _transformers_tokenizer(path: Path | str) -> Any:
     import transformers  # slow to import, so only when asked for
 
     # AutoTokenizer brings torch and all models' configurations: a second, where the class is known anyway.
@@ -204,15 +211,14 @@ def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:
         tokenizer: Any = kind.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # what is wrong in the files comes out as anything
         raise ValueError(f"the tokenizer in {path} cannot be read: {error}") from error
-    result: PreTrainedTokenizerBase = tokenizer
-    return result
+    return tokenizer
 
 
 def _is_plain(path: Path) -> bool:
     """A model directory names the class of tokenizers that are nothing but their tokenizer.json."""
     try:
         said = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
-        named = said["tokenizer_class"] in PLAIN_TOKENIZERS and "auto_map" not in said
+        named = said["tokenizer_class"] in PLAIN_CLASSES and "auto_map" not in said
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False  # AutoTokenizer knows what to do, or to say
     return named and (path / "tokenizer.json").is_file()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from minirad import command
 from minirad.fleet.publish import ENDPOINT, Publisher, beside, with_rank
 from minirad.options import add_engine_options, engine_config
-from minirad.server.settings import Limits, Settings, needed
+from minirad.server.settings import Settings, add_limits, limits_of, needed
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
@@ -49,35 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end when the process that started this one is gone",
     )  # fmt: skip
     add_engine_options(parser)
-
-
-def add_limits(parser: argparse._ActionsContainer) -> None:
-    """Who may ask, for what and how much: the options that a page with a server has, too. None: not said."""
-    usual = Limits()
-    parser.add_argument("--api-key", metavar="KEY", help="clients have to send it (default: MINIRAD_API_KEY)")
-    parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model")
-    parser.add_argument(
-        "--max-queue", metavar="N", type=_count,
-        help=f"replies that may wait beside those that run (default: {usual.queue}); more are answered 429",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-body", metavar="BYTES", type=command.positive,
-        help=f"size of a request (default: {usual.body:,})",
-    )  # fmt: skip
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(
-            f"a whole number, 0 or more, is needed, not {command.one_line(text)!r}"
-        )
-    return min(int(text), (1 << 31) - 1)
-
-
-def limits_of(args: argparse.Namespace) -> Limits:
-    """What `add_limits` asked for."""
-    said = {"queue": args.max_queue, "body": args.max_body}
-    return Limits(**{name: value for name, value in said.items() if value is not None})
 
 
 def main(args: argparse.Namespace) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from dataclasses import dataclass, field
 
+from minirad import command
 from minirad.errors import whole
 
 PACKAGES = ("starlette", "uvicorn", "httpx", "prometheus_client")  # of the extra `serve`
@@ -47,3 +49,32 @@ class Settings:
     model: str = "minirad"
     api_key: str | None = None
     limits: Limits = field(default_factory=Limits)
+
+
+def add_limits(parser: argparse._ActionsContainer) -> None:
+    """Who may ask, for what and how much: the options that a page with a server has, too. None: not said."""
+    usual = Limits()
+    parser.add_argument("--api-key", metavar="KEY", help="clients have to send it (default: MINIRAD_API_KEY)")
+    parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model")
+    parser.add_argument(
+        "--max-queue", metavar="N", type=_count,
+        help=f"replies that may wait beside those that run (default: {usual.queue}); more are answered 429",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-body", metavar="BYTES", type=command.positive,
+        help=f"size of a request (default: {usual.body:,})",
+    )  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"a whole number, 0 or more, is needed, not {command.one_line(text)!r}"
+        )
+    return min(int(text), (1 << 31) - 1)
+
+
+def limits_of(args: argparse.Namespace) -> Limits:
+    """What `add_limits` asked for."""
+    said = {"queue": args.max_queue, "body": args.max_body}
+    return Limits(**{name: value for name, value in said.items() if value is not None})

@@ -13,11 +13,12 @@ import pytest
 from PIL import Image
 from support import ROOT
 
-pytestmark = pytest.mark.slow
-
-pytest.importorskip("nbclient", reason="the extra `test` brings nbclient")
-jupytext = pytest.importorskip("jupytext", reason="the extra `test` brings jupytext")
-nbformat = pytest.importorskip("nbformat", reason="the extra `test` brings nbformat")
+NEEDED = ("nbclient", "jupytext", "nbformat")  # imported where they are used: every worker reads this file
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"the extra `test` brings {', '.join(MISSING)}"),
+]
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -35,6 +36,8 @@ def builder() -> ModuleType:
 
 
 def load(path: Path) -> Any:
+    import nbformat
+
     return nbformat.read(path, as_version=4)
 
 
@@ -78,6 +81,8 @@ def test_as_saved_it_is_small_and_shows_its_pictures(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_is_in_step_with_its_text(path: Path) -> None:
+    import jupytext
+
     written = jupytext.read(path.with_suffix(".md"))
     saved = load(path)
     assert [(c.cell_type, c.source) for c in written.cells] == [(c.cell_type, c.source) for c in saved.cells]
@@ -99,5 +104,7 @@ def test_it_runs_from_a_fresh_kernel(path: Path, builder: ModuleType, monkeypatc
         for output in cell.get("outputs", ())
     )
     assert path.read_bytes() == before
+    import nbformat
+
     slim = nbformat.writes(builder.slim(notebook))
     assert len(slim) < LARGEST and "vnd." not in slim

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from minirad import figure3
+from minirad import Engine, EngineConfig, SamplingParams, figure3
 from minirad.figure3 import KV_TOKENS, Panel, Strand, check_story, run
 from minirad.observe import events as ev
 from minirad.observe.recording import Recording
+from minirad.replies import Replies, Unsaid
 
 
 @pytest.fixture(scope="module")
-def story() -> tuple[Recording, list[Panel]]:
-    return run()
+def replies() -> Replies:
+    return Replies()
+
+
+@pytest.fixture(scope="module")
+def story(replies: Replies) -> tuple[Recording, list[Panel]]:
+    return run(replies=replies)
 
 
 @pytest.fixture(scope="module")
@@ -170,20 +177,20 @@ def test_the_recording_has_nine_scenes_that_agree(story: tuple[Recording, list[P
 
 
 @pytest.mark.parametrize("more", [-4, 4])
-def test_nine_pools_in_a_row_work(more: int) -> None:
-    assert check_story(run(kv_tokens=KV_TOKENS + more)[1]) == []
+def test_nine_pools_in_a_row_work(more: int, replies: Replies) -> None:
+    assert check_story(run(kv_tokens=KV_TOKENS + more, replies=replies)[1]) == []
 
 
 @pytest.mark.parametrize("more", [-16, 16])
-def test_with_less_or_more_the_story_is_another(more: int) -> None:
-    assert check_story(run(kv_tokens=KV_TOKENS + more)[1])
+def test_with_less_or_more_the_story_is_another(more: int, replies: Replies) -> None:
+    assert check_story(run(kv_tokens=KV_TOKENS + more, replies=replies)[1])
 
 
 @pytest.mark.parametrize(
     "options", [{"page_size": 4, "eviction_policy": "fifo"}, {"page_size": 16, "eviction_policy": "lfu"}]
 )
-def test_other_settings_tell_another_story(options: dict[str, Any]) -> None:
-    _, panels = run(**options)
+def test_other_settings_tell_another_story(options: dict[str, Any], replies: Replies) -> None:
+    _, panels = run(**options, replies=replies)
     broken = check_story(panels)
     assert len(panels) == 9 and broken
     assert "no longer hold" in figure3.verdict(broken)
@@ -334,3 +341,52 @@ def test_importing_it_loads_neither_torch_nor_viz() -> None:
     code = "import sys, minirad.figure3; print([m for m in ('torch', 'viz', 'graphviz') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ---------------------------------------------------------------------- what was said before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"eviction_policy": "lfu"}, {"page_size": 8, "eviction_policy": "fifo"}, {"kv_tokens": 200}],
+    ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()) or "as it is",
+)
+def test_replies_that_are_kept_tell_the_story_that_the_model_tells(
+    story: tuple[Recording, list[Panel]], replies: Replies, options: dict[str, Any]
+) -> None:
+    """Events, but for the seconds that steps took, and panels."""
+    recording, panels = run(**options, replies=replies)
+    asked, panels_of_the_model = run(**options)
+    assert panels == panels_of_the_model
+    assert [without_seconds(frame.events) for frame in recording] == [
+        without_seconds(frame.events) for frame in asked
+    ]
+    assert recording.header["model"] == asked.header["model"]
+
+
+def without_seconds(events: Sequence[ev.Event]) -> list[ev.Event]:
+    return [dataclasses.replace(e, seconds=0.0) if isinstance(e, ev.StepEnded) else e for e in events]
+
+
+def test_the_model_is_asked_what_it_was_not_asked_before(
+    story: tuple[Recording, list[Panel]], replies: Replies
+) -> None:
+    """A longer greeting: chat 1's later prompts are other ones, and end a run that only repeats."""
+    changed: dict[str, Any] = {"forced_lengths": {"U1": 4, "V2": 30}, "kv_tokens": 400}
+    engine = replies.engine(EngineConfig(kv_tokens=400, device="cpu"))
+    with pytest.raises(Unsaid, match="R1 asks what was not asked"):
+        engine.generate("Hello")
+    engine.check()
+    first = replies.first
+    assert run(**changed, replies=replies)[1] == run(**changed)[1] and replies.first is first
+    with pytest.raises(ValueError, match="replies of model None, not of 'elsewhere'"):
+        replies.engine(EngineConfig(model="elsewhere"))
+
+
+def test_a_sample_that_hangs_on_what_came_before_is_not_kept(replies: Replies) -> None:
+    kept, asked = Replies(), SamplingParams(max_new_tokens=3, temperature=1.0)
+    engine = Engine(EngineConfig(kv_tokens=64, device="cpu"))
+    (output,) = engine.generate([5, 6, 7], asked)
+    kept.keep(engine, [5, 6, 7], asked, output)
+    with pytest.raises(Unsaid):
+        kept.engine(EngineConfig(kv_tokens=64)).generate([5, 6, 7], asked)

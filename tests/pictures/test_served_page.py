@@ -24,7 +24,7 @@ from minirad.observe.recorder import Recorder
 from minirad.server.settings import Limits
 from minirad.workloads import Session, Turn, Workload
 from viz.live import Live, Settings, _parser, main
-from viz.web import routed, served
+from viz.web import asked, served
 from viz.web.driver import Driver
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -205,7 +205,7 @@ def test_the_commands_of_the_page_go_on_working(page):
     assert client.do("flush")[0] == 200
     connection = Asking(driver, path="/flush_cache")  # the server's own way to it
     assert connection.answer()[0] == 200
-    assert client.view(len(driver.run_now.trace))["count"] == 0
+    wait(lambda: client.view(len(driver.run_now.trace))["count"] == 0)  # its frame comes behind the answer
     assert any(isinstance(e, ev.CacheFlushed) for e in driver.run_now.recorder.frames[-1].events)
 
 
@@ -394,8 +394,8 @@ def test_it_is_said_that_anybody_can_ask(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "check"),
-    [(["--serve", "0"], lambda options: served.check(options)),
-     (["--workers", "2"], lambda options: routed.check(options, _parser()))],
+    [(["--serve", "0"], lambda options: asked.check_server(options)),
+     (["--workers", "2"], lambda options: asked.check_workers(options, _parser()))],
 )  # fmt: skip
 def test_ranks_are_not_served_from_here(arguments, check):
     options = _parser().parse_args(arguments)

@@ -284,7 +284,7 @@ def test_a_plain_tokenizer_is_the_one_that_autotokenizer_gives() -> None:
     folder = resolve_model(None)
     asked = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     found, text = load_tokenizer(folder), "Hello<|im_end|>\n, 2 + 2? é"
-    assert type(found) is type(asked) and len(found) == len(asked)
+    assert isinstance(found, type(asked)) and len(found) == len(asked)
     assert found(text).input_ids == asked(text).input_ids
     assert found.special_tokens_map == asked.special_tokens_map
     talk = [{"role": "user", "content": text}]

@@ -160,14 +160,14 @@ def test_a_long_reply_looks_each_token_up_once(
             seen.append(len(ids))
             return str(decode(ids, **how))
 
-        monkeypatch.setattr(tokenizer, "decode", counting)
-        texts, size = TokenTexts(tokenizer), len(tokenizer)
-        rng = random.Random(name)
-        ids = [rng.randrange(size) for _ in range(8000)]
-        stream = StreamText(texts, ("no such text", "nor this one"))
-        joined = "".join(map(stream.add, ids))
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizer, "decode", counting)
+            texts, size = TokenTexts(tokenizer), len(tokenizer)
+            rng = random.Random(name)
+            ids = [rng.randrange(size) for _ in range(8000)]
+            stream = StreamText(texts, ("no such text", "nor this one"))
+            joined = "".join(map(stream.add, ids))
         assert sum(decoding) <= 2 * size + 16  # of each token of the vocabulary at most once, behind another
-        monkeypatch.setattr(tokenizer, "decode", decode)
         assert decoded(tokenizer, ids).startswith(joined) and len(joined) > 4000
 
 

@@ -19,9 +19,7 @@ from minirad.observe.replay import Frame
 from viz.fork import evict_by_hand, forked_config, require_here
 from viz.view.text import asked_text
 from viz.web.compare import Pair, Shown
-from viz.web.consult import consult
 from viz.web.page import Page
-from viz.web.ranks import Ranks, watched
 from viz.web.runs import Run
 from viz.web.settings import Settings
 
@@ -53,8 +51,11 @@ class Session:
 def make_run(number: int, settings: Settings, workload: workloads.Workload | None = None) -> Shown:
     """One engine at work, on so many ranks, or two where two policies are compared."""
     if settings.compare is None:
-        make = Run if settings.tp == 1 else watched
-        return make(number, settings, workload)
+        if settings.tp == 1:
+            return Run(number, settings, workload)
+        from viz.web.ranks import watched
+
+        return watched(number, settings, workload)
     names, (first, second) = settings.sides()
     return Pair(number, settings, (Run(number, first, workload), Run(number, second, workload)), names)
 
@@ -294,7 +295,7 @@ def _fork(session: Session, arguments: Json) -> Json:
     page = session.run_now.single_page
     if page is None:
         raise ValueError("a comparison cannot be forked")
-    if isinstance(session.run_now, Ranks):
+    if session.run_now.page.kind == "ranks":
         raise ValueError("a run of several ranks cannot be forked on its page: viz.fork does that, on one")
     recording = page.trace.recording
     count = len(recording.frames)
@@ -320,6 +321,8 @@ def _prompt(session: Session, arguments: Json) -> Json:
 
 def _doctor(session: Session, arguments: Json) -> Json:
     """Where two prompts part, and what that costs; works on a recording, too."""
+    from viz.web.consult import consult
+
     return consult(_one_page(session), arguments)
 
 

@@ -12,13 +12,16 @@ One sentence tells what they found in the cache and how long they let requests w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from viz.web.page import Page
-from viz.web.ranks import Ranks
 from viz.web.runs import Replay, Run
 from viz.web.settings import Settings
 from viz.web.sides import Json, SidesPage, Totals
-from viz.web.stream import FleetRun
+
+if TYPE_CHECKING:
+    from viz.web.ranks import Ranks
+    from viz.web.stream import FleetRun
 
 # ---------------------------------------------------------------------- two runs as one
 
@@ -115,7 +118,7 @@ class PairPage(SidesPage):
 
 
 AnyPage = Page | SidesPage
-Shown = Run | Replay | Pair | Ranks | FleetRun
+Shown: TypeAlias = Union[Run, Replay, Pair, "Ranks", "FleetRun"]
 
 
 # ---------------------------------------------------------------------- in words

@@ -40,6 +40,7 @@ class Driver(threading.Thread, Session):
             self.ending = DISK_ENDING
         self.error = ""
         self.failure: Exception | None = None  # the same, as it was raised
+        self.first: Callable[[], None] = lambda: None  # called in this thread before there is an engine
         self._listeners: list[Callable[[], None]] = []
         self._token = secrets.token_hex(4)
         self._commands: queue.Queue[tuple[Command, Json, Future[Json]]] = queue.Queue()
@@ -144,6 +145,7 @@ class Driver(threading.Thread, Session):
     def run(self) -> None:
         try:
             if self.run_now is None:
+                self.first()
                 self.begin(self.settings, None)
                 self._announce()
             while not self._stopping.is_set():

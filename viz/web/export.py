@@ -17,15 +17,17 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minirad import command
 from viz.draw import tree
 from viz.draw.dot import find_dot
 from viz.trace import Trace, summary
 from viz.web.compare import AnyPage
-from viz.web.fleet import FleetPage
 from viz.web.page import Page
+
+if TYPE_CHECKING:
+    from viz.web.fleet import FleetPage
 
 STATIC = Path(__file__).parents[1] / "static"
 MOST_VIEWS = 1200
@@ -119,6 +121,8 @@ def export_html(page: AnyPage, path: str | Path, title: str = "", note: str = ""
 
 def page_data(page: AnyPage, title: str = "", note: str = "") -> dict[str, Any]:
     """All that the page would ask a server for; equal pictures and node texts are kept once."""
+    from viz.web.fleet import FleetPage
+
     pool, height = _Pool(), TREE_HEIGHTS[page.kind]
     kept = _kept(page) if isinstance(page, Page) else {"step": _evenly(len(page) + 1)}
     views = {

@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 from minirad import command, workloads
 from minirad.model.classroom import corpus
 from minirad.route.policies import POLICIES, make_policy
-from minirad.server.settings import needed
 from minirad.workloads import Asked, Session, Turn, Workload
+from viz.web.asked import ROUTE
 from viz.web.served import example, key_of
 from viz.web.settings import Settings
 from viz.web.stream import PACE, FleetRun, FlightSource, Json
@@ -36,7 +36,6 @@ from viz.words import decoder_from, ids_as_text
 if TYPE_CHECKING:
     from minirad.route.router import Router
 
-POLICY = "cache-aware"
 STEP = 0.1  # seconds that stand for a step of a workload
 AT_ONCE = 16  # requests of the workload that may be in flight
 PATIENCE = 7.0  # seconds after which the workload is sent to those workers that are ready
@@ -45,51 +44,9 @@ _ENGINE = (
     "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens", "host_write",
     "bigram_keys", "speculative", "draft_tokens", "jump_forward", "disk_dir",
 )  # fmt: skip
-_NOT_HERE = {
-    "compare": "two engines are compared without a router",
-    "replay": "nothing runs, so there is nothing to route to",
-    "cache": "the workers have trees of their own",
-    "publish": "each worker publishes already, for the router",
-    "connect": "a foreign fleet is watched, not routed: see SGLang's router or Dynamo",
-    "server": "a foreign fleet is watched, not routed: see SGLang's router or Dynamo",
-    "bind": "a foreign fleet is watched, not routed: see SGLang's router or Dynamo",
-    "paused": "workers run at their own pace",
-    "speed": "workers run at their own pace",
-    "served_model_name": "all workers serve the same model under one name",
-    "tp": "each worker computes alone",
-    "max_queue": "each worker has its own queue",
-}
 
 
 # ---------------------------------------------------------------------- what is asked for
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a router and its workers."""
-    group = parser.add_argument_group("several engines of ours behind a router, each a process of its own")
-    where = group.add_argument
-    where("--workers", type=command.positive, metavar="N", help="so many; --serve PORT is then the router's")
-    where("--route", metavar="POLICY", help=f"{', '.join(POLICIES)} (default: {POLICY})")
-
-
-def asked(options: argparse.Namespace) -> bool:
-    """Workers behind a router are to be shown."""
-    return options.workers is not None
-
-
-def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """ValueError, in one sentence, for options that do not go together. Starts nothing."""
-    if not asked(options):
-        if options.route is not None:
-            raise ValueError(f"--route {options.route} goes with --workers: one engine has nobody to choose")
-        return
-    for name, reason in _NOT_HERE.items():
-        if getattr(options, name, None) not in (None, parser.get_default(name)):
-            raise ValueError(f"--workers {options.workers} with --{name.replace('_', '-')}: {reason}")
-    make_policy(POLICY if options.route is None else options.route)
-    if options.steps is not None and not options.export:
-        raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
-    needed("--workers")
 
 
 def workload_of(options: argparse.Namespace) -> Workload:
@@ -136,7 +93,7 @@ def router_of(options: argparse.Namespace, workload: Workload) -> Router:
 
     limits = Limits() if options.max_body is None else Limits(body=options.max_body)
     settings = RouterSettings(
-        workers=options.workers, policy=options.route or POLICY,
+        workers=options.workers, policy=options.route or ROUTE,
         engine=engine_options(options, workload), host=options.host, port=options.serve or 0,
         key=key_of(options) or "", limits=limits, keep=True,
         record=None if options.record is None else Path(options.record),

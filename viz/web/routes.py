@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from viz.trace import GRANULARITIES
-from viz.web.ask import ask
 from viz.web.compare import AnyPage, Shown
 from viz.web.export import page_html
 from viz.web.page import Page
@@ -170,6 +169,8 @@ class Why(Answer):
         page = run.page if isinstance(run.page, Page) else run.single_page
         if page is None:
             raise Refused(HTTPStatus.BAD_REQUEST, "two engines are compared here: one can be asked about")
+        from viz.web.ask import ask
+
         try:
             async with self.turn:
                 self.json(await asyncio.to_thread(ask, page, asked))

@@ -25,7 +25,6 @@ from minirad.outputs import GenerationOutput
 from minirad.workloads import Workload
 from viz.fork import changeable_policy
 from viz.trace import Decode, Trace, decoder_of
-from viz.web.fleet import FleetPage
 from viz.web.page import Page
 from viz.web.settings import Settings, beside
 
@@ -152,8 +151,7 @@ class Replay:
         self.trace = Trace(recording, decode)
         labels = notes.get("labels")
         labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
-        kind = FleetPage if is_fleet(recording.header["start"]) else Page
-        self.page = self.single_page = kind(self.trace, labels)
+        self.page = self.single_page = _page_of(self.trace, labels)
         if tokenizer is not None:
             self.page.tokenizer = tokenizer
         self.page.refused = self.refused = str(notes.get("refused", ""))
@@ -164,6 +162,15 @@ class Replay:
 
     def close(self, broken: bool = False) -> None:
         """Nothing is open."""
+
+
+def _page_of(trace: Trace, labels: dict[str, str]) -> Page:
+    """A recording's page; that of a stream is another one."""
+    if not is_fleet(trace.recording.header["start"]):
+        return Page(trace, labels)
+    from viz.web.fleet import FleetPage
+
+    return FleetPage(trace, labels)
 
 
 def _new_engine(settings: Settings, workload: Workload) -> Engine:

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from minirad import workloads
 from minirad.fleet.publish import Publisher
-from minirad.server.command import add_limits, api_key, is_loopback, limits_of
+from minirad.server.command import api_key, is_loopback
 from minirad.server.service import Piece, Service, Spec, Ticket
-from minirad.server.settings import Limits, needed
+from minirad.server.settings import Limits, limits_of
 from minirad.server.settings import Settings as Served
 from viz.web.commands import Session
 from viz.web.compare import Shown
@@ -39,62 +39,13 @@ if TYPE_CHECKING:
     from minirad.outputs import GenerationOutput
 
 Json = dict[str, Any]
-KV_TOKENS = 2048  # of the pool, where nothing else is said: the page shows each slot of it
 MOST_FRAMES = 20_000  # of a recording in memory; then a new one begins, with the same engine
 ENDING = 6.0  # seconds that the end may take: what is open is told
 ASKED = "Who are you?"  # by the request that the page shows how to send
 NONE = workloads.Workload("none", "Requests by HTTP", ())
-LIMITS = ("api_key", "max_queue", "max_body", "served_model_name")
 
 
 # ---------------------------------------------------------------------- what is asked for
-
-
-def port(text: str) -> int:
-    """An option's port; 0: any free one."""
-    number = int(text)
-    if not 0 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {number}")
-    return number
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a server beside the page."""
-    group = parser.add_argument_group(
-        "a server with OpenAI's API, over the page's engine or over its workers"
-    )
-    help_ = "serve there, as minirad serve does (0: any free port)"
-    group.add_argument("--serve", type=port, metavar="PORT", help=help_)
-    add_limits(group)
-
-
-def check(options: argparse.Namespace) -> None:
-    """ValueError, in one sentence, for options that do not go together. Opens nothing."""
-    given = [name for name in LIMITS if getattr(options, name) is not None]
-    if options.serve is None:
-        if given and options.workers is None:
-            raise ValueError(
-                f"--{given[0].replace('_', '-')} {getattr(options, given[0])} goes with --serve only"
-            )
-        return
-    if options.serve and options.serve == options.port:
-        raise ValueError(f"--serve {options.serve} and --port {options.port}: page and server need two ports")
-    if options.workers is not None:
-        return
-    why = {
-        "compare": "two engines run, and a server has one",
-        "replay": "nothing runs, so nothing can be served",
-        "export": "nobody can ask a run that is over at once",
-    }
-    if getattr(options, "tp", 1) > 1:
-        raise ValueError(
-            f"--serve {options.serve} with --tp {options.tp}: a page of ranks serves nobody; "
-            "torchrun ... -m minirad serve --tp does"
-        )
-    for name, reason in why.items():
-        if getattr(options, name):
-            raise ValueError(f"--serve {options.serve} with --{name}: {reason}")
-    needed("--serve")
 
 
 def served_of(options: argparse.Namespace) -> Served:

@@ -22,92 +22,27 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minirad import command
 from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
 from minirad.fleet.flight import Flight, FlightRecording, rare_collections
 from minirad.fleet.follow import Follower, Told
 from minirad.fleet.follow import State as RankState
 from viz.trace import Decode, Trace, ids_as_text
 from viz.view.text import short
+from viz.web.asked import SILENCE, endpoints_of
 from viz.web.fleet import FleetPage
 from viz.words import decoder_from
 
 Json = dict[str, Any]
 PACE = 0.1  # seconds between two frames that a page is told of
 FOREIGN = "this is the cache of another server: there is nothing to drive"
-SILENCE = 5.0  # seconds without news after which an export is written
-_OWN = (
-    "workload", "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens",
-    "host_write", "disk_dir", "disk_mb", "lora", "bigram_keys", "tp", "compare", "cache", "speed", "paused",
-    "publish", "publish_replay", "serve", "speculative", "draft_tokens", "jump_forward",
-)  # fmt: skip
 
 
 # ---------------------------------------------------------------------- what is asked for
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a stream."""
-    group = parser.add_argument_group(
-        "the cache of another server, from the KV events that it publishes",
-        f"with --export: until --steps frames have come, nothing comes for {SILENCE:g} s, or Ctrl-C",
-    )
-    where = group.add_argument
-    where("--connect", metavar="ENDPOINT", help="its publisher, tcp://host:5557; rank 1 has the next port")
-    where("--server", metavar="URL", help="ask SGLang's /server_info for endpoints, ranks and topic")
-    where("--bind", metavar="ENDPOINT", help="listen here, for a publisher that connects: tcp://*:5557")
-    where("--ranks", type=command.positive, metavar="N", help="data-parallel ranks (default: 1)")
-    where("--topic", metavar="T", help="only messages whose topic begins with it (default: all)")
-    where("--tokenizer", metavar="DIR|ID",
-          help="a folder, or a name in the local cache (nothing is fetched): token ids as text")  # fmt: skip
-
-
-def asked(options: argparse.Namespace) -> bool:
-    """A stream is to be followed."""
-    return any(given is not None for given in (options.connect, options.server, options.bind))
-
-
-def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """ValueError, in one sentence, for options that do not go together. Opens nothing."""
-    if not asked(options):
-        for name in ("ranks", "topic"):
-            if getattr(options, name) is not None:
-                raise ValueError(f"--{name} {getattr(options, name)} goes with --connect, --bind or --server")
-        if options.tokenizer is not None and options.replay is None:
-            raise ValueError(
-                f"--tokenizer {options.tokenizer} goes with a stream: an engine of ours has its own"
-            )
-        if options.replay is not None and "://" in options.replay:
-            raise ValueError(f"--replay {options.replay} is an endpoint: it goes with --connect or --bind")
-        return
-    given = [name for name in ("connect", "server", "bind") if getattr(options, name) is not None]
-    if len(given) > 1:
-        raise ValueError(f"--{given[0]} and --{given[1]} name two streams: only one can be followed")
-    own = [name for name in _OWN if getattr(options, name, None) != parser.get_default(name)]
-    if own:
-        option = f"--{own[0].replace('_', '-')}"
-        raise ValueError(f"{option} with --{given[0]}: no engine runs here, its server is another's")
-    if options.server is not None and options.ranks is not None:
-        raise ValueError(f"--ranks {options.ranks} with --server: the server says how many there are")
-    if options.steps is not None and not options.export:
-        raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
-    _endpoints(options)
-
-
-def _endpoints(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Of each rank, where its publisher and its replay are. ValueError for what cannot be one."""
-    ranks = options.ranks or 1
-    endpoints: list[str] = []
-    if options.server is None:
-        bind = options.bind is not None
-        endpoints = rank_endpoints(options.bind if bind else options.connect, ranks, bind=bind)
-    replays = rank_endpoints(options.replay, ranks) if options.replay is not None else []
-    return endpoints, replays
-
-
 def followed(options: argparse.Namespace) -> ServerInfo:
     """What is followed; a server is asked where that is."""
-    endpoints, replays = _endpoints(options)
+    endpoints, replays = endpoints_of(options)
     if options.server is None:
         return ServerInfo(endpoints, replays, options.topic or "", 0)
     found = server_info(options.server)

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaForCausalLM
 
 from minirad import command
 from minirad.model.classroom import DRAFT_HEAD, WEIGHTS, corpus
@@ -181,6 +180,8 @@ class Pupil:
     """A model and its tokenizer, as transformers load them."""
 
     def __init__(self, directory: Path) -> None:
+        from transformers import AutoTokenizer, LlamaForCausalLM  # two seconds, which --help needs not wait
+
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         self.tokenizer.padding_side = "left"
         self.model: Any = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
