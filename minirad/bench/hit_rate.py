@@ -223,8 +223,8 @@ def overhead(
         prompts = unlike_prompts(requests, prompt_tokens)
     longest = max(map(len, prompts), default=0) + new_tokens
     page = int(config.get("page_size", 1))
-    half = max(len(prompts) * longest // 2, longest + page)
-    config = {"kv_tokens": -(-half // page) * page, "max_running": 16, "max_context": longest, **config}
+    half = max(len(prompts) * longest // 2, longest + page, 5)
+    config = {"kv_tokens": -(-half // page) * page, "max_running": 16, "max_context": max(longest, 5), **config}
     engine = engine_of(model, **config)
     watch = TreeWatch(engine)
     engine.generate([prompts[0][:3]], SamplingParams(max_new_tokens=2, ignore_eos=True))
