@@ -28,7 +28,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,9 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _none_or_more(text: str) -> int:
-    return 0 if text.strip() == "0" else positive(text)
+    if not text.strip().isdecimal() or int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"a whole number, 0 or more, is needed, not {text[:40]!r}")
+    return int(text)
 
 
 # ---------------------------------------------------------------------- what is run
@@ -279,6 +281,7 @@ class Bench:
     args: argparse.Namespace
     peers: set[str]
     ggufs: dict[str, Path]
+    models: dict[str, Any] = field(default_factory=dict)  # by kind of weights, each loaded once
 
     def ways(self, prompts: list[list[int]]) -> list[Way]:
         """All ways to do the workload."""
@@ -305,13 +308,7 @@ class Bench:
     def _ours(self, work: Work, radix_cache: bool = True) -> list[Way]:
         name = "minirad" if radix_cache else "minirad, radix cache off"
         return [
-            Way(
-                name,
-                threads,
-                kind,
-                work,
-                partial(run_minirad, self.path, work, self.config(kind), radix_cache),
-            )
+            Way(name, threads, kind, work, partial(self.run_ours, kind, work, radix_cache))
             for threads in self.args.threads
             for kind in self.args.weights
         ]
@@ -328,31 +325,46 @@ class Bench:
     def config(self, weights: str) -> dict[str, Any]:
         return _quantized_config() if weights == QUANTIZED else {}
 
+    def model(self, weights: str) -> Any:
+        """The model with this kind of weights, loaded once."""
+        if weights not in self.models:
+            config = EngineConfig(model=self.path, device="cpu", kv_tokens=1, **self.config(weights))
+            self.models[weights] = Engine(config).model
+        return self.models[weights]
+
+    def engine(self, weights: str, work: Work, times: int = 1, **more: Any) -> Engine:
+        """A new engine with room for some work, or for so many times as much."""
+        config = EngineConfig(**_sizes(work, times), **self.config(weights), **more)
+        return Engine(config, model=self.model(weights))
+
+    def run_ours(self, weights: str, work: Work, radix_cache: bool) -> tuple[float, int]:
+        return serve(self.engine(weights, work, radix_cache=radix_cache), work)
+
     def tree(self, work: Work) -> dict[str, Any]:
         """What the tree's calls take of the workload."""
+        kind = self.args.weights[0]
         return overhead(
-            self.path, prompts=work.prompts, new_tokens=work.new_tokens, reps=self.args.reps,
-            **_sizes(work), **self.config(self.args.weights[0]),
+            self.model(kind), prompts=work.prompts, new_tokens=work.new_tokens, reps=self.args.reps,
+            **_sizes(work), **self.config(kind),
         )  # fmt: skip
 
     def ttft_by_hit(self) -> list[dict[str, Any]]:
         """Milliseconds to the first token of a prompt of `shared` tokens (of `own`, where none are shared),
         by how many of them hit."""
-        length = self.args.shared or self.args.own
-        kind = self.args.weights[0]
+        length, kind = self.args.shared or self.args.own, self.args.weights[0]
         work = Work([[0] * length], 1, self.args.page_size)
-        engine = Engine(
-            EngineConfig(model=self.path, **_sizes(work, times=8), **self.config(kind))
-        )  # fmt: skip
-        rows = _by_hit(length, self.args.reps, self.vocab, partial(_first_token, engine))
-        found = [{"with": "minirad", "weights": kind, **row} for row in rows]
-        if kind in self.ggufs:
-            with llama_cpp.LlamaCpp(
-                self.ggufs[kind], slots=1, longest=length + 1, threads=self.args.threads[0]
-            ) as server:
-                rows = _by_hit(length, self.args.reps, self.vocab, partial(_first_of_llama_cpp, server))
-                found += [{"with": LLAMA_CPP, "weights": kind, **row} for row in rows]
-        return found
+        ways = {"minirad": partial(_first_token, self.engine(kind, work, times=8))}
+        with ExitStack() as stack:
+            if kind in self.ggufs:
+                server = llama_cpp.LlamaCpp(
+                    self.ggufs[kind], slots=1, longest=work.longest, threads=self.args.threads[0]
+                )
+                ways[LLAMA_CPP] = partial(_first_of_llama_cpp, stack.enter_context(server))
+            return [
+                {"with": name, "weights": kind, **row}
+                for name, first in ways.items()
+                for row in _by_hit(length, self.args.reps, self.vocab, first)
+            ]
 
 
 def _default_model() -> str | None:
@@ -380,11 +392,8 @@ def _sizes(work: Work, times: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_minirad(
-    path: Path, work: Work, config: dict[str, Any], radix_cache: bool = True
-) -> tuple[float, int]:
-    """Seconds for all prompts, from a cold cache, and the tokens that hit. Only serving is timed."""
-    engine = Engine(EngineConfig(model=path, radix_cache=radix_cache, **_sizes(work), **config))
+def serve(engine: Engine, work: Work) -> tuple[float, int]:
+    """Seconds for all prompts, from a cold cache, and how many of their tokens hit."""
     engine.generate([5, 6], SamplingParams(max_new_tokens=WARM_UP - 2, ignore_eos=True))
     engine.flush_cache()
     params = SamplingParams(max_new_tokens=work.new_tokens, ignore_eos=True)

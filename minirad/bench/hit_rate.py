@@ -224,8 +224,8 @@ def overhead(
     longest = max(map(len, prompts), default=0) + new_tokens
     page = int(config.get("page_size", 1))
     half = max(len(prompts) * longest // 2, longest + page, 5)
-    config = {"kv_tokens": -(-half // page) * page, "max_running": 16, "max_context": max(longest, 5), **config}
-    engine = engine_of(model, **config)
+    sizes = {"kv_tokens": -(-half // page) * page, "max_running": 16, "max_context": max(longest, 5)}
+    engine = engine_of(model, **(sizes | config))
     watch = TreeWatch(engine)
     engine.generate([prompts[0][:3]], SamplingParams(max_new_tokens=2, ignore_eos=True))
     runs = [_watched(engine, watch, prompts, new_tokens) for _ in range(reps)]
