@@ -32,7 +32,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -140,18 +140,34 @@ class Work:
         return self.new_tokens * len(self.prompts)
 
 
+class Took(NamedTuple):
+    """One run. cpu_seconds: of all threads of this process, which other processes leave as they are.
+
+    cached: prompt tokens that were not computed again; None where a way does not say.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    cached: int | None
+
+
+def timed(run: Callable[[], int | None]) -> Took:
+    """run: does the work and returns how many prompt tokens were cached."""
+    started, cpu = time.perf_counter(), time.process_time()
+    cached = run()
+    return Took(time.perf_counter() - started, time.process_time() - cpu, cached)
+
+
 @dataclass(slots=True)
 class Way:
-    """One way to do some work. run: does it once and returns seconds, and how many prompt tokens were hits
-    (None where the way does not say)."""
+    """One way to do some work, and what it took. run: does it once."""
 
     name: str
     threads: int
     weights: str
     work: Work
-    run: Callable[[], tuple[float, int | None]]
-    seconds: list[float] = field(default_factory=list)
-    cached: int | None = None
+    run: Callable[[], Took]
+    runs: list[Took] = field(default_factory=list)
     note: str = ""
 
     @property
@@ -160,12 +176,11 @@ class Way:
 
     def go(self) -> None:
         """Runs it once more, unless it failed, or takes long. What a peer cannot do here is noted."""
-        if self.note or max(self.seconds, default=0.0) > LONG:
+        if self.note or any(took.seconds > LONG for took in self.runs):
             return
         torch.set_num_threads(self.threads)
         try:
-            seconds, self.cached = self.run()
-            self.seconds.append(seconds)
+            self.runs.append(self.run())
         except Exception as error:
             if self.ours:
                 raise
@@ -176,16 +191,19 @@ class Way:
         prompts = self.work.prompts
         row: dict[str, Any] = {
             "with": self.name, "threads": self.threads, "weights": self.weights, "requests": len(prompts),
-            "prompt_tokens": len(prompts[0]), "new_tokens": self.work.new_tokens, "runs": len(self.seconds),
-            "tokens_per_s": None, "seconds": None, "ttft_ms": None, "hit_rate": None, "note": self.note,
+            "prompt_tokens": len(prompts[0]), "new_tokens": self.work.new_tokens, "runs": len(self.runs),
+            "tokens_per_s": None, "seconds": None, "cpu_seconds": None, "ttft_ms": None, "hit_rate": None,
+            "note": self.note,
         }  # fmt: skip
-        if self.seconds:
-            row["seconds"] = spread(self.seconds)
-            row["tokens_per_s"] = spread([self.work.made / seconds for seconds in self.seconds])
+        if self.runs:
+            seconds = [took.seconds for took in self.runs]
+            row["seconds"] = spread(seconds)
+            row["cpu_seconds"] = spread([took.cpu_seconds for took in self.runs])
+            row["tokens_per_s"] = spread([self.work.made / each for each in seconds])
             if self.work.made == 1:
-                row["ttft_ms"] = spread([seconds * 1e3 for seconds in self.seconds])
-        if self.cached is not None:
-            row["hit_rate"] = self.cached / sum(map(len, prompts))
+                row["ttft_ms"] = spread([each * 1e3 for each in seconds])
+            if self.runs[-1].cached is not None:
+                row["hit_rate"] = self.runs[-1].cached / sum(map(len, prompts))
         return row
 
 
@@ -337,7 +355,7 @@ class Bench:
         config = EngineConfig(**_sizes(work, times), **self.config(weights), **more)
         return Engine(config, model=self.model(weights))
 
-    def run_ours(self, weights: str, work: Work, radix_cache: bool) -> tuple[float, int]:
+    def run_ours(self, weights: str, work: Work, radix_cache: bool) -> Took:
         return serve(self.engine(weights, work, radix_cache=radix_cache), work)
 
     def tree(self, work: Work) -> dict[str, Any]:
@@ -392,26 +410,32 @@ def _sizes(work: Work, times: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def serve(engine: Engine, work: Work) -> tuple[float, int]:
-    """Seconds for all prompts, from a cold cache, and how many of their tokens hit."""
+def serve(engine: Engine, work: Work) -> Took:
+    """All prompts at once, from a cold cache."""
     engine.generate([5, 6], SamplingParams(max_new_tokens=WARM_UP - 2, ignore_eos=True))
     engine.flush_cache()
     params = SamplingParams(max_new_tokens=work.new_tokens, ignore_eos=True)
-    started = time.perf_counter()
-    for prompt in work.prompts:
-        engine.add_request(prompt, params)
-    done = []
-    while engine.has_work:
-        done += engine.step().finished
-    seconds = time.perf_counter() - started
-    assert sum(len(out.token_ids) for out in done) == work.made
-    return seconds, sum(out.cached_tokens for out in done)
+
+    def all_of_it() -> int:
+        for prompt in work.prompts:
+            engine.add_request(prompt, params)
+        done = []
+        while engine.has_work:
+            done += engine.step().finished
+        assert sum(len(out.token_ids) for out in done) == work.made
+        return sum(out.cached_tokens for out in done)
+
+    return timed(all_of_it)
 
 
-def run_llama_cpp(gguf: Path, work: Work, slots: int, threads: int) -> tuple[float, int]:
+def run_llama_cpp(gguf: Path, work: Work, slots: int, threads: int) -> Took:
     """The same of llama.cpp's server; starting it is not counted."""
     with llama_cpp.LlamaCpp(gguf, slots=slots, longest=work.longest, threads=threads) as server:
-        return llama_cpp.timed(server, work.prompts, work.new_tokens)
+        return timed(lambda: _cached(server.generate(work.prompts, work.new_tokens)))
+
+
+def _cached(said: Sequence[llama_cpp.Said]) -> int:
+    return sum(each.cached for each in said)
 
 
 def _by_hit(
@@ -443,7 +467,8 @@ def _first_token(engine: Engine, prompt: list[int], hit: int) -> tuple[float, in
 def _first_of_llama_cpp(server: llama_cpp.LlamaCpp, prompt: list[int], hit: int) -> tuple[float, int]:
     if hit:
         server.generate([prompt[:hit]], 1)
-    return llama_cpp.timed(server, [prompt], 1)
+    took = timed(lambda: _cached(server.generate([prompt], 1)))
+    return took.seconds, took.cached or 0
 
 
 # ---------------------------------------------------------------------- transformers
@@ -451,7 +476,7 @@ def _first_of_llama_cpp(server: llama_cpp.LlamaCpp, prompt: list[int], hit: int)
 
 def transformers_runs(
     path: Path, prompts: list[list[int]], args: argparse.Namespace
-) -> dict[str, Callable[[], tuple[float, None]]]:
+) -> dict[str, Callable[[], Took]]:
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
@@ -485,11 +510,6 @@ def transformers_runs(
         made = sum(len(out.generated_tokens) for out in outputs.values())
         if made != len(prompts) * args.new_tokens:
             raise RuntimeError(f"generated {made} tokens, not {len(prompts) * args.new_tokens}")
-
-    def timed(run: Callable[[], None]) -> tuple[float, None]:
-        started = time.perf_counter()
-        run()
-        return time.perf_counter() - started, None
 
     runs = {"transformers generate, batches of 8": in_eights}
     if args.shared:  # else there is no prefix to compute by hand
@@ -575,29 +595,17 @@ def _beside(
         return (row["threads"], row["weights"], *case(row))
 
     ours = {alike(row): row["seconds"]["median"] for row in rows if row["with"] == "minirad"}
+    size = "requests" if name == "tokens_per_s" else "tokens"
+    head = (*(size for _ in case(rows[0])), "", "threads", "weights", what, "low", "high", "CPU s", "hits")
     cells = []
     for row in sorted(rows, key=case):  # the order of the ways stays
         first = (*(f"{number:,}" for number in case(row)), row["with"], str(row["threads"]), row["weights"])
         if row[name] is None:
-            cells.append((*first, None, None, None, None, None, row["note"]))
+            cells.append((*first, None, None, None, None, None, None, row["note"]))
             continue
         faster = row["seconds"]["median"] / ours[alike(row)] if alike(row) in ours else None
         hits = None if row["hit_rate"] is None else f"{row['hit_rate']:.0%}"
         times = None if faster is None else f"{faster:.2f} x"
-        cells.append((*first, *row[name].values(), hits, times, "1 run" * (row["runs"] == 1)))
-    head = ("requests",) if name == "tokens_per_s" else ("tokens",)
-    return columns(
-        (
-            *head[: len(case(rows[0]))],
-            "",
-            "threads",
-            "weights",
-            what,
-            "low",
-            "high",
-            "hits",
-            "minirad is",
-            "",
-        ),
-        cells,
-    )
+        cpu, once = row["cpu_seconds"]["median"], "1 run" * (row["runs"] == 1)
+        cells.append((*first, *row[name].values(), cpu, hits, times, once))
+    return columns((*head, "minirad is", ""), cells)

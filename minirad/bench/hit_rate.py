@@ -26,7 +26,7 @@ from minirad.programs import tree_of_thought
 
 KEPT = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 TREES = 8  # trees of thought that grow at the same time
-POOL = 1_400  # slots: enough for about three of these trees without sharing, and for all of them with it
+POOL = 1_100  # slots: what runs at once without sharing is a third less than with it
 # What the engine asks of its tree in a step. What these call in turn is theirs.
 TREE_CALLS = (
     "find", "match_prefix", "insert", "inc_lock_ref", "dec_lock_ref", "evict", "locked", "peek", "seal",

@@ -8,7 +8,6 @@ request has computed it before, so how many slots there are decides what is shar
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -143,10 +142,3 @@ class LlamaCpp:
         if (said.new, said.prompt) != (new_tokens, len(prompt)):
             raise RuntimeError(f"llama.cpp: {said} for {len(prompt)} prompt tokens, {new_tokens} to generate")
         return said
-
-
-def timed(server: LlamaCpp, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[float, int]:
-    """Seconds for all prompts, and how many of their tokens the server had already."""
-    started = time.perf_counter()
-    said = server.generate(prompts, new_tokens)
-    return time.perf_counter() - started, sum(each.cached for each in said)

@@ -16,10 +16,12 @@ from minirad import EngineConfig, SamplingParams
 from minirad.__main__ import main
 from minirad.bench import engine as bench
 from minirad.bench import hit_rate, llama_cpp
-from minirad.bench.engine import Way, Work, make_prompts, take_turns
+from minirad.bench.engine import Took, Way, Work, make_prompts, take_turns
 from minirad.engine import Engine
 from minirad.frontend import Job
+from minirad.model.classroom import corpus
 from minirad.model.llama import LlamaModel
+from minirad.programs import few_shot_batch
 
 SMALL = {"requests": "3", "shared": "40", "own": "5", "new-tokens": "3", "reps": "1", "with": "none"}
 
@@ -123,11 +125,11 @@ def test_ways_take_turns_and_what_is_long_or_fails_runs_once() -> None:
     ran: list[str] = []
 
     def way(name: str, seconds: float) -> Way:
-        def run() -> tuple[float, int]:
+        def run() -> Took:
             ran.append(name)
             if seconds < 0:
                 raise RuntimeError(f"no\n{name}")
-            return seconds, 6
+            return Took(seconds, 0.5, 6)
 
         return Way(name, 1, "float32", Work([[1, 2, 3], [1, 2, 4]], 5), run)
 
@@ -163,18 +165,29 @@ def test_the_table_says_how_many_times_as_fast() -> None:
 
 
 def row(name: str, seconds: float, requests: int = 2) -> dict[str, Any]:
-    way = Way(name, 1, "float32", Work([[1]] * requests, 5), lambda: (seconds, 0))
+    way = Way(name, 1, "float32", Work([[1]] * requests, 5), lambda: Took(seconds, 0.25, 0))
     way.go()
     return way.row()
 
 
 @pytest.mark.slow  # generate_batch alone takes 14 s to get going
-@pytest.mark.parametrize("shared", [40, 0])
-def test_transformers_stands_beside_it(capsys: pytest.CaptureFixture[str], shared: int) -> None:
-    code, result, _ = bench_engine(capsys, shared=str(shared), **{"with": "transformers"})
+def test_transformers_stands_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, result, err = bench_engine(capsys, **{"with": "transformers"})
+    assert code == 0, err
     theirs = [row for row in result["rows"] if row["with"].startswith("transformers")]
-    assert code == 0 and len(theirs) == (3 if shared else 2)  # nothing is computed by hand where none share
+    assert len(theirs) == 3
     assert all(row["tokens_per_s"] is not None and row["note"] == "" for row in theirs)
+
+
+def test_where_nothing_is_shared_no_prefix_is_computed_by_hand(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "take_turns", lambda ways, reps: [way.go() for way in ways if way.ours])
+    code, result, err = bench_engine(capsys, shared="0", **{"with": "transformers"})
+    assert code == 0, err
+    assert [row["with"] for row in result["rows"][2:]] == [
+        "transformers generate, batches of 8", "transformers generate_batch"
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------------- llama.cpp
@@ -236,9 +249,9 @@ def test_a_server_has_room_for_all_slots_and_says_what_hit(monkeypatch: pytest.M
     package = FakePackage()
     monkeypatch.setitem(sys.modules, "xllamacpp", package)
     work = Work([[7] * 20, [7] * 30], 5)
-    seconds, cached = bench.run_llama_cpp(Path("a.gguf"), work, slots=16, threads=2)
+    took = bench.run_llama_cpp(Path("a.gguf"), work, slots=16, threads=2)
     (params,) = package.made
-    assert seconds > 0 and cached == 25
+    assert took.seconds > 0 and took.cached == 25
     assert params.n_ctx >= 16 * 35 and params.n_ctx % 256 == 0
     assert (params.n_parallel, params.kv_unified, params.model.path) == (16, True, "a.gguf")
     assert params.cpuparams.n_threads == params.cpuparams_batch.n_threads == 2
@@ -299,9 +312,10 @@ def test_llama_cpp_says_what_we_say(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    """A small sweep: two trees of thought, in a pool for about one."""
-    jobs = [Job(job.function, (*job.args, 2, 2, 1)) for job in hit_rate.trees_of_thought(3)]
-    return hit_rate.sweep(jobs=jobs, kept=(0.0, 0.5, 1.0), kv_tokens=420, reps=1)
+    """A small sweep: a few-shot batch, in a pool for one or two of its prompts without sharing."""
+    questions = [f"What does a {animal} say?" for animal in corpus.ANIMALS[:6]]
+    jobs = [Job(few_shot_batch, (questions, 5))]
+    return hit_rate.sweep(jobs=jobs, kept=(0.0, 0.5, 1.0), kv_tokens=260, reps=1)
 
 
 def test_less_kept_is_less_hit_and_smaller_batches(rows: list[dict[str, Any]]) -> None:
