@@ -45,8 +45,9 @@ from minirad.bench.tables import table as columns
 from minirad.command import positive
 from minirad.config import MOST_KV_TOKENS, EngineConfig, SamplingParams
 from minirad.engine import Engine
+from minirad.machine import model_directory
 from minirad.model.config import LlamaConfig
-from minirad.model.load import SMOLLM2, resolve_model
+from minirad.model.load import SMOLLM2
 
 WARM_UP = 4  # tokens of a request that goes first, so that nothing is timed that is loaded once
 NO_EOS = -1  # an end token that never comes, so that both sides generate the same number
@@ -209,13 +210,15 @@ class Way:
 
 def main(args: argparse.Namespace) -> int:
     name = args.model or _default_model()
-    path = resolve_model(name)
+    configs = {kind: _config(name, kind) for kind in args.weights}
+    path = model_directory(configs[args.weights[0]])
+    assert path is not None  # these weights are not random
     shape = LlamaConfig.from_dir(path)
     _check(args, shape)
     peers = set(args.beside) - {NOTHING, *({TRANSFORMERS} if args.skip_transformers else ())}
     place = machine()
     with _ggufs(name, args.weights if LLAMA_CPP in peers else ()) as ggufs:
-        bench = Bench(path, shape.vocab_size, args, peers, ggufs)
+        bench = Bench(path, shape.vocab_size, args, peers, ggufs, configs)
         main_ways = bench.ways(make_prompts(args.requests, args.shared, args.own, shape.vocab_size))
         batches = [way for size in args.batch_sizes for way in bench.batch(size)]
         lengths = [way for length in args.prompt_lengths for way in bench.length(length)]
@@ -255,15 +258,24 @@ def _check(args: argparse.Namespace, shape: LlamaConfig) -> None:
         total = requests * (args.shared + args.own + args.new_tokens)
         if total > MOST_KV_TOKENS:
             raise ValueError(f"{requests} requests have {total} tokens in all; {MOST_KV_TOKENS} may be")
-    if QUANTIZED in args.weights:
-        _quantized_config()
 
 
-def _quantized_config() -> dict[str, Any]:
-    """What an EngineConfig says for quantised weights."""
-    if "weights" not in EngineConfig.__dataclass_fields__:
-        raise ValueError("--weights quantized: this minirad computes with float32 weights only")
-    return {"weights": QUANTIZED}
+def _config(model: str | None, weights: str) -> EngineConfig:
+    """What loads the model with these weights; ValueError where they cannot be had."""
+    small: dict[str, Any] = {"model": model, "device": "cpu", "kv_tokens": 1}
+    gguf = str(model).endswith(".gguf")
+    if weights == FLOAT32:
+        if gguf:
+            raise ValueError(f"of {str(model)!r} the quantised numbers are taken: say --weights {QUANTIZED}")
+        return EngineConfig(**small)
+    if "quantization" not in EngineConfig.__dataclass_fields__:
+        raise ValueError(f"--weights {QUANTIZED}: this minirad computes with float32 weights only")
+    if not gguf and model != SMOLLM2:
+        raise ValueError(
+            f"--weights {QUANTIZED} is for GGUF files: --model NAME.gguf or {SMOLLM2}, not "
+            f"{str(model or 'classroom')!r}"
+        )
+    return EngineConfig(**small | {"quantization": "gguf"})
 
 
 @contextmanager
@@ -291,7 +303,7 @@ def take_turns(ways: Sequence[Way], reps: int) -> None:
 class Bench:
     """Makes ways for every number of threads and kind of weights.
 
-    ggufs: llama.cpp's file for each kind; {}: without llama.cpp.
+    ggufs: llama.cpp's file for each kind; {}: without llama.cpp. configs: what loads each kind.
     """
 
     path: Path
@@ -299,6 +311,7 @@ class Bench:
     args: argparse.Namespace
     peers: set[str]
     ggufs: dict[str, Path]
+    configs: dict[str, EngineConfig]
     models: dict[str, Any] = field(default_factory=dict)  # by kind of weights, each loaded once
 
     def ways(self, prompts: list[list[int]]) -> list[Way]:
@@ -340,30 +353,24 @@ class Bench:
             for some in slots
         ]  # fmt: skip
 
-    def config(self, weights: str) -> dict[str, Any]:
-        return _quantized_config() if weights == QUANTIZED else {}
-
     def model(self, weights: str) -> Any:
         """The model with this kind of weights, loaded once."""
         if weights not in self.models:
-            config = EngineConfig(model=self.path, device="cpu", kv_tokens=1, **self.config(weights))
-            self.models[weights] = Engine(config).model
+            self.models[weights] = Engine(self.configs[weights]).model
         return self.models[weights]
 
     def engine(self, weights: str, work: Work, times: int = 1, **more: Any) -> Engine:
         """A new engine with room for some work, or for so many times as much."""
-        config = EngineConfig(**_sizes(work, times), **self.config(weights), **more)
-        return Engine(config, model=self.model(weights))
+        return Engine(EngineConfig(**_sizes(work, times), **more), model=self.model(weights))
 
     def run_ours(self, weights: str, work: Work, radix_cache: bool) -> Took:
         return serve(self.engine(weights, work, radix_cache=radix_cache), work)
 
     def tree(self, work: Work) -> dict[str, Any]:
         """What the tree's calls take of the workload."""
-        kind = self.args.weights[0]
         return overhead(
-            self.model(kind), prompts=work.prompts, new_tokens=work.new_tokens, reps=self.args.reps,
-            **_sizes(work), **self.config(kind),
+            self.model(self.args.weights[0]), prompts=work.prompts, new_tokens=work.new_tokens,
+            reps=self.args.reps, **_sizes(work),
         )  # fmt: skip
 
     def ttft_by_hit(self) -> list[dict[str, Any]]:
