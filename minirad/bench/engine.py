@@ -186,7 +186,8 @@ class Way:
             if self.ours:
                 raise
             self.note = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
-        gc.collect()
+        if not self.runs or self.runs[-1].seconds > 1:  # else collecting takes longer than the run
+            gc.collect()
 
     def row(self) -> dict[str, Any]:
         prompts = self.work.prompts

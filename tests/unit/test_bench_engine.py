@@ -189,6 +189,7 @@ def test_transformers_stands_beside_it(capsys: pytest.CaptureFixture[str]) -> No
     assert all(row["tokens_per_s"] is not None and row["note"] == "" for row in theirs)
 
 
+@pytest.mark.slow  # transformers' models take their time to be imported
 def test_where_nothing_is_shared_no_prefix_is_computed_by_hand(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
