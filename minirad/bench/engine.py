@@ -581,7 +581,7 @@ def table(result: dict[str, Any]) -> str:
     tree = result["tree"]
     lines += [
         "",
-        f"the tree's calls: {tree['tree_seconds'] * 1e3:.1f} ms of {tree['seconds']:.2f} s, "
+        f"the tree's calls: {tree['tree_seconds'] * 1e3:.1f} ms of {tree['seconds']:.2f} s of the processor, "
         f"{tree['share']:.2%} ({tree['with_commit']:.2%} with all that commit does); "
         f"{tree['hit_rate']:.0%} of the prompts hit",
         "",

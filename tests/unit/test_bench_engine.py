@@ -170,7 +170,7 @@ def test_the_table_says_how_many_times_as_fast() -> None:
     lines = [line for line in text.splitlines() if re.search(r"\d x( |$)", line)]
     times = [re.findall(r"([\d.]+) x", line)[0] for line in lines]
     assert times == ["1.00", "2.00", "0.50", "1.00", "3.00", "1.00"]
-    assert "xllamacpp 1" in text and "10.0 ms of 2.00 s, 0.50% (1.00% with" in text
+    assert "xllamacpp 1" in text and "10.0 ms of 2.00 s of the processor, 0.50% (1.00% with" in text
     assert [line.split()[0] for line in lines[3:]] == ["1", "1", "2"]  # by size, the ways in their order
 
 
@@ -343,6 +343,8 @@ def test_a_pool_that_is_too_small_is_named() -> None:
         hit_rate.sweep(jobs=hit_rate.trees_of_thought(1), kv_tokens=40, reps=1)
     with pytest.raises(ValueError, match="nothing to run: 0 jobs"):
         hit_rate.sweep(jobs=[])
+    with pytest.raises(ValueError, match=r"kept must be from 0 to 1, got 1\.5"):
+        hit_rate.sweep(kept=(0, 1.5))
 
 
 def test_where_nothing_can_hit_the_tree_is_called_and_finds_nothing(tiny_model: LlamaModel) -> None:
