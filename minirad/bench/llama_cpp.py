@@ -111,8 +111,16 @@ class LlamaCpp:
         params.n_ctx = -(-(longest + SPARE) * slots // ROUND) * ROUND
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.n_gpu_layers, params.fit_params, params.verbosity = 0, False, -1
+        with ThreadPoolExecutor(1) as pool:  # Ctrl-C reaches the main thread only, and waits for this one
+            pool.submit(self._start, package, params).result()
+
+    def _start(self, package: Any, params: Any) -> None:
+        """Starts the server and has it say something: it reads its weights when they are first needed.
+
+        A server that is closed before it has done anything waits for itself, for ever (xllamacpp 2026.10).
+        """
         self._server: Any = package.Server(params)
-        self.generate([[5, 6, 7]], 2)  # weights are read from the file when they are first needed
+        self._complete([5, 6, 7], 2)
 
     def __enter__(self) -> LlamaCpp:
         return self
@@ -121,7 +129,7 @@ class LlamaCpp:
         self._server = None  # its threads end, and its memory is given back
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Said]:
-        """Sends all prompts at once; greedy replies of just so many tokens each.
+        """Sends all prompts at once; greedy replies of just so many tokens each. Ctrl-C waits for them.
 
         RuntimeError with the server's words if it refuses one, or ends a reply early.
         """

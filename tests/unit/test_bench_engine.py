@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -244,6 +245,9 @@ class FakePackage(SimpleNamespace):
         return SimpleNamespace(**places)
 
     def Server(self, params: Any) -> Any:
+        assert (
+            threading.current_thread() is not threading.main_thread()
+        )  # where Ctrl-C would leave it half made
         self.made.append(params)
         return SimpleNamespace(handle_completions=self._complete)
 
