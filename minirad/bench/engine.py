@@ -454,7 +454,7 @@ def _by_hit(
     rng = np.random.default_rng(1)
     for hit in dict.fromkeys(int(length * share) for share in SHARES):
         runs = []
-        for _ in range(max(reps, 3)):
+        for _ in range(reps):
             prompt = rng.integers(min(10, vocab - 1), vocab, length).tolist()
             runs.append(first(prompt, hit))
         cached = statistics.median_low([cached for _, cached in runs])
