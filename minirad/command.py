@@ -47,7 +47,7 @@ COMMANDS: dict[str, str] = {
     "lessons classroom": "write a repository for students: no solutions, no hidden cases",
     "lessons gradescope": "write the autograder for Gradescope",
     "minirad bench radix": "the radix tree alone: seconds per workload, scaling",
-    "minirad bench engine": "tokens per second against transformers, time to first token against hit length",
+    "minirad bench engine": "tokens per second beside transformers or llama.cpp, and what the tree costs",
     "minirad bench hooks": "what events and the recorder cost",
     "minirad bench parity": "greedy output against transformers, token for token",
     "minirad bench schedule": "ordering a queue, what a bound on waiting costs, retractions by estimate",
