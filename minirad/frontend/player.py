@@ -149,6 +149,10 @@ class _Running:
             raise TypeError(f"a program is an `async def` function, not {self.job.function!r}")
         return await coroutine
 
+    @property
+    def hints(self) -> bool:
+        return self.player.hints
+
     def ask(
         self, what: str, prompt: list[int], params: SamplingParams, token_mask: TokenMask | None = None
     ) -> Asked:
@@ -217,15 +221,20 @@ class ProgramPlayer:
 
     encode: text -> ids. engine: for pins, chat template and masks; None in a simulation: then hints are
     sent but not pinned, replies are scripts without text, and `select` takes the first choice.
+    hints: False sends no prefix ahead of a fork's branches or of a `select`'s choices, and pins none.
+    parallel: False has one request of a program on its way at a time, in the order of asking. Neither changes
+    what a program says: both are there to measure what they are worth.
 
     Its driver sends what is `due` before each step, passes on what has `finished`, and calls
     `close` if it stops before `done`. `outcomes` is in the jobs' order.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], encode: Callable[[str], Iterable[int]], engine: Engine | None = None
-    ) -> None:
+        self, jobs: Sequence[Job], encode: Callable[[str], Iterable[int]], engine: Engine | None = None,
+        *, hints: bool = True, parallel: bool = True,
+    ) -> None:  # fmt: skip
         self.engine = engine
+        self.hints, self.parallel = hints, parallel
         self.labels: dict[str, str] = {}
         self.queue: list[Asked] = []  # not sent yet
         self.ready: deque[tuple[_Running, Task[Any]]] = deque()
@@ -244,8 +253,18 @@ class ProgramPlayer:
         while self._to_start and self._to_start[0].job.arrival <= step:
             self._to_start.pop(0).begin()
             self._go_on()
-        due, self.queue = self.queue, []
+        due = self._may_go()
+        gone = set(due)
+        self.queue = [asked for asked in self.queue if asked not in gone]
         return due
+
+    def _may_go(self) -> list[Asked]:
+        """What of the queue can be sent now: without `parallel`, one request of each program."""
+        if self.parallel:
+            return self.queue
+        busy = {asked.running for asked in self._sent.values()}
+        first = {asked.running: asked for asked in reversed(self.queue)}
+        return [asked for asked in self.queue if asked.running not in busy and first[asked.running] is asked]
 
     def sent(self, asked: Asked, request_id: str) -> None:
         """The engine's id of a request that was due."""
@@ -279,7 +298,7 @@ class ProgramPlayer:
     @property
     def next_due(self) -> int | None:
         """The step at which something is due next; None if nothing is (or only after replies)."""
-        if self.queue:
+        if self._may_go():
             return self._now
         return self._to_start[0].job.arrival if self._to_start else None
 
@@ -332,13 +351,18 @@ def run(engine: Engine, program: Function[R], *args: Any, seed: int = 0) -> Outc
     return outcome
 
 
-def run_many(engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any, ...]]) -> list[Outcome[Any]]:
+def run_many(
+    engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any, ...]],
+    *, hints: bool = True, parallel: bool = True,
+) -> list[Outcome[Any]]:  # fmt: skip
     """Runs several programs at the same time; outcomes in their order, errors within them.
 
     programs: functions, tuples (function, *args), or Jobs. Requests that others have added go on
-    meanwhile; those that finish are in the next step's report.
+    meanwhile; those that finish are in the next step's report. hints, parallel: see ProgramPlayer.
     """
-    player = ProgramPlayer([_job(each) for each in programs], engine.encode, engine)
+    player = ProgramPlayer(
+        [_job(each) for each in programs], engine.encode, engine, hints=hints, parallel=parallel
+    )
     others: list[Any] = []
     step = 0
     try:
