@@ -1,13 +1,13 @@
 """A dictionary of whole prompts instead of a tree: what RadixAttention is without its tree.
 
-A sequence is found whole or not at all: a prompt hits iff something that was asked before (or asked and answered)
-is a beginning of it, to its last token. Two prompts that only begin alike share nothing, for no entry is
-ever split; so a chat finds its last turn, and a fork the prefix that was sent as a hint, but a question behind
-solved examples finds nothing. This is how the SGLang paper's "No Tree-Structure" (a "simple table-based
-cache", section 6.3) is understood here; it says no more about it.
+A sequence is found whole or not at all: a prompt hits iff something that was asked before (or asked and
+answered) is a beginning of it, to its last token. Two prompts that only begin alike share nothing, for no
+entry is ever split; so a chat finds its last turn, and a fork the prefix that was sent as a hint, but a
+question behind solved examples finds nothing. This is how the SGLang paper's "No Tree-Structure" (a "simple
+table-based cache", section 6.3) is understood here; it says no more about it.
 
-Everything else is the tree's: an entry that goes on where another one ends holds only its own part, entries are
-locked by who uses them, and the least recently used goes first. Made for keys of tokens, not of pairs.
+Everything else is the tree's: an entry that goes on where another one ends holds only its own part, entries
+are locked by who uses them, the least recently used goes first. Made for keys of tokens, not of pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minirad.observe.bus import EventBus
 
 
 class DictionaryCache(RadixCache):
-    """A RadixCache that matches whole entries only. Pass it to an engine: `Engine(config, DictionaryCache())`.
+    """A RadixCache that matches whole entries only, for an engine: `Engine(config, DictionaryCache())`.
 
     An entry is a node whose path is a whole prompt, or a prompt with its reply. A prompt that is computed in
     chunks becomes one when its last chunk is in.
@@ -43,8 +43,8 @@ class DictionaryCache(RadixCache):
     def _walk(self, key: RadixKey) -> Walk:
         """The longest entry that the key begins with; for a request's insert, one that it can go on from.
 
-        That is where it reads already: of its path the slots are the request's own for as far as possible. Two
-        entries may spell one beginning in different slots, and its row must not lose the lock on those it reads.
+        That is where it reads already: of its path the slots are the request's own for as far as possible.
+        Two entries may spell one beginning in different slots, and those that a row reads must stay locked.
         """
         best: tuple[tuple[int, int], list[Node]] = ((0, 0), [])
         todo: list[tuple[list[Node], int]] = [([], 0)]
@@ -65,8 +65,8 @@ class DictionaryCache(RadixCache):
         return int(differ[0]) if len(differ) else len(slots)
 
     def insert(self, key: RadixKey, slots: Any, priority: int = 0, grow: Node | None = None) -> InsertResult:
-        """As the tree's; a whole prompt is not made longer, so that it can be found again."""
-        if grow is not None and self._spelled(grow) in self._prompts:
+        """As the tree's; but what has been asked for is not made longer, so that it can be found again."""
+        if grow is not None and not self._may_grow(grow, key):
             grow = None
         self._row = as_int64(slots, "slots")
         try:
@@ -74,8 +74,13 @@ class DictionaryCache(RadixCache):
         finally:
             self._row = None
 
-    def _spelled(self, node: Node) -> bytes:
-        return b"".join(each.edge for each in reversed(self.path_up(node)))
+    def _may_grow(self, leaf: Node, key: RadixKey) -> bool:
+        """Not a whole prompt, and not into what stands beside it already."""
+        spelled = b"".join(each.edge for each in reversed(self.path_up(leaf)))
+        page = key.width * self.page_size
+        longer = leaf.edge + key.data[len(spelled) : len(key.data) // page * page]
+        beside = leaf.parent.children if leaf.parent is not None else {}
+        return spelled not in self._prompts and _filed(leaf, longer) not in beside
 
     # A node is filed under its whole edge: two that begin alike stand beside each other.
 
@@ -93,7 +98,7 @@ class DictionaryCache(RadixCache):
         assert parent is not None
         if parent.children.get(leaf.first) is leaf:
             del parent.children[leaf.first]
-        leaf.first = (leaf.namespace, leaf.edge)
+        leaf.first = _filed(leaf, leaf.edge)
         parent.children[leaf.first] = leaf
 
     def check(self) -> None:
@@ -101,10 +106,15 @@ class DictionaryCache(RadixCache):
         sizes = {True: 0, False: 0}
         for node in self.walk():
             for first, child in node.children.items():
-                require(first == child.first == (child.namespace, child.edge), f"n{child.id} is misfiled")
+                require(first == child.first == _filed(child, child.edge), f"n{child.id} is misfiled")
                 require(child.parent is node, f"n{child.id} does not know its parent n{node.id}")
                 below = sum(each.lock_ref for each in child.children.values())
                 require(child.lock_ref >= below, f"n{child.id}: lock_ref {child.lock_ref}, below {below}")
                 sizes[child.lock_ref > 0] += len(child)
         counted, known = (sizes[False], sizes[True]), (self.evictable_size, self.protected_size)
         require(counted == known, f"evictable and protected are {known}, counted {counted}")
+
+
+def _filed(node: Node, edge: bytes) -> tuple[str, Any, bytes]:
+    """Under what its parent has a node with this edge; of another form than a tree's first pages."""
+    return ("entry", node.namespace, edge)

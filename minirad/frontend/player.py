@@ -36,7 +36,7 @@ from minirad.frontend.texts import Texts
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
-    from minirad.outputs import Pin
+    from minirad.outputs import Pin, StepReport
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -363,6 +363,14 @@ def run_many(
     player = ProgramPlayer(
         [_job(each) for each in programs], engine.encode, engine, hints=hints, parallel=parallel
     )
+    play(engine, player)
+    return player.outcomes
+
+
+def play(
+    engine: Engine, player: ProgramPlayer, watch: Callable[[StepReport], None] = lambda report: None
+) -> None:
+    """Runs a player's programs to their end. watch: called with each step's report."""
     others: list[Any] = []
     step = 0
     try:
@@ -373,7 +381,9 @@ def run_many(
                 step = max(step, player.next_due)
             send_due(engine, player, step)
             step += 1
-            for output in engine.step().finished:
+            report = engine.step()
+            watch(report)
+            for output in report.finished:
                 player.finished(output, step)
                 if output.request_id not in player.labels:
                     others.append(output)
@@ -381,7 +391,6 @@ def run_many(
         player.close()
         engine.outbox.take_of(player.labels)
         engine.outbox.put_back(others)
-    return player.outcomes
 
 
 def send_due(engine: Engine, player: Any, step: int) -> list[tuple[Any, ValueError | None]]:
