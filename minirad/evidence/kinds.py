@@ -1,28 +1,15 @@
-"""One kind of program: what it stands for in the paper, its jobs, and which answers are right."""
+"""All kinds of programs by name, in the order of the paper's figure."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from minirad.evidence import agents, chats, choices, documents, json_records, thoughts
+from minirad.evidence.kind import Kind
 
-from minirad.frontend import Job
+__all__ = ["KINDS", "Kind"]
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A workload of the paper (Zheng et al. 2024, section 6), made here: no download, seeded.
-
-    name: as the command line has it. paper: what it stands for, with the original's sizes; scaled: what is
-    smaller here and why ("": nothing is). jobs: how many programs one run has. make: that many jobs, equal
-    for equal seeds. right: whether a job's value is right; None where no answer is known.
-    """
-
-    name: str
-    title: str
-    paper: str
-    scaled: str
-    jobs: int
-    make: Callable[[int, random.Random], tuple[Job, ...]]
-    right: Callable[[Job, Any], bool | None]
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for room in (choices, agents, thoughts, json_records, chats, documents)
+    for kind in room.KINDS
+}
+"""What the paper measured its engine on; each runs on the classroom Llama in seconds, and on any Llama."""

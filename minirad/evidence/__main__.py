@@ -1,0 +1,60 @@
+"""Runs every kind of program once: how long it takes, what it asks for, and how many answers are right."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Sequence
+
+from minirad import command
+from minirad.config import EngineConfig
+from minirad.engine import Engine
+from minirad.evidence.kinds import KINDS
+from minirad.frontend import run_many
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = command.Parser(prog="python -m minirad.evidence", description=__doc__)
+    parser.add_argument("--kinds", default="all", help=f"with commas between them: {', '.join(KINDS)}")
+    parser.add_argument("--model", help="default: the classroom Llama")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    names = list(KINDS) if options.kinds == "all" else options.kinds.split(",")
+    for name in names:
+        if name not in KINDS:
+            parser.error(f"unknown kind {name!r}; known: {', '.join(KINDS)}")
+    engine = Engine(EngineConfig(model=options.model, kv_tokens=8192))
+    print(
+        f"{'kind':20} {'jobs':>5} {'requests':>8} {'prompt':>8} {'longest':>8} {'hits':>6} {'new':>6} {'right':>7} {'s':>6}"
+    )  # noqa: E501
+    for name in names:
+        print(row(engine, name, options.seed), flush=True)
+    return 0
+
+
+def row(engine: Engine, name: str, seed: int) -> str:
+    """One run of a kind in an empty cache."""
+    kind = KINDS[name]
+    jobs = kind.make(kind.jobs, random.Random(f"{name} {seed}"))
+    engine.flush_cache()
+    start = time.perf_counter()
+    outcomes = run_many(engine, jobs)
+    seconds = time.perf_counter() - start
+    requests, prompt, cached, new = (
+        sum(getattr(outcome.usage, field) for outcome in outcomes)
+        for field in ("requests", "prompt_tokens", "cached_tokens", "new_tokens")
+    )
+    right = sum(
+        kind.right(job, outcome.result()) is True for job, outcome in zip(jobs, outcomes, strict=True)
+    )
+    longest = max(len(outcome.state.tokens) for outcome in outcomes)
+    return (
+        f"{name:20} {len(jobs):5} {requests:8} {prompt:8} {longest:8} {cached / prompt:6.1%} {new:6} "
+        f"{f'{right}/{len(jobs)}':>7} {seconds:6.1f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("minirad.evidence", main))

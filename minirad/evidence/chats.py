@@ -1,0 +1,77 @@
+"""Chats of four turns, with long questions, and with short or long answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from minirad.evidence.kind import Kind
+from minirad.evidence.prose import sentences
+from minirad.frontend import Job, State
+from minirad.model.classroom import corpus
+
+TURNS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the user says, and the right answer (no part of the prompt)."""
+
+    user: str
+    reply: str
+
+
+async def chat(s: State, turns: Sequence[Turn], longest: int) -> list[str]:
+    """A chat: every turn finds all of the turns before in the cache."""
+    s.system(corpus.SYSTEM_PROMPT)
+    replies = []
+    for number, turn in enumerate(turns, start=1):
+        s.user(turn.user)
+        replies.append((await s.gen(f"reply {number}", max_new_tokens=longest)).strip())
+    return replies
+
+
+def _looked_up(rng: random.Random) -> Turn:
+    """Something long to read, and a question about its end: answered in about 6 tokens."""
+    facts = corpus.lookup_facts(rng, 6)
+    asked = corpus.lookup_turn(facts, rng.choice(list(facts)))
+    text = " ".join(sentences(rng, rng.randint(24, 34)))
+    return Turn(f"{text} {corpus.lookup_text(facts)} {asked.user}", asked.reply)
+
+
+def _solved(rng: random.Random) -> Turn:
+    """Something to read, and a problem: solved in about 90 tokens."""
+    problem = corpus.problem_turn(rng)
+    text = " ".join(sentences(rng, rng.randint(8, 20)))
+    return Turn(f"{text} {problem.user}", problem.reply)
+
+
+def short_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
+    return tuple(Job(chat, (tuple(_looked_up(rng) for _ in range(TURNS)), 8)) for _ in range(count))
+
+
+def long_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
+    return tuple(Job(chat, (tuple(_solved(rng) for _ in range(TURNS)), 128)) for _ in range(count))
+
+
+def all_right(job: Job, value: Any) -> bool:
+    """Every reply, letter for letter."""
+    return bool(value == [turn.reply for turn in job.args[0]])
+
+
+KINDS: Final[Sequence[Kind]] = (
+    Kind(
+        "chat-short", "Chats of 4 turns, short answers",
+        "multi-turn chat (short): 4 turns of 256 to 512 tokens, answers of 4 to 8 tokens",
+        "",
+        8, short_jobs, all_right,
+    ),
+    Kind(
+        "chat-long", "Chats of 4 turns, long answers",
+        "multi-turn chat (long): 4 turns of 256 to 512 tokens, answers of 256 to 512 tokens",
+        "turns of 150 to 260 tokens and answers of about 90, for a context of 2,048: a problem and its steps",
+        8, long_jobs, all_right,
+    ),
+)  # fmt: skip
