@@ -1,16 +1,22 @@
 """The paper's workloads as programs, with each part of the engine switched off in turn.
 
-For each kind of program and each setting: programs a second and new tokens a second; time to the first
-token (median over requests that wait for one, all programs at once); latency (seconds of a program, the mean
-of the first few, run one after another on an engine of their own, as the paper measures it); hit rate; its share
-of what an endless cache would have had of the same prompts, one after another; requests in a step; right answers.
+For each kind of program and each setting:
+
+* programs a second, new tokens a second, and the first as a share of that with everything on (of full);
+* time to the first token: median over requests that wait for one, all programs at once;
+* latency: seconds of a program, the mean of the first few, one after another on an engine of their own, as
+  the paper measures it;
+* hit rate, and its share of what an endless cache would have had of the same prompts, one after another;
+* requests in a step (batch), steps, tokens of prompts that were computed;
+* right answers, and how many answers are other ones than with everything on (rounding: a batch of another
+  shape adds in another order, and a draw at a temperature can fall the other way).
 
 Turns are interleaved: one round plays every setting once, on fresh engines that share the model; the first
-warms up. Figures are medians, with the lowest and the highest of the rounds. On a CPU with one thread the time is
-that of the engine's thread (what else the machine does, does not count), else the clock on the wall.
+warms up. Figures are medians, with the lowest and the highest of the rounds. On a CPU with one thread the
+time is that of the engine's thread (what else the machine does, does not count), else that of the clock.
 
-The pool is small, as the paper's is for its workloads: a quarter of the tokens that the jobs have in all, and
-twice the longest request at least, or more where the hints of all programs do not fit; --kv-tokens says another size.
+The pool is small, as the paper's is for its workloads: a quarter of the tokens that the jobs have in all, twice
+the longest request at least, or more where the hints of all programs would not fit; or --kv-tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +43,7 @@ from minirad.command import may_be_written, positive
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.evidence.ablations import FULL, SETTINGS, Setting
-from minirad.evidence.kinds import Kind
+from minirad.evidence.kinds import KINDS, Kind
 from minirad.evidence.measure import Clock, Played, play_jobs, right, spread
 from minirad.evidence.paper import PAPER
 from minirad.frontend import Job
@@ -49,7 +55,7 @@ FIRST_POOL = 16_384
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kinds", help=f"of programs, with commas: {', '.join(kinds())} (default: all)")
+    parser.add_argument("--kinds", help=f"of programs, with commas: {', '.join(KINDS)} (default: all)")
     parser.add_argument("--settings", help=f"with commas: {', '.join(SETTINGS)} (default: all)")
     parser.add_argument("--model", help="default: the classroom Llama")
     parser.add_argument("--jobs", type=positive, help="programs of each kind (default: as many as it has)")
@@ -62,29 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="write the JSON to this .json file as well")
 
 
-def kinds() -> dict[str, Kind]:
-    """All kinds of programs, by name."""
-    from minirad import evidence
-
-    return getattr(evidence, "KINDS", None) or stand_ins()
-
-
-def stand_ins() -> dict[str, Kind]:
-    from minirad.programs import programs
-
-    def many(name):
-        job = programs()[name].jobs[0]
-        return lambda count, rng: tuple(Job(job.function, job.args, seed=at) for at in range(count))
-
-    made = [
-        Kind(name, name, "", "", 6, many(name), lambda job, value: None)
-        for name in ("few-shot-batch", "tree-of-thought", "skeleton-of-thought")
-    ]
-    return {kind.name: kind for kind in made}
-
-
 def main(args: argparse.Namespace) -> int:
-    chosen = [kinds()[name] for name in _named("kinds", args.kinds, kinds())]
+    chosen = [KINDS[name] for name in _named("kinds", args.kinds, KINDS)]
     settings = [SETTINGS[name] for name in _named("settings", args.settings, SETTINGS)]
     if settings[0].name != FULL:
         settings = [SETTINGS[FULL], *(each for each in settings if each.name != FULL)]
@@ -265,13 +250,14 @@ def as_text(result: dict[str, Any]) -> str:
     """A line for each kind and setting, then one for each setting over all kinds."""
     machine = result["machine"]
     about = (
-        f"{result['model']} on {machine['processor']}, {machine['threads']} thread(s), load {machine['load']}, "
-        f"Python {machine['python']}, torch {machine['torch']}, minirad {machine['minirad']}, {machine['date']}"
+        f"{result['model']} on {machine['processor']}, {machine['threads']} thread(s), load "
+        f"{machine['load']}, Python {machine['python']}, torch {machine['torch']}, minirad "
+        f"{machine['minirad']}, {machine['date']}"
     )
     rows = [_row(kind, name, run) for kind in result["kinds"] for name, run in kind["runs"].items()]
     head = [
-        "programs", "pool", "setting", "programs/s", "low-high", "of full", "tokens/s", "TTFT ms", "latency s",
-        "hit rate", "share", "batch", "steps", "computed", "right", "other",
+        "programs", "pool", "setting", "programs/s", "low-high", "of full", "tokens/s", "TTFT ms",
+        "latency s", "hit rate", "share", "batch", "steps", "computed", "right", "other",
     ]  # fmt: skip
     return "\n\n".join((about, table(head, rows), table(*_ablations(result))))
 
@@ -290,8 +276,8 @@ def _row(kind: dict[str, Any], name: str, run: dict[str, Any]) -> list[Any]:
 
 def _of_full(kind: dict[str, Any], name: str) -> float:
     """Throughput as a share of that with everything on: the median of the rounds' own ratios."""
-    pairs = zip(kind["runs"][FULL]["seconds"], kind["runs"][name]["seconds"], strict=True)
-    return statistics.median(full / seconds for full, seconds in pairs)
+    full, others = kind["runs"][FULL]["seconds"], kind["runs"][name]["seconds"]
+    return float(statistics.median(mine / other for mine, other in zip(full, others, strict=True)))
 
 
 def _ablations(result: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
