@@ -15,8 +15,8 @@ Turns are interleaved: one round plays every setting once, on fresh engines that
 warms up. Figures are medians, with the lowest and the highest of the rounds. On a CPU with one thread the
 time is that of the engine's thread (what else the machine does, does not count), else that of the clock.
 
-The pool is small, as the paper's is for its workloads: a quarter of the tokens that the jobs have in all, twice
-the longest request at least, or more where the hints of all programs would not fit; or --kv-tokens.
+The pool is small, as the paper's is for its workloads: a quarter of the tokens that the jobs have in all, and
+twice the longest request at least; or --kv-tokens.
 """
 
 from __future__ import annotations
@@ -180,18 +180,9 @@ class Bench:
         jobs = kind.make(count or kind.jobs, random.Random(kind.name))
         pool = self.kv_tokens or self.pool_for(jobs)
         warm: dict[str, Round] = {}
-        while True:  # the first round also finds a pool in which every program can end
-            for setting in settings:
-                warm[setting.name] = self.round(jobs, setting, pool)
-                failed = [each for each in warm[setting.name].together.outcomes if each.error is not None]
-                if failed and (self.kv_tokens or pool >= FIRST_POOL):
-                    failed[0].result()
-                if failed:
-                    break
-            else:
-                break
-            pool *= 2
-        bar.update(len(settings))
+        for setting in settings:
+            warm[setting.name] = self.round(jobs, setting, pool)
+            bar.update()
         rounds: dict[str, list[Round]] = {setting.name: [] for setting in settings}
         for _ in range(reps):
             for setting in settings:

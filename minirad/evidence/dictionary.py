@@ -26,31 +26,40 @@ from minirad.observe.bus import EventBus
 class DictionaryCache(RadixCache):
     """A RadixCache that matches whole entries only, for an engine: `Engine(config, DictionaryCache())`.
 
-    An entry is a node whose path is a whole prompt, or a prompt with its reply. A prompt that is computed in
-    chunks becomes one when its last chunk is in.
+    An entry is a node whose path is a whole prompt, or a prompt with its reply. What a prompt's first chunks
+    have computed is none yet.
     """
 
     def __init__(self, page_size: int = 1, eviction_policy: str = "lru", bus: EventBus | None = None) -> None:
         super().__init__(page_size, eviction_policy, bus)
-        self._prompts: set[bytes] = set()  # of requests so far: these are not made longer
+        self._asked: dict[str, int] = {}  # tokens of each request's prompt
+        self._unfinished: set[int] = set()  # nodes that end within a prompt
         self._row: Slots | None = None  # while inserting: the slots that a request has
-        self.bus.subscribe(ev.RequestAdded, self._note)
+        self.bus.subscribe(ev.RequestAdded, self._added)
+        self.bus.subscribe(ev.Committed, self._committed)
 
-    def _note(self, added: ev.RequestAdded) -> None:
-        whole = len(added.token_ids) // self.page_size * self.page_size
-        self._prompts.add(RadixKey(added.token_ids[:whole]).data)
+    def _added(self, event: ev.RequestAdded) -> None:
+        self._asked[event.request] = len(event.token_ids)
+
+    def _committed(self, event: ev.Committed) -> None:
+        """Whether what a request has put in is an entry."""
+        if event.finished or event.committed >= self._asked.get(event.request, 0):
+            self._unfinished.discard(event.node)
+        elif event.prefix_len < event.aligned:
+            self._unfinished.add(event.node)
 
     def _walk(self, key: RadixKey) -> Walk:
-        """The longest entry that the key begins with; for a request's insert, one that it can go on from.
+        """The longest entry that the key begins with; for a request's insert, the node that it goes on from.
 
         That is where it reads already: of its path the slots are the request's own for as far as possible.
-        Two entries may spell one beginning in different slots, and those that a row reads must stay locked.
+        Two nodes may spell one beginning in different slots, and those that a row reads must stay locked.
         """
         best: tuple[tuple[int, int], list[Node]] = ((0, 0), [])
         todo: list[tuple[list[Node], int]] = [([], 0)]
         while todo:
             path, pos = todo.pop()
-            best = max(best, ((self._read_by_row(path), pos), path), key=lambda found: found[0])
+            if self._row is not None or not path or path[-1].id not in self._unfinished:
+                best = max(best, ((self._read_by_row(path), pos), path), key=lambda found: found[0])
             for child in (path[-1] if path else self.root).children.values():
                 if child.namespace == key.namespace and key.data.startswith(child.edge, pos):
                     todo.append(([*path, child], pos + len(child.edge)))
@@ -65,7 +74,7 @@ class DictionaryCache(RadixCache):
         return int(differ[0]) if len(differ) else len(slots)
 
     def insert(self, key: RadixKey, slots: Any, priority: int = 0, grow: Node | None = None) -> InsertResult:
-        """As the tree's; but what has been asked for is not made longer, so that it can be found again."""
+        """As the tree's; but an entry is not made longer, so that it can be found again."""
         if grow is not None and not self._may_grow(grow, key):
             grow = None
         self._row = as_int64(slots, "slots")
@@ -75,12 +84,12 @@ class DictionaryCache(RadixCache):
             self._row = None
 
     def _may_grow(self, leaf: Node, key: RadixKey) -> bool:
-        """Not a whole prompt, and not into what stands beside it already."""
-        spelled = b"".join(each.edge for each in reversed(self.path_up(leaf)))
+        """No entry, and not into what stands beside it already."""
+        above = sum(len(each.edge) for each in self.path_up(leaf))
         page = key.width * self.page_size
-        longer = leaf.edge + key.data[len(spelled) : len(key.data) // page * page]
+        longer = leaf.edge + key.data[above : len(key.data) // page * page]
         beside = leaf.parent.children if leaf.parent is not None else {}
-        return spelled not in self._prompts and _filed(leaf, longer) not in beside
+        return leaf.id in self._unfinished and _filed(leaf, longer) not in beside
 
     # A node is filed under its whole edge: two that begin alike stand beside each other.
 

@@ -87,11 +87,16 @@ class _Watched(ProgramPlayer):
 
 
 def play_jobs(engine: Engine, jobs: Sequence[Job], setting: Setting, clock: Clock) -> Played:
-    """Plays all jobs at once on a fresh engine. setting: what of it the player sees."""
+    """Plays all jobs at once on a fresh engine; raises what a program raises.
+
+    setting: what of it the player sees.
+    """
     player = _Watched(jobs, engine, setting, clock)
     started = clock()
     play(engine, player, player.watch)
     seconds = (clock() - started) * 1e-9
+    for outcome in player.outcomes:
+        outcome.result()
     first, again = engine.stats.first, engine.stats.again
     waits = [
         player.first_at[name] - player.sent_at[name]

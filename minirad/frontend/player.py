@@ -284,6 +284,9 @@ class ProgramPlayer:
         if asked is None:
             return
         self._now = max(self._now, step)
+        if output.finish_reason == "error" and self._made_room_for(output.request_id):
+            self.queue.append(asked)
+            return
         usage = asked.running.usage
         usage.prompt_tokens += len(asked.prompt)
         usage.cached_tokens += getattr(output, "cached_tokens", 0)
@@ -325,6 +328,16 @@ class ProgramPlayer:
         self.queue = [asked for asked in self.queue if asked.running is not running]
         for request_id in [name for name, asked in self._sent.items() if asked.running is running]:
             self._abort(request_id)
+
+    def _made_room_for(self, request_id: str) -> bool:
+        """Lets all prefixes go if a request had no room beside them: a hint must not cost a program its end."""
+        stuck = None if self.engine is None else self.engine.scheduler.stuck
+        if stuck is None or stuck.group != request_id:
+            return False
+        pins = [(running, pin) for running in self._running for pin in running.pins]
+        for running, pin in pins:
+            running.unpin(pin)
+        return bool(pins)
 
     def _abort(self, request_id: str) -> None:
         del self._sent[request_id]
