@@ -11,7 +11,7 @@ For each kind of program and each setting:
 * right answers, and how many answers are other ones than with everything on (rounding: a batch of another
   shape adds in another order, and a draw at a temperature can fall the other way).
 
-Turns are interleaved: one round plays every setting once, on fresh engines that share the model; the first
+Turns are interleaved: one round plays every setting once, on fresh engines that share the model; a first run
 warms up. Figures are medians, with the lowest and the highest of the rounds. On a CPU with one thread the
 time is that of the engine's thread (what else the machine does, does not count), else that of the clock.
 
@@ -78,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
     bench = Bench.of(args)
     started = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     rows = []
-    with tqdm(total=len(chosen) * (args.reps + 1) * len(settings), desc="bench programs", leave=False) as bar:
+    with tqdm(total=len(chosen) * args.reps * len(settings), desc="bench programs", leave=False) as bar:
         for kind in chosen:
             bar.set_postfix_str(kind.name)
             rows.append(bench.kind(kind, settings, args.jobs, args.reps, bar))
@@ -127,10 +127,6 @@ class Round:
     together: Played
     alone: float  # seconds of a program
 
-    @property
-    def new_tokens(self) -> int:
-        return self.together.new_tokens
-
 
 @dataclass(slots=True)
 class Bench:
@@ -178,25 +174,22 @@ class Bench:
     ) -> dict[str, Any]:
         """All that is said of one kind."""
         jobs = kind.make(count or kind.jobs, random.Random(kind.name))
-        pool = self.kv_tokens or self.pool_for(jobs)
-        warm: dict[str, Round] = {}
-        for setting in settings:
-            warm[setting.name] = self.round(jobs, setting, pool)
-            bar.update()
+        enough = self.pool_for(jobs)  # this run warms up, too
+        pool = self.kv_tokens or enough
         rounds: dict[str, list[Round]] = {setting.name: [] for setting in settings}
         for _ in range(reps):
             for setting in settings:
                 rounds[setting.name].append(self.round(jobs, setting, pool))
                 bar.update()
-        full = warm[FULL].together
+        full = rounds[FULL][0].together
         said = [repr(outcome.value) for outcome in full.outcomes]
         runs = {
             name: {
                 **summary(each, len(jobs)),
-                "right": right(kind, jobs, warm[name].together.outcomes),
+                "right": right(kind, jobs, each[0].together.outcomes),
                 "other": sum(
                     repr(outcome.value) != value
-                    for outcome, value in zip(warm[name].together.outcomes, said, strict=True)
+                    for outcome, value in zip(each[0].together.outcomes, said, strict=True)
                 ),
             }
             for name, each in rounds.items()
@@ -212,8 +205,6 @@ class Bench:
     def pool_for(self, jobs: Sequence[Job]) -> int:
         """A quarter of the tokens that all requests have in all, twice the longest at least."""
         played = self.play(jobs, SETTINGS[FULL], FIRST_POOL)
-        for outcome in played.outcomes:
-            outcome.result()
         distinct = played.prompt_tokens - played.endless_tokens + played.new_tokens
         return min(max(2 * played.longest, distinct // 4), FIRST_POOL)
 

@@ -24,8 +24,9 @@ class Played:
     requests, prompt_tokens, cached_tokens: of all prompts, hints included, as they were first admitted.
     computed_tokens: prompt tokens (and, after a retraction, reply tokens) that were computed. new_tokens:
     generated. endless_tokens: what an endless cache would have had of these prompts, one after another.
-    steps: that computed something; batch: requests in them, on average. ttft: median seconds from asking
-    to the first token, or to the end of a `select`'s choice; hints left out.
+    longest: of a request, prompt and reply. steps: that computed something; batch: requests in them, on
+    average. ttft: median seconds from a program's asking to the first token, or until a choice of a `select`
+    is computed; a hint that goes ahead is part of it.
     """
 
     outcomes: list[Outcome[Any]]
@@ -52,19 +53,34 @@ class Played:
 
 
 class _Watched(ProgramPlayer):
-    """Remembers each request, and when it was sent, when its first token came, and its place in the order."""
+    """Remembers when each request was asked for, when its first token came, and its place in the order.
+
+    A program that asks for branches or a choice waits for the hint, too: what is asked for as soon as a hint
+    is done, and begins with it, was asked for when the hint was.
+    """
 
     def __init__(self, jobs: Sequence[Job], engine: Engine, setting: Setting, clock: Clock) -> None:
         super().__init__(jobs, engine.encode, engine, hints=setting.hints, parallel=setting.parallel)
         self.clock = clock
         self.asked: dict[str, Asked] = {}
-        self.sent_at: dict[str, int] = {}
-        self.first_at: dict[str, int] = {}
+        self.asked_at: dict[Asked, int] = {}
+        self.first_at: dict[Asked, int] = {}
         self.admitted: dict[str, Served] = {}
         self.batches: list[int] = []
+        self._hints: list[Asked] = []  # that have just finished
+
+    def due(self, step: int) -> list[Asked]:
+        due = super().due(step)
+        now = self.clock()
+        for asked in (*due, *self.queue):
+            before = [hint for hint in self._hints if hint.running is asked.running]
+            before = [hint for hint in before if asked.prompt[: len(hint.prompt)] == hint.prompt]
+            self.asked_at.setdefault(asked, min((self.asked_at[hint] for hint in before), default=now))
+        self._hints = []
+        return due
 
     def sent(self, asked: Asked, request_id: str) -> None:
-        self.asked[request_id], self.sent_at[request_id] = asked, self.clock()
+        self.asked[request_id] = asked
         super().sent(asked, request_id)
 
     def watch(self, report: StepReport) -> None:
@@ -79,11 +95,19 @@ class _Watched(ProgramPlayer):
             self.admitted.setdefault(name, served)
         for request in self.engine.scheduler.requests():
             if request.output:
-                self.first_at.setdefault(request.id, now)
+                self.first_at.setdefault(self.asked[request.id], now)
         for output in report.finished:
-            self.first_at.setdefault(output.request_id, now)
+            asked = self.asked[output.request_id]
+            self._hints += [asked] if _hint(asked) else []
+            if output.finish_reason != "error":  # one without room beside pinned hints comes again
+                self.first_at.setdefault(asked, now)
             if output.request_id in self.admitted:
                 self.admitted[output.request_id].outputs.append(output.token_ids)
+
+    @property
+    def waits(self) -> list[int]:
+        """Nanoseconds to the first token, of all but hints."""
+        return [at - self.asked_at[asked] for asked, at in self.first_at.items() if not _hint(asked)]
 
 
 def play_jobs(engine: Engine, jobs: Sequence[Job], setting: Setting, clock: Clock) -> Played:
@@ -98,11 +122,7 @@ def play_jobs(engine: Engine, jobs: Sequence[Job], setting: Setting, clock: Cloc
     for outcome in player.outcomes:
         outcome.result()
     first, again = engine.stats.first, engine.stats.again
-    waits = [
-        player.first_at[name] - player.sent_at[name]
-        for name, asked in player.asked.items()
-        if not _hint(asked)
-    ]
+    waits = player.waits
     served = list(player.admitted.values())
     return Played(
         player.outcomes, seconds, len(player.asked), first.tokens, first.cached,

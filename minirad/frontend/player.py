@@ -330,7 +330,7 @@ class ProgramPlayer:
             self._abort(request_id)
 
     def _made_room_for(self, request_id: str) -> bool:
-        """Lets all prefixes go if a request had no room beside them: a hint must not cost a program its end."""
+        """Lets all prefixes go if a request had no room beside them: no program fails for a hint's sake."""
         stuck = None if self.engine is None else self.engine.scheduler.stuck
         if stuck is None or stuck.group != request_id:
             return False
