@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "minirad why": "why a request of a log missed the cache, what each cause cost, and what to change",
     "minirad theorem": "Theorem 3.1 of the SGLang paper, run, and what happens without its assumptions",
     "minirad info": "model, configuration, pool and backend",
+    "minirad.evidence": "the paper's programs, each kind once: right answers, hits, seconds",
     "minirad.figure3": "the nine steps of the SGLang paper's figure, in the terminal",
     "viz.live": "the live page: tree and pool as they change, forwards and backwards",
     "viz.figure3": "the nine steps as a picture",

@@ -111,7 +111,8 @@ def json_mask(schema: str, tokenizer: Any, eos_ids: Collection[int], vocab: int)
     from llguidance import LLMatcher
 
     grammar = LLMatcher.grammar_from_json_schema(
-        valid_text(schema, "the schema"), overrides={"whitespace_flexible": False}
+        valid_text(schema, "the schema"),
+        overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     )
     return GrammarMask(grammar, "the JSON schema", tokenizer, eos_ids, vocab)
 

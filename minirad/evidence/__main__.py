@@ -13,6 +13,8 @@ from minirad.engine import Engine
 from minirad.evidence.kinds import KINDS
 from minirad.frontend import run_many
 
+COLUMNS = "{:20} {:>5} {:>8} {:>7} {:>6} {:>6} {:>7} {:>6}"  # prompt: tokens of a request
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
@@ -26,9 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in KINDS:
             parser.error(f"unknown kind {name!r}; known: {', '.join(KINDS)}")
     engine = Engine(EngineConfig(model=options.model, kv_tokens=8192))
-    print(
-        f"{'kind':20} {'jobs':>5} {'requests':>8} {'prompt':>8} {'longest':>8} {'hits':>6} {'new':>6} {'right':>7} {'s':>6}"
-    )  # noqa: E501
+    print(COLUMNS.format("kind", "jobs", "requests", "prompt", "hits", "new", "right", "s"))
     for name in names:
         print(row(engine, name, options.seed), flush=True)
     return 0
@@ -49,11 +49,10 @@ def row(engine: Engine, name: str, seed: int) -> str:
     right = sum(
         kind.right(job, outcome.result()) is True for job, outcome in zip(jobs, outcomes, strict=True)
     )
-    longest = max(len(outcome.state.tokens) for outcome in outcomes)
-    return (
-        f"{name:20} {len(jobs):5} {requests:8} {prompt:8} {longest:8} {cached / prompt:6.1%} {new:6} "
-        f"{f'{right}/{len(jobs)}':>7} {seconds:6.1f}"
-    )
+    return COLUMNS.format(
+        name, len(jobs), requests, f"{prompt / requests:.0f}", f"{cached / prompt:.1%}", new,
+        f"{right}/{len(jobs)}", f"{seconds:.1f}",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

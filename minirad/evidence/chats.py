@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minirad.evidence.kind import Kind
-from minirad.evidence.prose import sentences
+from minirad.evidence.reading import paragraphs
 from minirad.frontend import Job, State
 from minirad.model.classroom import corpus
 
@@ -34,22 +34,21 @@ async def chat(s: State, turns: Sequence[Turn], longest: int) -> list[str]:
 
 
 def _looked_up(rng: random.Random) -> Turn:
-    """Something long to read, and a question about its end: answered in about 6 tokens."""
+    """Something long to read, and a question about the end of it: answered in about 7 tokens."""
     facts = corpus.lookup_facts(rng, 6)
     asked = corpus.lookup_turn(facts, rng.choice(list(facts)))
-    text = " ".join(sentences(rng, rng.randint(24, 34)))
-    return Turn(f"{text} {corpus.lookup_text(facts)} {asked.user}", asked.reply)
+    last = f"{corpus.lookup_text(facts)} {asked.user}"
+    return Turn(paragraphs(rng, rng.randint(2, 5), last), asked.reply)
 
 
 def _solved(rng: random.Random) -> Turn:
     """Something to read, and a problem: solved in about 90 tokens."""
     problem = corpus.problem_turn(rng)
-    text = " ".join(sentences(rng, rng.randint(8, 20)))
-    return Turn(f"{text} {problem.user}", problem.reply)
+    return Turn(paragraphs(rng, rng.randint(1, 3), problem.user), problem.reply)
 
 
 def short_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
-    return tuple(Job(chat, (tuple(_looked_up(rng) for _ in range(TURNS)), 8)) for _ in range(count))
+    return tuple(Job(chat, (tuple(_looked_up(rng) for _ in range(TURNS)), 16)) for _ in range(count))
 
 
 def long_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
@@ -71,7 +70,7 @@ KINDS: Final[Sequence[Kind]] = (
     Kind(
         "chat-long", "Chats of 4 turns, long answers",
         "multi-turn chat (long): 4 turns of 256 to 512 tokens, answers of 256 to 512 tokens",
-        "turns of 150 to 260 tokens and answers of about 90, for a context of 2,048: a problem and its steps",
+        "turns of 160 to 360 tokens and answers of about 90, for a context of 2,048: a problem and its steps",
         8, long_jobs, all_right,
     ),
 )  # fmt: skip

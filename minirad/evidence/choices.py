@@ -74,10 +74,9 @@ def mmlu_like(count: int, rng: random.Random, shots: int = 5) -> tuple[Job, ...]
         heads.append("Answer the questions.\n\n" + "".join(f"{each}\n\n" for each in solved))
     jobs = []
     for at in range(count):
-        subject = at % len(_SUBJECTS)
-        jobs.append(
-            Job(few_shot_choice, (heads[subject], _subject_question(shots + 1, _SUBJECTS[subject], rng)))
-        )
+        place = at % len(_SUBJECTS)
+        question = _subject_question(shots + 1, _SUBJECTS[place], rng)
+        jobs.append(Job(few_shot_choice, (heads[place], question)))
     return tuple(jobs)
 
 
@@ -109,14 +108,14 @@ def hellaswag_like(count: int, rng: random.Random, shots: int = 20) -> tuple[Job
 
 KINDS: Final[Sequence[Kind]] = (
     Kind(
-        "mmlu", "Multiple choice, 5 examples, 4 answers",
-        "MMLU: 5 solved questions of a subject (at most 1,536 tokens), then one with 4 answers; one token decoded",
-        "questions are short (about 300 tokens with all examples); the answers' texts are chosen among, since the "
+        "mmlu-like", "Multiple choice, 5 examples, 4 answers",
+        "MMLU: 5 solved questions (at most 1,536 tokens), then one with 4 answers; one token decoded",
+        "short questions (240 tokens with all examples); the answers' texts are compared by `select`, since the "
         "classroom Llama knows no letters",
         40, mmlu_like, is_right,
     ),
     Kind(
-        "hellaswag", "Which ending, 20 examples, 4 endings",
+        "hellaswag-like", "Which ending, 20 examples, 4 endings",
         "HellaSwag: 20 beginnings with their endings (about 2,000 tokens), then one with 4 endings; `select`",
         "about 1,200 tokens of examples, for a context of 2,048",
         10, hellaswag_like, is_right,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minirad.evidence.kind import Kind
-from minirad.evidence.prose import sentences
+from minirad.evidence.reading import paragraphs, solved_questions
 from minirad.evidence.retriever import Retriever
 from minirad.frontend import Job, State
 from minirad.model.classroom import corpus
@@ -23,8 +23,7 @@ class Asked:
 
 
 def _asked(facts: dict[str, str], rng: random.Random) -> Asked:
-    name = rng.choice(list(facts))
-    turn = corpus.lookup_turn(facts, name) if rng.random() < 0.75 else corpus.owner_turn(facts, name)
+    turn = corpus.lookup_turn(facts, rng.choice(list(facts)))
     return Asked(turn.user, turn.reply)
 
 
@@ -48,7 +47,7 @@ async def rag(s: State, library: tuple[str, ...], examples: tuple[tuple[str, str
         s.user(prompt)
         s.assistant(reply)
     found = Retriever(library).search(asked.question, PASSAGES)
-    s.user(f"{' '.join(reversed(found))} {asked.question}")  # the best passage next to the question
+    s.user("\n\n".join(reversed(found)) + f" {asked.question}")  # the best passage next to the question
     return (await s.gen("answer", max_new_tokens=16)).strip()
 
 
@@ -57,7 +56,7 @@ def rag_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
     facts = corpus.lookup_facts(rng, 24)
     people = list(facts)
     pages = [{name: facts[name] for name in people[at : at + 3]} for at in range(0, 24, 3)]
-    library = tuple(" ".join([*sentences(rng, 5), corpus.lookup_text(page)]) for page in pages)
+    library = tuple(f"{solved_questions(rng)}\n\n{corpus.lookup_text(page)}" for page in pages)
     examples = tuple(_example(rng) for _ in range(4))
     return tuple(Job(rag, (library, examples, _asked(facts, rng))) for _ in range(count))
 
@@ -65,7 +64,7 @@ def rag_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
 def _example(rng: random.Random) -> tuple[str, str]:
     facts = corpus.lookup_facts(rng, 6)
     asked = _asked(facts, rng)
-    return " ".join([*sentences(rng, 10), corpus.lookup_text(facts), asked.question]), asked.reply
+    return f"{solved_questions(rng)}\n\n{corpus.lookup_text(facts)} {asked.question}", asked.reply
 
 
 # ---------------------------------------------------------------------- long documents
@@ -83,7 +82,7 @@ def document_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
     jobs: list[Job] = []
     while len(jobs) < count:
         facts = corpus.lookup_facts(rng, 8)
-        document = " ".join([*sentences(rng, 70), corpus.lookup_text(facts)])
+        document = paragraphs(rng, 14, corpus.lookup_text(facts))
         jobs += [Job(document_question, (document, _asked(facts, rng))) for _ in range(5)]
     return tuple(jobs[:count])
 
@@ -91,16 +90,16 @@ def document_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
 KINDS: Final[Sequence[Kind]] = (
     Kind(
         "rag", "Questions, answered out of retrieved passages",
-        "DSPy's retrieval pipeline: instruction and bootstrapped examples, 3 passages that a retriever finds, a "
-        "question of HotpotQA",
-        "pages of about 70 tokens, of a library of 8, made here; keyword search (BM25)",
+        "DSPy's retrieval pipeline: instruction and bootstrapped examples, 3 passages that a retriever finds, "
+        "a question of HotpotQA",
+        "pages of about 110 tokens, of a library of 8, made here; keyword search (BM25)",
         16, rag_jobs, is_answer,
     ),
     Kind(
         "documents", "Questions about long documents",
         "questions about documents that many share (SGLang's multi-document questions: 10 documents, several "
         "thousand tokens)",
-        "documents of about 700 tokens, for a context of 2,048",
+        "documents of about 1,400 tokens, for a context of 2,048",
         20, document_jobs, is_answer,
     ),
 )  # fmt: skip

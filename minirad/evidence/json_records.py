@@ -9,15 +9,28 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minirad.evidence.kind import Kind
+from minirad.evidence.reading import paragraphs
 from minirad.frontend import Job, State
 from minirad.model.classroom import corpus
 
-_NAME, _WORD = r'"[A-Z][a-z]{1,11}"', r'"[a-z]{1,11}"'
-RECORD: Final = (
-    r'\{"name": ' + _NAME + r', "age": [1-9][0-9], "friend": ' + _NAME + r', "has": ' + _WORD
-    + r', "color": "(' + "|".join(corpus.COLORS) + r')", "city": "(' + "|".join(corpus.CITIES) + r')"\}'
-)  # fmt: skip
+_NAME, _WORD, _AGE = "[A-Z][a-z]{1,11}", "[a-z]{1,11}", "[1-9][0-9]"
+_FIELDS: Final[dict[str, dict[str, Any]]] = {
+    "name": {"type": "string", "pattern": f"^{_NAME}$"},
+    "age": {"type": "integer", "minimum": 10, "maximum": 99},
+    "friend": {"type": "string", "pattern": f"^{_NAME}$"},
+    "has": {"type": "string", "pattern": f"^{_WORD}$"},
+    "color": {"enum": corpus.COLORS},
+    "city": {"enum": corpus.CITIES},
+}
+SCHEMA: Final = json.dumps(
+    {"type": "object", "properties": _FIELDS, "required": list(_FIELDS), "additionalProperties": False}
+)
 """What a record looks like: six fields, in this order."""
+REGEX: Final = (
+    rf'\{{"name": "{_NAME}", "age": {_AGE}, "friend": "{_NAME}", "has": "{_WORD}", '
+    rf'"color": "({"|".join(corpus.COLORS)})", "city": "({"|".join(corpus.CITIES)})"\}}'
+)
+"""The same as a regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +42,37 @@ class Person:
     told: str
 
 
-async def json_record(s: State, person: Person) -> str:
-    """A record of a person as JSON, of the form of RECORD."""
+async def json_by_regex(s: State, person: Person) -> str:
+    """A record of a person as JSON, of the form of REGEX."""
+    _ask(s, person)
+    return await s.gen("record", max_new_tokens=96, regex=REGEX)
+
+
+async def json_by_schema(s: State, person: Person) -> str:
+    """A record of a person as JSON of the SCHEMA."""
+    _ask(s, person)
+    return await s.gen("record", max_new_tokens=96, json_schema=SCHEMA)
+
+
+def _ask(s: State, person: Person) -> None:
     s.system(corpus.SYSTEM_PROMPT)
-    s.user(f"{person.told} Write JSON for {person.name}, age {person.age}.")
-    return await s.gen("record", max_new_tokens=96, regex=RECORD)
+    s.user(person.told)
+    s.assistant("Okay.")
+    s.user(f"Write JSON for {person.name}, age {person.age}.")
 
 
-def json_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
-    jobs = []
-    for _ in range(count):
-        name = rng.choice(corpus.NAMES)
-        told = " ".join(corpus.story(rng, rng.choice(corpus.ANIMALS)) for _ in range(4))
-        jobs.append(Job(json_record, (Person(name, rng.randint(10, 99), told),)))
-    return tuple(jobs)
+def _people(count: int, rng: random.Random) -> list[Person]:
+    return [
+        Person(rng.choice(corpus.NAMES), rng.randint(10, 99), paragraphs(rng, 4)) for _ in range(count)
+    ]  # fmt: skip
+
+
+def regex_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
+    return tuple(Job(json_by_regex, (person,)) for person in _people(count, rng))
+
+
+def schema_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
+    return tuple(Job(json_by_schema, (person,)) for person in _people(count, rng))
 
 
 def says_whom(job: Job, value: Any) -> bool:
@@ -55,12 +85,20 @@ def says_whom(job: Job, value: Any) -> bool:
     return bool(record["name"] == person.name and record["age"] == person.age)
 
 
+_PAPER: Final = "JSON decoding: a page about a city, then a record of 5 fields"
+_SCALED: Final = (
+    "about 400 tokens to read before the record; name and age are judged, which the lessons teach, the other "
+    "fields only have to match"
+)
+
 KINDS: Final[Sequence[Kind]] = (
     Kind(
-        "json", "JSON by a regular expression",
-        "JSON decoding: a page about a city, then a record of 5 fields, each by a regular expression",
-        "stories of about 400 tokens before the record; name and age are judged, which the lessons teach, other "
-        "fields only have to match",
-        10, json_jobs, says_whom,
+        "json-regex", "JSON by a regular expression",
+        f"{_PAPER}, by a regular expression", _SCALED, 10, regex_jobs, says_whom,
+    ),
+    Kind(
+        "json-schema", "JSON by a schema",
+        f"{_PAPER}, by a schema (which the paper turned into a regular expression)", _SCALED,
+        10, schema_jobs, says_whom,
     ),
 )  # fmt: skip

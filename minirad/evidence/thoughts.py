@@ -16,17 +16,26 @@ from minirad.programs import last_number, tree_of_thought
 # ---------------------------------------------------------------------- a tree of thought
 
 
-def tree_of_thought_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
-    """Word problems; the job's name ends with the answer, which is no part of the prompt."""
-    problems = [corpus.problem_turn(rng) for _ in range(count)]
-    return tuple(
-        Job(tree_of_thought, (problem.user,), f"problem {number} ({problem.short})")
-        for number, problem in enumerate(problems, start=1)
-    )
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A word problem and its answer (no part of the prompt)."""
+
+    text: str
+    answer: str
 
 
-def is_number(job: Job, value: Any) -> bool:
-    return last_number(str(value)) == last_number(job.name)
+async def solve(s: State, problem: Problem) -> str:
+    """The number that a tree of thought ends with (minirad.programs)."""
+    return last_number(await tree_of_thought(s, problem.text))
+
+
+def problem_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
+    turns = [corpus.problem_turn(rng) for _ in range(count)]
+    return tuple(Job(solve, (Problem(turn.user, turn.short),)) for turn in turns)
+
+
+def is_solved(job: Job, value: Any) -> bool:
+    return bool(value == job.args[0].answer)
 
 
 # ---------------------------------------------------------------------- a skeleton of thought
@@ -88,16 +97,19 @@ _SUBJECTS: Final[dict[str, corpus.Turns]] = {
 async def judge(s: State, essay: Essay) -> int:
     """How many of an essay's paragraphs are without a mistake: branch, solve, merge (Saha et al. 2023).
 
-    One branch for each paragraph, in which the model answers for itself what the essay claims; its replies
-    are the measure. The judgements are merged into the text, and the model sums up the points.
+    In one branch for each paragraph the model answers for itself what the essay claims; these answers are
+    the measure. The judgements are merged into the text, and the model adds up the points.
     """
     s.system(corpus.SYSTEM_PROMPT)
-    text = " ".join(claim.sentence for paragraph in essay for claim in paragraph)
-    s.user(f"Judge this essay: {text}")
-    s.assistant("I judge one paragraph after the other.")
+    text = "\n\n".join(" ".join(claim.sentence for claim in paragraph) for paragraph in essay)
+    s.user(f"Judge this essay:\n\n{text}")
+    s.assistant("I judge each paragraph.")
     branches = await s.fork(len(essay))
-    points = await branches.each(lambda branch, index: _solve(branch, essay[index]))
+    solved = await branches.each(lambda branch, index: _solve(branch, essay[index]))
     await branches.join()
+    points = [int(replies == [claim.sentence for claim in essay[at]]) for at, replies in enumerate(solved)]
+    merged = (f"{' '.join(replies)} Points: {point}." for replies, point in zip(solved, points, strict=True))
+    s.assistant("\n\n" + "\n\n".join(merged))
     total = points[0]
     for point in points[1:]:
         s.user(f"What is {point} + {total}?")
@@ -106,14 +118,12 @@ async def judge(s: State, essay: Essay) -> int:
     return total
 
 
-async def _solve(branch: State, paragraph: Sequence[Claim]) -> int:
-    right = 1
+async def _solve(branch: State, paragraph: Sequence[Claim]) -> list[str]:
+    replies = []
     for claim in paragraph:
         branch.user(claim.question)
-        reply = await branch.gen("solution", max_new_tokens=24)
-        right = right if reply.strip() == claim.sentence else 0
-    branch["judgement"] = right
-    return right
+        replies.append((await branch.gen("solution", max_new_tokens=24)).strip())
+    return replies
 
 
 def _essay(rng: random.Random, claims: int = 4) -> Essay:
@@ -144,9 +154,9 @@ KINDS: Final[Sequence[Kind]] = (
     Kind(
         "tree-of-thought", "A tree of thought on word problems",
         "tree of thought on GSM-8K: 3 ways at each of 3 levels (plan, solve, rate), at most 256 tokens each",
-        "4 levels, 3 ways from each of the best 2, thoughts of a sentence (about 20 tokens): the lessons' problems "
-        "are solved in 5 sentences",
-        6, tree_of_thought_jobs, is_number,
+        "4 levels, 3 ways from each of the best 2, thoughts of a sentence (about 20 tokens): the lessons' "
+        "problems are solved in 5 sentences",
+        6, problem_jobs, is_solved,
     ),
     Kind(
         "skeleton-of-thought", "An outline, then its points side by side",
@@ -156,9 +166,9 @@ KINDS: Final[Sequence[Kind]] = (
     ),
     Kind(
         "judge", "A judge in six dimensions: branch, solve, merge",
-        "LLM judge with branch-solve-merge: an article, 6 dimensions judged side by side (at most 256 tokens each), "
-        "merged into one score",
-        "essays of about 200 tokens; a judgement is 4 short answers, the model's own, that the essay is held against",
+        "LLM judge with branch-solve-merge: an article, 6 dimensions judged side by side (at most 256 tokens "
+        "each), merged into one score",
+        "essays of about 200 tokens; a judgement is 4 short answers of the model, which the essay is held against",
         6, judge_jobs, is_fair,
     ),
 )  # fmt: skip

@@ -143,19 +143,25 @@ class State:
         top_p: float = 1.0,
         stop: tuple[str, ...] | str = (),
         regex: str | None = None,
+        json_schema: str | None = None,
         seed: int | None = None,
     ) -> Task[str]:
         """The model continues; after a user's turn it opens its own. Await it for the text.
 
         stop: the text ends before it; the history keeps the ids as sampled, the stop text included.
-        regex: the text matches it as a whole, or, cut off after `max_new_tokens`, begins a match. Not
-        together with `stop`. seed: None: one that depends only on the program's own seed and on where
-        in the program this call is, so branches differ and company changes nothing.
+        regex: the text matches it as a whole, or, cut off after `max_new_tokens`, begins a match;
+        json_schema (itself JSON): the same for JSON of this schema. Only one of these and `stop`.
+        seed: None: one that depends only on the program's own seed and on where in the program this
+        call is, so branches differ and company changes nothing.
         """
         self._begin_reply()
-        if regex is not None and stop:
-            raise ValueError(f"regex {regex!r} and stop {stop!r}: a reply cut at a stop text may not match")
-        mask = None if regex is None else self._host.texts.mask(regex)
+        asked = {"regex": regex, "json_schema": json_schema, "stop": stop or None}
+        several = [f"{what} {wish!r}" for what, wish in asked.items() if wish is not None]
+        if len(several) > 1:
+            raise ValueError(
+                f"{' and '.join(several)}: a reply follows one of them, and cut it may not match"
+            )
+        mask = self._host.texts.mask(regex, json_schema)
         self._calls += 1
         seed = self._host.seed((*self._place, self._calls)) if seed is None else seed
         params = SamplingParams(max_new_tokens, temperature, top_p, stop=stop, seed=seed)
@@ -325,8 +331,9 @@ class Branches(Sequence[State]):
 
         All run to their end; then the first error, by branch, is raised.
         """
+        name = getattr(program, "__name__", "program")  # a functools.partial has none
         tasks = [
-            self._host.spawn(f"the branch {state._named(program.__name__)!r}", program(state, index))
+            self._host.spawn(f"the branch {state._named(name)!r}", program(state, index))
             for index, state in enumerate(self._states)
         ]
         return self._host.spawn("each()", _all(tasks))

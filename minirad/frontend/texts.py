@@ -17,7 +17,7 @@ class Texts:
     """What programs need of a tokenizer.
 
     encode: text -> ids. engine: None where there is no model: chats are then written in ChatML, no token
-    ends a reply, and `regex` masks nothing (a script writes the replies).
+    ends a reply, and `regex` and `json_schema` mask nothing (a script writes the replies).
     """
 
     def __init__(self, encode: Callable[[str], Iterable[int]], engine: Engine | None = None) -> None:
@@ -49,11 +49,13 @@ class Texts:
     def eos_ids(self) -> tuple[int, ...]:
         return () if self._engine is None else self._engine.eos_ids
 
-    def mask(self, regex: str) -> Callable[[list[int]], Any] | None:
-        """A token mask for one reply that must match; see minirad.grammar for what it raises."""
-        if self._engine is None:
+    def mask(self, regex: str | None, json_schema: str | None = None) -> Callable[[list[int]], Any] | None:
+        """A token mask for one reply that must match, or None; see minirad.grammar for what it raises."""
+        if self._engine is None or regex is json_schema is None:
             return None
-        from minirad.grammar import regex_mask
+        from minirad.grammar import json_mask, regex_mask
 
         engine = self._engine
-        return regex_mask(regex, engine.tokenizer, self.eos_ids, engine.model.config.vocab_size)
+        make, pattern = (json_mask, json_schema) if regex is None else (regex_mask, regex)
+        assert pattern is not None
+        return make(pattern, engine.tokenizer, self.eos_ids, engine.model.config.vocab_size)
