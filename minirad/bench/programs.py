@@ -46,7 +46,7 @@ from minirad.evidence.ablations import FULL, SETTINGS, Setting
 from minirad.evidence.kinds import KINDS, Kind
 from minirad.evidence.measure import Clock, Played, play_jobs, right, spread
 from minirad.evidence.paper import PAPER
-from minirad.frontend import Job
+from minirad.frontend import Job, ProgramError
 from minirad.machine import choose_device, choose_dtype
 from minirad.model.load import load_model, load_tokenizer, resolve_model
 
@@ -159,7 +159,10 @@ class Bench:
         return Engine(config, cache, model=self.model, tokenizer=self.tokenizer)
 
     def play(self, jobs: Sequence[Job], setting: Setting, kv_tokens: int) -> Played:
-        return play_jobs(self.engine(setting, kv_tokens), jobs, setting, self.clock)
+        try:
+            return play_jobs(self.engine(setting, kv_tokens), jobs, setting, self.clock)
+        except ProgramError as error:
+            raise ValueError(f"--kv-tokens {kv_tokens}: {error}") from None
 
     def round(self, jobs: Sequence[Job], setting: Setting, kv_tokens: int) -> Round:
         together = self.play(jobs, setting, kv_tokens)
