@@ -50,7 +50,7 @@ from minirad.frontend import Job, ProgramError
 from minirad.machine import choose_device, choose_dtype
 from minirad.model.load import load_model, load_tokenizer, resolve_model
 
-ALONE = 3  # programs that are run one after another, for latency
+ALONE = 2  # programs that are run one after another, for latency
 FIRST_POOL = 16_384
 
 
