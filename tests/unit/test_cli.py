@@ -260,28 +260,3 @@ def test_bench_hooks_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert result["emit_sites_per_step"] > 1
     assert result["events"] > result["steps"]
-
-
-ENGINE_BENCH = (
-    "bench", "engine", "--model", "classroom", "--requests", "3", "--shared", "40", "--own", "5",
-    "--new-tokens", "4", "--reps", "1", "--json",
-)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_bench_engine_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, *ENGINE_BENCH, "--skip-transformers")
-    result = json.loads(out)
-    assert code == 0
-    assert set(result["new_tokens_per_second"]) == {"minirad", "minirad, radix cache off"}
-    assert all(rate > 0 for rate in result["new_tokens_per_second"].values())
-    assert list(result["ttft_by_hit"])[-1] == "40 of 40"
-
-
-@pytest.mark.slow  # generate_batch alone takes 14 s to get going
-def test_bench_engine_runs_transformers_too(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, *ENGINE_BENCH)
-    rates = json.loads(out)["new_tokens_per_second"]
-    assert code == 0
-    assert len(rates) == 5
-    assert all(rate is not None and rate > 0 for rate in rates.values())
