@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import time
@@ -36,15 +34,15 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-import minirad
-from minirad.bench.engine import processor
+from minirad.bench.engine import machine
+from minirad.bench.hit_rate import overhead, spread, sweep
 from minirad.bench.tables import cpu_clock, table
 from minirad.command import may_be_written, positive
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.evidence.ablations import FULL, SETTINGS, Setting
 from minirad.evidence.kinds import KINDS, Kind
-from minirad.evidence.measure import Clock, Played, play_jobs, right, spread
+from minirad.evidence.measure import Clock, Played, play_jobs, right
 from minirad.evidence.paper import PAPER
 from minirad.frontend import Job, ProgramError
 from minirad.machine import choose_device, choose_dtype
@@ -64,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--reps", type=positive, default=3)
+    parser.add_argument(
+        "--sweep",
+        action="store_true",
+        help="hit rate against speed, and what the tree costs where nothing can hit, as well (on a CPU)",
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path, help="write the JSON to this .json file as well")
 
@@ -76,15 +79,15 @@ def main(args: argparse.Namespace) -> int:
     if args.out is not None:
         may_be_written("--out", args.out, (".json",))
     bench = Bench.of(args)
-    started = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    place = _place(args, bench)
     rows = []
     with tqdm(total=len(chosen) * args.reps * len(settings), desc="bench programs", leave=False) as bar:
         for kind in chosen:
             bar.set_postfix_str(kind.name)
             rows.append(bench.kind(kind, settings, args.jobs, args.reps, bar))
     result = {
-        "machine": _machine(args, bench, started), "model": args.model or "classroom", "kinds": rows,
-        "hit_rate": None, "overhead": None,
+        "machine": place, "model": args.model or "classroom", "kinds": rows,
+        **(swept(bench, args) if args.sweep else {"hit_rate": None, "overhead": None}),
         "ablations": {
             each.name: {
                 "title": each.title, "paper_sign": PAPER[each.name].sign,
@@ -108,13 +111,10 @@ def _named(what: str, text: str | None, known: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _machine(args: argparse.Namespace, bench: Bench, load: float | None) -> dict[str, Any]:
-    place = processor() if bench.device.type == "cpu" else torch.cuda.get_device_name(bench.device)
-    return {
-        "processor": place, "cores": os.cpu_count(), "threads": args.threads, "load": load,
-        "python": platform.python_version(), "torch": torch.__version__, "minirad": minirad.__version__,
-        "date": time.strftime("%Y-%m-%d"), "clock": bench.clock_name,
-    }  # fmt: skip
+def _place(args: argparse.Namespace, bench: Bench) -> dict[str, Any]:
+    """Where it is measured, and how busy that is before it begins."""
+    place = {**machine(), "threads": args.threads, "clock": bench.clock_name}
+    return place if bench.device.type == "cpu" else {**place, "gpu": torch.cuda.get_device_name(bench.device)}
 
 
 # ---------------------------------------------------------------------- measuring
@@ -228,23 +228,49 @@ def summary(rounds: Sequence[Round], jobs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def swept(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+    """Speed over the hit rate on trees of thought, and the tree's part of the time where nothing can hit."""
+    if bench.device.type != "cpu":
+        raise ValueError(f"--sweep is measured on a CPU, not on {bench.device}")
+    return {
+        "hit_rate": sweep(bench.model, bench.tokenizer, reps=args.reps),
+        "overhead": overhead(bench.model, reps=args.reps),
+    }
+
+
 # ---------------------------------------------------------------------- showing
 
 
 def as_text(result: dict[str, Any]) -> str:
     """A line for each kind and setting, then one for each setting over all kinds."""
-    machine = result["machine"]
+    place = result["machine"]
     about = (
-        f"{result['model']} on {machine['processor']}, {machine['threads']} thread(s), load "
-        f"{machine['load']}, Python {machine['python']}, torch {machine['torch']}, minirad "
-        f"{machine['minirad']}, {machine['date']}"
+        f"{result['model']} on {place.get('gpu', place['processor'])}, {place['threads']} thread(s), load "
+        f"{place['load']}, Python {place['python']}, torch {place['torch']}, minirad {place['minirad']}, "
+        f"{place['date']}"
     )
     rows = [_row(kind, name, run) for kind in result["kinds"] for name, run in kind["runs"].items()]
     head = [
         "programs", "pool", "setting", "programs/s", "low-high", "of full", "tokens/s", "TTFT ms",
         "latency s", "hit rate", "share", "batch", "steps", "computed", "right", "other",
     ]  # fmt: skip
-    return "\n\n".join((about, table(head, rows), table(*_ablations(result))))
+    notes = [f"{name}: {said['note']}" for name, said in result["ablations"].items() if said["note"]]
+    parts = [about, table(head, rows), table(*_ablations(result)), "\n".join(notes)]
+    return "\n\n".join(parts + (_swept(result) if result["hit_rate"] else []))
+
+
+def _swept(result: dict[str, Any]) -> list[str]:
+    rows = [
+        [f"{row['kept']:.0%}", f"{row['hit_rate']:.1%}",
+         *(row[name]["median"] for name in ("tokens_per_s", "ttft_ms", "batch"))]
+        for row in result["hit_rate"]
+    ]  # fmt: skip
+    cost = result["overhead"]
+    return [
+        table(["kept of a match", "hit rate", "tokens/s", "TTFT ms", "batch"], rows),
+        f"nothing can hit: {cost['tree_seconds']:.3f} of {cost['seconds']:.2f} s in the tree's calls "
+        f"({cost['share']:.2%}); the paper: 0.2 of 74.3 s",
+    ]
 
 
 def _row(kind: dict[str, Any], name: str, run: dict[str, Any]) -> list[Any]:

@@ -145,8 +145,3 @@ def right(kind: Kind, jobs: Sequence[Job], outcomes: Sequence[Outcome[Any]]) -> 
     judged = [kind.right(job, outcome.value) for job, outcome in zip(jobs, outcomes, strict=True)]
     known = [verdict for verdict in judged if verdict is not None]
     return (sum(known), len(known)) if known else None
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest of some runs."""
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}

@@ -25,7 +25,7 @@ from minirad.engine import Engine
 from minirad.evidence.ablations import FULL, SETTINGS
 from minirad.evidence.dictionary import DictionaryCache
 from minirad.evidence.kinds import KINDS
-from minirad.evidence.measure import Played, play_jobs, right, spread
+from minirad.evidence.measure import Played, play_jobs, right
 from minirad.evidence.paper import PAPER
 from minirad.frontend import Job, ProgramPlayer, State, play, run_many
 from minirad.model.classroom import corpus
@@ -300,10 +300,6 @@ def test_a_prompt_in_chunks_is_an_entry_when_it_is_whole(tiny_model: LlamaModel,
 
 
 # ---------------------------------------------------------------------- the command
-
-
-def test_a_spread_is_of_its_runs() -> None:
-    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
 
 
 def test_the_command_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
