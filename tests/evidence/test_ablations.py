@@ -323,6 +323,18 @@ def test_the_command_writes_what_it_prints(capsys: pytest.CaptureFixture[str], t
     assert any(line.startswith("no-cache") and "read off the plot" in line for line in text)
 
 
+def test_a_sweep_adds_two_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    some = {"median": 2.0, "low": 1.0, "high": 3.0}
+    row = {"kept": 0.5, "hit_rate": 0.4, "tokens_per_s": some, "ttft_ms": some, "batch": some}
+    cost = {"tree_seconds": 0.01, "seconds": 2.0, "share": 0.005}
+    monkeypatch.setattr(bench, "sweep", lambda model, tokenizer, reps: [row])
+    monkeypatch.setattr(bench, "overhead", lambda model, reps: cost)
+    words = ["--kinds", "mmlu-like", "--settings", "full", "--jobs", "1", "--reps", "1", "--sweep"]
+    assert main(["bench", "programs", *words]) == 0
+    text = capsys.readouterr().out
+    assert "kept of a match" in text and "0.010 of 2.00 s in the tree's calls (0.50%)" in text
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
