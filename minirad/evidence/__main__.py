@@ -21,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.Parser(prog="python -m minirad.evidence", description=__doc__)
     parser.add_argument("--kinds", default="all", help=f"with commas between them: {', '.join(KINDS)}")
     parser.add_argument("--model", help="default: the classroom Llama")
+    parser.add_argument(
+        "--jobs", type=command.positive, help="programs of each kind; default: the kind's own"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     names = list(KINDS) if options.kinds == "all" else options.kinds.split(",")
@@ -30,14 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     engine = Engine(EngineConfig(model=options.model, kv_tokens=8192))
     print(COLUMNS.format("kind", "jobs", "requests", "prompt", "hits", "new", "right", "s"))
     for name in names:
-        print(row(engine, name, options.seed), flush=True)
+        print(row(engine, name, options.jobs, options.seed), flush=True)
     return 0
 
 
-def row(engine: Engine, name: str, seed: int) -> str:
+def row(engine: Engine, name: str, count: int | None, seed: int) -> str:
     """One run of a kind in an empty cache."""
     kind = KINDS[name]
-    jobs = kind.make(kind.jobs, random.Random(f"{name} {seed}"))
+    jobs = kind.make(count or kind.jobs, random.Random(f"{name} {seed}"))
     engine.flush_cache()
     start = time.perf_counter()
     outcomes = run_many(engine, jobs)

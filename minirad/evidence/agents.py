@@ -144,21 +144,24 @@ def is_done(job: Job, value: Any) -> bool:
 
 # ---------------------------------------------------------------------- a town of agents
 
-DAYS: Final = 3
 RECALLED: Final = 6  # memories in a prompt
 RECENCY: Final = 0.9  # what a memory is worth a day later
 TOWN: Final = (
-    "You live in a little town by the sea. There is a park with old trees, a market where people buy apples and "
-    "bread, and a school on the hill. Every day you go to one of these places, you meet who is there, and you "
-    "tell each other what you know. You remember what you see and hear. When somebody asks you something, you "
-    "think of what you remember and answer in one short sentence."
+    "You live in a little town by the sea. There is a park with old trees, a market where people buy apples "
+    "and bread, and a school on the hill. Every day you go to one of these places, you meet who is there, "
+    "and you tell each other what you know. You remember what you see and hear. When somebody asks you "
+    "something, you think of what you remember and answer in one short sentence."
 )
 CALLS: Final = {
-    "place": "You choose where to go today. Think of whom you met, and where. You can go to the park, to the "
-    "market or to the school. Name one place.",
+    "place": (
+        "You choose where to go today. Think of whom you met, and where. You can go to the park, to the "
+        "market or to the school. Name one place."
+    ),
     "says": "You answer a question of somebody whom you met. Use what you remember, and nothing else.",
-    "rating": "You say how important something is to you, from 1 to 9. 1 is like every day: you brush your "
-    "teeth, you make the bed. 9 is what changes a life: a wedding, a child that is born.",
+    "rating": (
+        "You say how important something is to you, from 1 to 9. 1 is like every day: you brush your teeth, "
+        "you make the bed. 9 is what changes a life: a wedding, a child that is born."
+    ),
 }
 """What each kind of call begins with, for all agents alike."""
 
@@ -181,21 +184,22 @@ class Resident:
 
     def recall(self, about: str, day: int) -> str:
         """The memories that matter most now, by relevance, recency and importance (Park et al. 2023)."""
-        by_words = Retriever([memory.text for memory in self.memories]).search(about, len(self.memories))
-        relevant = {text: 1 - rank / len(by_words) for rank, text in enumerate(by_words)}
+        scores = Retriever([memory.text for memory in self.memories]).scores(about)
+        most = max(scores, default=0) or 1
 
-        def worth(memory: Memory) -> float:
-            return 2 * relevant[memory.text] + RECENCY ** (day - memory.day) + memory.importance / 9
+        def worth(at: int) -> float:
+            memory = self.memories[at]
+            return 2 * scores[at] / most + RECENCY ** (day - memory.day) + memory.importance / 9
 
-        best = sorted(self.memories, key=worth, reverse=True)[:RECALLED]
-        return " ".join(memory.text for memory in self.memories if memory in best)
+        best = sorted(range(len(scores)), key=worth, reverse=True)[:RECALLED]
+        return " ".join(self.memories[at].text for at in sorted(best))
 
     def knows_of(self, names: Iterable[str]) -> list[str]:
         """Of whom it remembers what they have."""
         return [name for name in names if any(each.text.startswith(f"{name} has") for each in self.memories)]
 
 
-async def town(s: State, facts: dict[str, str]) -> dict[str, tuple[str, str]]:
+async def town(s: State, facts: dict[str, str], days: int = 3) -> dict[str, tuple[str, str]]:
     """Agents that go to places, meet, tell each other who has what, and remember it.
 
     facts: who has what; at first each knows this of itself and of one other. Each call of an agent has a
@@ -210,7 +214,7 @@ async def town(s: State, facts: dict[str, str]) -> dict[str, tuple[str, str]]:
         ]
     )
     agents = await s.fork(len(names))
-    for _ in range(DAYS):
+    for _ in range(days):
         town.day += 1
         await agents.each(town.goes_out)
         town.tell(agents)
@@ -292,21 +296,21 @@ def town_jobs(count: int, rng: random.Random, people: int = 5) -> tuple[Job, ...
 def all_know(job: Job, value: Any) -> bool:
     """Everybody says what is so."""
     facts = job.args[0]
-    return all(said == corpus.lookup_turn(facts, whom).reply for whom, said in value.values())
+    return all(said == f"{whom} has a {facts.get(whom)}." for whom, said in value.values())
 
 
 KINDS: Final[Sequence[Kind]] = (
     Kind(
         "react", "An agent: thought, action, observation",
-        "ReAct agents on HotpotQA (replayed traces): 6 solved examples (about 2,000 tokens), then turns of "
-        "thought, action and observation, at most 200 tokens each",
+        "ReAct agents on HotpotQA (replayed traces): 6 solved examples (about 2,000 tokens), then turns "
+        "of thought, action and observation, at most 200 tokens each",
         "about 750 tokens of instruction and examples, 3 to 5 turns; nothing is replayed: the tools run",
         10, react_jobs, is_done,
     ),
     Kind(
         "generative-agents", "A town of agents with memories",
-        "generative agents (replayed calls): short answers to prompts of several hundred tokens; calls of a kind "
-        "begin alike for all agents",
+        "generative agents (replayed calls): short answers to prompts of several hundred tokens; calls of "
+        "a kind begin alike for all agents",
         "5 agents, 3 days, prompts of about 280 tokens; nothing is replayed: what they say is remembered",
         2, town_jobs, all_know,
     ),

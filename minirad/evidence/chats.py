@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,15 +12,14 @@ from minirad.evidence.reading import paragraphs
 from minirad.frontend import Job, State
 from minirad.model.classroom import corpus
 
-TURNS: Final = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the user says, and the right answer (no part of the prompt)."""
+    """What the user says, and the right answer, of which only the opening is part of the prompt."""
 
     user: str
     reply: str
+    opening: str = ""
 
 
 async def chat(s: State, turns: Sequence[Turn], longest: int) -> list[str]:
@@ -29,30 +28,44 @@ async def chat(s: State, turns: Sequence[Turn], longest: int) -> list[str]:
     replies = []
     for number, turn in enumerate(turns, start=1):
         s.user(turn.user)
-        replies.append((await s.gen(f"reply {number}", max_new_tokens=longest)).strip())
+        s.assistant(turn.opening)
+        said = await s.gen(f"reply {number}", max_new_tokens=longest)
+        replies.append((turn.opening + said).strip())
     return replies
 
 
-def _looked_up(rng: random.Random) -> Turn:
+def _looked_up(length: int, rng: random.Random) -> Turn:
     """Something long to read, and a question about the end of it: answered in about 7 tokens."""
     facts = corpus.lookup_facts(rng, 6)
     asked = corpus.lookup_turn(facts, rng.choice(list(facts)))
     last = f"{corpus.lookup_text(facts)} {asked.user}"
-    return Turn(paragraphs(rng, rng.randint(2, 5), last), asked.reply)
+    return Turn(paragraphs(rng, length, last), asked.reply)
 
 
-def _solved(rng: random.Random) -> Turn:
+def _solved(length: int, rng: random.Random) -> Turn:
     """Something to read, and a problem: solved in about 90 tokens."""
     problem = corpus.problem_turn(rng)
-    return Turn(paragraphs(rng, rng.randint(1, 3), problem.user), problem.reply)
+    return Turn(paragraphs(rng, length, problem.user), problem.reply, "Let us solve it step by step.")
+
+
+def _jobs(
+    count: int, turn: Callable[[int, random.Random], Turn], lengths: Sequence[int], longest: int,
+    rng: random.Random,
+) -> tuple[Job, ...]:  # fmt: skip
+    """Chats of as many turns as there are lengths, in any order: so each chat fits the context."""
+    jobs = []
+    for _ in range(count):
+        turns = tuple(turn(length, rng) for length in rng.sample(lengths, len(lengths)))
+        jobs.append(Job(chat, (turns, longest)))
+    return tuple(jobs)
 
 
 def short_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
-    return tuple(Job(chat, (tuple(_looked_up(rng) for _ in range(TURNS)), 16)) for _ in range(count))
+    return _jobs(count, _looked_up, (2, 3, 4, 5), 16, rng)
 
 
 def long_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
-    return tuple(Job(chat, (tuple(_solved(rng) for _ in range(TURNS)), 128)) for _ in range(count))
+    return _jobs(count, _solved, (1, 2, 2, 3), 128, rng)
 
 
 def all_right(job: Job, value: Any) -> bool:

@@ -109,8 +109,8 @@ def hellaswag_like(count: int, rng: random.Random, shots: int = 20) -> tuple[Job
 KINDS: Final[Sequence[Kind]] = (
     Kind(
         "mmlu-like", "Multiple choice, 5 examples, 4 answers",
-        "MMLU: 5 solved questions (at most 1,536 tokens), then one with 4 answers; one token decoded",
-        "short questions (240 tokens with all examples); the answers' texts are compared by `select`, since the "
+        "MMLU: 5 solved questions (at most 1,536 tokens), then one with 4 answers; one token is decoded",
+        "short questions (240 tokens with all examples); `select` compares the answers' texts, since the "
         "classroom Llama knows no letters",
         40, mmlu_like, is_right,
     ),
@@ -118,6 +118,6 @@ KINDS: Final[Sequence[Kind]] = (
         "hellaswag-like", "Which ending, 20 examples, 4 endings",
         "HellaSwag: 20 beginnings with their endings (about 2,000 tokens), then one with 4 endings; `select`",
         "about 1,200 tokens of examples, for a context of 2,048",
-        10, hellaswag_like, is_right,
+        8, hellaswag_like, is_right,
     ),
 )  # fmt: skip

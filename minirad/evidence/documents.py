@@ -90,14 +90,14 @@ def document_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
 KINDS: Final[Sequence[Kind]] = (
     Kind(
         "rag", "Questions, answered out of retrieved passages",
-        "DSPy's retrieval pipeline: instruction and bootstrapped examples, 3 passages that a retriever finds, "
+        "DSPy's retrieval pipeline: bootstrapped examples, 3 passages that a retriever finds, "
         "a question of HotpotQA",
         "pages of about 110 tokens, of a library of 8, made here; keyword search (BM25)",
         16, rag_jobs, is_answer,
     ),
     Kind(
         "documents", "Questions about long documents",
-        "questions about documents that many share (SGLang's multi-document questions: 10 documents, several "
+        "questions about documents that many share (SGLang's multi-document QA: 10 documents, several "
         "thousand tokens)",
         "documents of about 1,400 tokens, for a context of 2,048",
         20, document_jobs, is_answer,

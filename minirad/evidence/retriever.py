@@ -22,13 +22,17 @@ class Retriever:
         self.texts = list(texts)
         self._counts = [Counter(words(text)) for text in texts]
         self._found_in = Counter(word for counts in self._counts for word in counts)
-        self._mean = sum(counts.total() for counts in self._counts) / max(1, len(texts))
+        self._mean = sum(counts.total() for counts in self._counts) / max(1, len(texts)) or 1.0
 
     def search(self, query: str, k: int) -> list[str]:
         """The `k` texts that fit best, best first; of equals the earlier one."""
-        scores = [self._score(counts, words(query)) for counts in self._counts]
+        scores = self.scores(query)
         best = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[:k]
         return [self.texts[at] for at in best]
+
+    def scores(self, query: str) -> list[float]:
+        """How well each text fits; 0 where no word of the query is in it."""
+        return [self._score(counts, words(query)) for counts in self._counts]
 
     def _score(self, counts: Counter[str], query: Sequence[str]) -> float:
         length = 1 - B + B * counts.total() / self._mean

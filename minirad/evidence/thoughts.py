@@ -66,8 +66,14 @@ def skeleton_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
 
 
 def tells_of_its_animal(job: Job, value: Any) -> bool:
-    """Every story is about the animal of its point."""
-    return all(animal in corpus.ANIMALS and animal in story for animal, story in value)
+    """Every story is about the animal of its point, and about no other: no name and no sound of one."""
+    return all(_is_about(animal, set(re.findall("[a-z]+", story))) for animal, story in value)
+
+
+def _is_about(animal: str, words: set[str]) -> bool:
+    """Which words are animals, and which are sounds."""
+    sounds = words & set(corpus.SOUNDS.values())
+    return words & set(corpus.ANIMALS) == {animal} and sounds <= {corpus.SOUNDS[animal]}
 
 
 # ---------------------------------------------------------------------- a judge
@@ -168,7 +174,7 @@ KINDS: Final[Sequence[Kind]] = (
         "judge", "A judge in six dimensions: branch, solve, merge",
         "LLM judge with branch-solve-merge: an article, 6 dimensions judged side by side (at most 256 tokens "
         "each), merged into one score",
-        "essays of about 200 tokens; a judgement is 4 short answers of the model, which the essay is held against",
+        "essays of about 200 tokens; a judgement is 4 short answers of the model, to hold the essay against",
         6, judge_jobs, is_fair,
     ),
 )  # fmt: skip
