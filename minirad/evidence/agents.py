@@ -311,7 +311,7 @@ KINDS: Final[Sequence[Kind]] = (
         "generative-agents", "A town of agents with memories",
         "generative agents (replayed calls): short answers to prompts of several hundred tokens; calls of "
         "a kind begin alike for all agents",
-        "5 agents, 3 days, prompts of about 280 tokens; nothing is replayed: what they say is remembered",
+        "5 agents, 3 days, prompts of about 250 tokens; nothing is replayed: what they say is remembered",
         2, town_jobs, all_know,
     ),
 )  # fmt: skip

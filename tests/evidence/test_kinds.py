@@ -36,7 +36,8 @@ class Run:
     """Jobs on an engine of their own, and every request of theirs but prefix hints. options: the player's."""
 
     def __init__(
-        self, jobs: Sequence[Job], model: Any = None, tokenizer: Any = None, options: Any = None, **config: Any
+        self, jobs: Sequence[Job], model: Any = None, tokenizer: Any = None, options: Any = None,
+        **config: Any,
     ) -> None:  # fmt: skip
         config = {"kv_tokens": 8192, **config}
         self.engine = CheckedEngine(EngineConfig(**config), model=model, tokenizer=tokenizer)
@@ -51,7 +52,7 @@ class Run:
             step += 1
             for output in self.engine.step().finished:
                 asked = sent.pop(output.request_id)
-                if not asked.label.endswith("prefix hint"):
+                if ": prefix hint" not in asked.label:
                     request = asked.running.job.name, tuple(asked.prompt), tuple(output.token_ids)
                     self.requests[request] += 1
                 player.finished(output, step)
