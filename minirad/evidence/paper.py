@@ -68,7 +68,7 @@ PAPER: dict[str, Ablation] = {
         "Lower where a hint carries new text, such as the question before a `select`'s choices: a request "
         "that has 32 tokens cached does not wait for others of its batch. Not lower after a `gen`: of "
         "what a fork shares then the tree has all but the last token, so its hint saves a token a branch "
-        "and costs a step in which nobody decodes (tree of thought is faster without).",
+        "and costs a step in which nobody decodes (tree and skeleton of thought are faster without).",
     ),
     "no-in-batch-prefix": Ablation(
         NOT_THERE, "",
