@@ -57,6 +57,7 @@ COMMANDS: dict[str, str] = {
     "minirad bench disk": "what a disk tier saves an engine that is started anew",
     "minirad bench speculative": "tokens a forward pass, and time, with drafts and without",
     "minirad bench adapters": "what several adapters in one batch cost beside one alone, and none",
+    "minirad bench programs": "the paper's workloads as programs, each part switched off in turn",
     "minirad bench fleet": "a production server's stream of KV events: does its picture keep up?",
     "minirad bench serve": "requests that come when they come: times to tokens, and what HTTP costs",
     "minirad bench gpu": "all that a run on a GPU should show, as one table",

@@ -16,6 +16,7 @@ from minirad.frontend.player import (
     Program,
     ProgramPlayer,
     Usage,
+    play,
     run,
     run_many,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Task",
     "Template",
     "Usage",
+    "play",
     "run",
     "run_many",
 ]

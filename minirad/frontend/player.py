@@ -36,7 +36,7 @@ from minirad.frontend.texts import Texts
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
-    from minirad.outputs import Pin
+    from minirad.outputs import Pin, StepReport
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -149,6 +149,10 @@ class _Running:
             raise TypeError(f"a program is an `async def` function, not {self.job.function!r}")
         return await coroutine
 
+    @property
+    def hints(self) -> bool:
+        return self.player.hints
+
     def ask(
         self, what: str, prompt: list[int], params: SamplingParams, token_mask: TokenMask | None = None
     ) -> Asked:
@@ -217,15 +221,20 @@ class ProgramPlayer:
 
     encode: text -> ids. engine: for pins, chat template and masks; None in a simulation: then hints are
     sent but not pinned, replies are scripts without text, and `select` takes the first choice.
+    hints: False sends no prefix ahead of a fork's branches or of a `select`'s choices, and pins none.
+    parallel: False has one request of a program on its way at a time, in the order of asking. Neither changes
+    what a program says: both are there to measure what they are worth.
 
     Its driver sends what is `due` before each step, passes on what has `finished`, and calls
     `close` if it stops before `done`. `outcomes` is in the jobs' order.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], encode: Callable[[str], Iterable[int]], engine: Engine | None = None
-    ) -> None:
+        self, jobs: Sequence[Job], encode: Callable[[str], Iterable[int]], engine: Engine | None = None,
+        *, hints: bool = True, parallel: bool = True,
+    ) -> None:  # fmt: skip
         self.engine = engine
+        self.hints, self.parallel = hints, parallel
         self.labels: dict[str, str] = {}
         self.queue: list[Asked] = []  # not sent yet
         self.ready: deque[tuple[_Running, Task[Any]]] = deque()
@@ -244,8 +253,18 @@ class ProgramPlayer:
         while self._to_start and self._to_start[0].job.arrival <= step:
             self._to_start.pop(0).begin()
             self._go_on()
-        due, self.queue = self.queue, []
+        due = self._may_go()
+        gone = set(due)
+        self.queue = [asked for asked in self.queue if asked not in gone]
         return due
+
+    def _may_go(self) -> list[Asked]:
+        """What of the queue can be sent now: without `parallel`, one request of each program."""
+        if self.parallel:
+            return self.queue
+        busy = {asked.running for asked in self._sent.values()}
+        first = {asked.running: asked for asked in reversed(self.queue)}
+        return [asked for asked in self.queue if asked.running not in busy and first[asked.running] is asked]
 
     def sent(self, asked: Asked, request_id: str) -> None:
         """The engine's id of a request that was due."""
@@ -265,6 +284,9 @@ class ProgramPlayer:
         if asked is None:
             return
         self._now = max(self._now, step)
+        if output.finish_reason == "error" and self._made_room_for(output.request_id):
+            self.queue.append(asked)
+            return
         usage = asked.running.usage
         usage.prompt_tokens += len(asked.prompt)
         usage.cached_tokens += getattr(output, "cached_tokens", 0)
@@ -279,7 +301,7 @@ class ProgramPlayer:
     @property
     def next_due(self) -> int | None:
         """The step at which something is due next; None if nothing is (or only after replies)."""
-        if self.queue:
+        if self._may_go():
             return self._now
         return self._to_start[0].job.arrival if self._to_start else None
 
@@ -307,6 +329,16 @@ class ProgramPlayer:
         for request_id in [name for name, asked in self._sent.items() if asked.running is running]:
             self._abort(request_id)
 
+    def _made_room_for(self, request_id: str) -> bool:
+        """Lets all prefixes go if a request had no room beside them: no program fails for a hint's sake."""
+        stuck = None if self.engine is None else self.engine.scheduler.stuck
+        if stuck is None or stuck.group != request_id:
+            return False
+        pins = [(running, pin) for running in self._running for pin in running.pins]
+        for running, pin in pins:
+            running.unpin(pin)
+        return bool(pins)
+
     def _abort(self, request_id: str) -> None:
         del self._sent[request_id]
         if self.engine is not None:
@@ -332,13 +364,26 @@ def run(engine: Engine, program: Function[R], *args: Any, seed: int = 0) -> Outc
     return outcome
 
 
-def run_many(engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any, ...]]) -> list[Outcome[Any]]:
+def run_many(
+    engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any, ...]],
+    *, hints: bool = True, parallel: bool = True,
+) -> list[Outcome[Any]]:  # fmt: skip
     """Runs several programs at the same time; outcomes in their order, errors within them.
 
     programs: functions, tuples (function, *args), or Jobs. Requests that others have added go on
-    meanwhile; those that finish are in the next step's report.
+    meanwhile; those that finish are in the next step's report. hints, parallel: see ProgramPlayer.
     """
-    player = ProgramPlayer([_job(each) for each in programs], engine.encode, engine)
+    player = ProgramPlayer(
+        [_job(each) for each in programs], engine.encode, engine, hints=hints, parallel=parallel
+    )
+    play(engine, player)
+    return player.outcomes
+
+
+def play(
+    engine: Engine, player: ProgramPlayer, watch: Callable[[StepReport], None] = lambda report: None
+) -> None:
+    """Runs a player's programs to their end. watch: called with each step's report."""
     others: list[Any] = []
     step = 0
     try:
@@ -349,7 +394,9 @@ def run_many(engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any,
                 step = max(step, player.next_due)
             send_due(engine, player, step)
             step += 1
-            for output in engine.step().finished:
+            report = engine.step()
+            watch(report)
+            for output in report.finished:
                 player.finished(output, step)
                 if output.request_id not in player.labels:
                     others.append(output)
@@ -357,7 +404,6 @@ def run_many(engine: Engine, programs: Sequence[Job | Function[Any] | tuple[Any,
         player.close()
         engine.outbox.take_of(player.labels)
         engine.outbox.put_back(others)
-    return player.outcomes
 
 
 def send_due(engine: Engine, player: Any, step: int) -> list[tuple[Any, ValueError | None]]:

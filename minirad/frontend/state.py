@@ -30,6 +30,11 @@ class Host(Protocol):
     @property
     def texts(self) -> Texts: ...
 
+    @property
+    def hints(self) -> bool:
+        """Whether prefixes are sent ahead of what forks from them."""
+        ...
+
     def ask(
         self, what: str, prompt: list[int], params: SamplingParams, token_mask: TokenMask | None = None
     ) -> Waitable[Any]:
@@ -282,6 +287,8 @@ class State:
         return self._host.ask(self._named(what), list(prompt), params, mask)
 
     async def _hint(self, what: str) -> Any:
+        if not self._host.hints:
+            return None
         await self._ask(f"{what}: prefix hint", self.tokens, SamplingParams(max_new_tokens=0))
         return self._host.pin(self.tokens)
 
