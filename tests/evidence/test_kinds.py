@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 import re
@@ -152,9 +151,6 @@ def test_programs_ask_and_say_the_same(
     assert other.requests == together.requests  # every prompt and every reply, token for token
 
 
-@pytest.mark.skipif(
-    "hints" not in inspect.signature(ProgramPlayer).parameters, reason="this player has no such options"
-)
 @pytest.mark.parametrize("options", [{"hints": False}, {"parallel": False}])
 def test_programs_say_the_same_without_hints_and_without_parallelism(
     options: dict[str, bool], jobs: list[Job], together: Run, classroom: dict[str, Any]
