@@ -26,6 +26,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what run
 torch.set_num_threads(1)  # two threads beside another busy process are slower than one
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With -n auto neighbours stay on one worker, which makes what a file shares only once.
+
+    Not in pyproject.toml: who grades a lesson has pytest, and no xdist.
+    """
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 @pytest.fixture(scope="session")
 def tiny_model() -> LlamaModel:
     config = tiny_config()

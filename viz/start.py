@@ -5,8 +5,8 @@
 A command is started as a person starts it, and asked as its page asks: the page, its files, the news, and the
 picture of the first step that there is. --browser: a Chromium that is open already opens the page, too (needs
 playwright), and the last row is the tree that it has drawn. Seconds since the command: by the clock, and (on
-Linux) of processor time that the command has used by then. Medians of several starts; a start before them
-fills the disk's cache, and is not counted.
+Linux) of processor time that the command has used by then. Of several starts the median by the clock, and the
+least processor time: what else runs only adds to it. A start before them fills the disk's cache.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def open_browser() -> Iterator[Any]:
 
 
 def measured(reps: int, browser: bool = False) -> list[dict[str, Any]]:
-    """A row for each mark: {what, seconds, processor}, medians of so many starts; processor may be None."""
+    """A row for each mark, of so many starts: {mark, what, seconds, processor}; processor may be None."""
     one_start()
     found: list[dict[str, Mark]] = []
     for _ in range(reps):
@@ -181,7 +181,7 @@ def measured(reps: int, browser: bool = False) -> list[dict[str, Any]]:
         used = [processor for _, processor in marks if processor is not None]
         if marks:
             clock = round(statistics.median(seconds for seconds, _ in marks), 2)
-            processor = round(statistics.median(used), 2) if used else None
+            processor = round(min(used), 2) if used else None
             rows.append({"mark": name, "what": what, "seconds": clock, "processor": processor})
     return rows
 
@@ -192,7 +192,7 @@ def as_table(rows: Sequence[dict[str, Any]]) -> str:
     text = table(["since the command", "seconds", "processor"], cells)
     spent = {row["mark"]: row["processor"] for row in rows}
     if spent["torch"] and spent["tree"]:
-        share = (spent["torch"] - (spent["interpreter"] or 0)) / spent["tree"]
+        share = min((spent["torch"] - (spent["interpreter"] or 0)) / spent["tree"], 1.0)
         text += f"\nimport torch: {share:.0%} of the processor time until the first tree"
     return f"{text}\n{os.cpu_count()} cores{_load()}"
 
