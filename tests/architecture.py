@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.speculative", "minirad.adapters")
+MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.speculative", "minirad.adapters", "minirad.quant")
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
 
 
@@ -155,6 +155,12 @@ ROOMS: dict[str, Room] = {
         "LoRA: several fine-tuned models that share one set of weights; may be deleted",
         ("minirad.adapters", "minirad.adapters.*"),
         (*_COMPUTE, "parts", "machine", "classroom"),
+        torch=True,
+    ),
+    "quant": Room(
+        "quantised weights read straight from GGUF files, for the CPU; may be deleted",
+        ("minirad.quant", "minirad.quant.*"),
+        (*_COMPUTE, "parts", "machine"),
         torch=True,
     ),
     "ranks": Room(
