@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from minirad.config import EngineConfig
-from minirad.errors import expanded, said
+from minirad.errors import expanded
 from minirad.model import smollm2
 from minirad.model.llama import LlamaModel
 from minirad.model.load import SMOLLM2
@@ -42,5 +42,5 @@ def _file(config: EngineConfig) -> GGUFFile:
         return GGUFFile(packaged)
     path = expanded(config.model or "")
     if path.suffix != ".gguf" or not path.is_file():
-        raise ValueError(f"model {said(config.model)} is no GGUF file (NAME.gguf), and not {SMOLLM2!r}")
+        raise ValueError(f"model {str(config.model)!r} is no GGUF file (NAME.gguf), and not {SMOLLM2!r}")
     return GGUFFile(path)

@@ -6,6 +6,7 @@ looked at in most runs. The package still knows the formats' sizes, and dequanti
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 import zlib
@@ -75,9 +76,9 @@ class GGUFFile:
         self.fields: dict[str, Any] = dict(self._field() for _ in range(fields))
         places = [self._place() for _ in range(tensors)]
         self.fingerprint = zlib.crc32(memoryview(self._bytes)[: self._at])
-        alignment = int(self.fields.get("general.alignment", 32))
-        if alignment < 1:
-            raise ValueError(f"{path}: general.alignment is {alignment}")
+        alignment = self.fields.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"{path}: general.alignment is {alignment!r}")
         begin = -(-self._at // alignment) * alignment
         self.tensors: Mapping[str, GGUFTensor] = {each[0]: self._tensor(begin, *each) for each in places}
 
@@ -133,7 +134,7 @@ class GGUFFile:
         if shape[-1] % block:
             raise ValueError(f"{self.path}: tensor {name} {list(shape)} is no whole blocks of {block}")
         row = shape[-1] // block * size
-        rows = int(np.prod(shape[:-1], dtype=np.int64))
+        rows = math.prod(shape[:-1])
         if begin + offset + rows * row > len(self._bytes):
             raise ValueError(f"{self.path} is cut off: tensor {name} lies behind its end")
         data = np.frombuffer(self._bytes, np.uint8, rows * row, begin + offset)

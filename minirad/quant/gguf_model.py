@@ -35,8 +35,7 @@ def directory(file: GGUFFile) -> Path:
     work = Path(tempfile.mkdtemp(prefix="converting-", dir=target.parent))
     try:
         smollm2.write_json(work / "config.json", hf_config(file))
-        _check_tokenizer(file)
-        smollm2.write_tokenizer(work, file.fields)
+        _write_tokenizer(work, file)
         work.rename(target)
     except OSError:
         if not target.is_dir():  # else another process was faster: its copy is as good
@@ -57,23 +56,28 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if scaling not in ("none", "linear"):
         raise ValueError(f"{file.path}: llama.rope.scaling.type {scaling!r} is not supported")
     try:
-        return {
-            **smollm2.hf_config(fields),
-            "tie_word_embeddings": "output.weight" not in file.tensors,
-            "rope_scaling": None if scaling == "none"
-            else {"rope_type": "linear", "factor": fields["llama.rope.scaling.factor"]},
-        }  # fmt: skip
+        config = {**smollm2.hf_config(fields), "tie_word_embeddings": "output.weight" not in file.tensors}
+        if scaling == "linear":
+            config["rope_scaling"] = {"rope_type": "linear", "factor": fields["llama.rope.scaling.factor"]}
+        LlamaConfig.from_dict(config)  # raises for what is no number
+        return config
     except KeyError as missing:
         raise ValueError(f"{file.path}: the field {missing} is missing") from None
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(f"{file.path}: a field is not what it must be: {error}") from None
 
 
-def _check_tokenizer(file: GGUFFile) -> None:
+def _write_tokenizer(work: Path, file: GGUFFile) -> None:
     kind = file.fields.get("tokenizer.ggml.model"), file.fields.get("tokenizer.ggml.pre")
     if kind[0] != "gpt2" or kind[1] not in TOKENIZERS:
         raise ValueError(
             f"{file.path} has the tokenizer {' '.join(map(str, kind))}; only byte-level BPE that splits as "
             f"{', '.join(TOKENIZERS)} does is supported"
         )
+    try:
+        smollm2.write_tokenizer(work, file.fields)
+    except Exception as error:  # what is wrong in the lists comes out as anything
+        raise ValueError(f"{file.path}: its tokenizer cannot be read: {error!r}") from error
 
 
 def load(file: GGUFFile) -> PackedLlama:

@@ -19,6 +19,9 @@ from minirad.model.llama import Layer, LlamaConfig, LlamaModel, rope_frequencies
 
 __all__ = ["PackedLlama", "PackedMatrix", "can_pack", "packed"]
 
+_PRODUCT: Any = torch.ops.quantized.linear_dynamic_fp16.default
+_PRODUCT = getattr(_PRODUCT, "_op", _PRODUCT)  # without questions of the tracer, which take longer than a row
+
 MOST = 65504.0  # of float16
 MATRICES = ("qkv", "o", "gate_up", "down")
 
@@ -67,9 +70,9 @@ class PackedLlama(LlamaModel):
     def linear(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """x float32 `[T, in]` times a packed matrix (or a plain one), plus bias: `[T, out]`.
 
-        A row alone is summed up in another order than in company; from two rows on, company is no matter.
+        How many rows there are decides in which order a row is summed up: its last bits may differ.
         """
         if not isinstance(weight, PackedMatrix):
             return F.linear(x, weight, bias)
-        y: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, weight.data)
+        y: Tensor = _PRODUCT(x, weight.data)
         return y if bias is None else y + bias
