@@ -47,6 +47,7 @@ COMMANDS: dict[str, str] = {
     "lessons gradescope": "write the autograder for Gradescope",
     "minirad bench radix": "the radix tree alone: seconds per workload, scaling",
     "minirad bench engine": "tokens per second against transformers, time to first token against hit length",
+    "minirad bench quant": "what a CPU multiplies fastest by, and where the time of a decode step goes",
     "minirad bench hooks": "what events and the recorder cost",
     "minirad bench parity": "greedy output against transformers, token for token",
     "minirad bench schedule": "ordering a queue, what a bound on waiting costs, retractions by estimate",

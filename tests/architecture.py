@@ -209,7 +209,7 @@ ROOMS: dict[str, Room] = {
         "measurements",
         ("minirad.bench", "minirad.bench.*"),
         (*_OUTSIDE, "kv", "attention", "parts", "machine", "fleet", "frontend", "labs", "tiers", "fast",
-         "server", "evidence"),
+         "quant", "server", "evidence"),
         torch=True,
     ),
     "commands": Room(
