@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -112,6 +113,9 @@ def _float16(weight: Tensor) -> Product:
 
 def _eight_by_eight(weight: Tensor) -> Product:
     scales, zeros = weight.abs().amax(1).double() / 127, torch.zeros(len(weight), dtype=torch.int64)
+    warnings.filterwarnings(
+        "ignore", "torch.quantize_per_tensor", UserWarning
+    )  # a later torch may not have it
     quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
     kept = torch.ops.quantized.linear_prepack(quantized, None)
     zero, steps = UNSIGNED
@@ -167,7 +171,10 @@ def _microseconds(matrices: list[Product], x: Tensor, reps: int) -> float:
 def steps(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens per second and shares of decode steps, for each kind of weights: alone, and many at once."""
     rows = []
-    for weights, quantization in (("float32", None), ("gguf", "gguf")):
+    kinds: dict[str, str | None] = {"float32": None, "gguf": "gguf"}
+    if str(args.model).endswith(".gguf"):  # of which there is no other kind here
+        del kinds["float32"]
+    for weights, quantization in kinds.items():
         model = Engine(
             EngineConfig(model=args.model, quantization=quantization, device="cpu", kv_tokens=1)
         ).model
@@ -187,7 +194,7 @@ def _decode(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict[s
     """Decodes after all prompts are computed; what is measured within costs a few microseconds a call."""
     for prompt in prompts:
         engine.add_request(prompt, SamplingParams(max_new_tokens=new_tokens, ignore_eos=True))
-    while engine.scheduler.waiting or engine.step().kind != "decode":
+    while engine.step().kind != "decode" or engine.scheduler.waiting:
         pass
     meter, model, attention = Meter(cpu_clock()[1]), engine.runner.faster, engine.attention
     product, head, run = model.product, model.head, attention.run

