@@ -60,6 +60,7 @@ COMMANDS: dict[str, str] = {
     "minirad bench programs": "the paper's workloads as programs, each part switched off in turn",
     "minirad bench fleet": "a production server's stream of KV events: does its picture keep up?",
     "minirad bench serve": "requests that come when they come: times to tokens, and what HTTP costs",
+    "minirad bench quant": "what a CPU multiplies fastest by, and where the time of a decode step goes",
     "minirad bench gpu": "all that a run on a GPU should show, as one table",
     "minirad bench kernels": "what a decode step takes without the engine (needs a GPU)",
     "minirad.model.classroom.corpus": "samples of the texts that the classroom Llama learns from",

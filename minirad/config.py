@@ -23,6 +23,7 @@ from minirad.text import valid_text
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SPECULATIVE = ("ngram", "eagle")
+QUANTIZATION = ("gguf",)
 HOST_WRITE = ("write_through", "write_through_selective", "write_back")
 ATTENTION = ("auto", "torch", "flashinfer", "gather")
 DEFAULT_KV_TOKENS = 4096  # on a CPU
@@ -127,8 +128,10 @@ class ScheduleOptions:
 class EngineConfig:
     """What an engine is made of. Token counts are KV slots; one token's keys and values fill one slot.
 
-    model: None (the classroom Llama), a Hugging Face directory, a hub id, or "smollm2-135m".
+    model: None (the classroom Llama), a Hugging Face directory, a hub id, "smollm2-135m", or NAME.gguf.
     dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
+    quantization: "gguf" takes the quantised numbers straight from the model's GGUF file (quant/); None, with
+        a file NAME.gguf as the model, is the same. On the CPU.
     attention: "gather" is the one to read; "torch" and "flashinfer" are faster (minirad/fast/); "auto" takes
         the fastest that runs here.
     kv_tokens: size of the KV pool; None is 4096 on a CPU and taken from free memory on a GPU.
@@ -165,6 +168,7 @@ class EngineConfig:
     model: str | Path | None = None
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     attention: str = "auto"
     kv_tokens: int | None = None
     page_size: int = 1
@@ -245,7 +249,7 @@ class EngineConfig:
                 raise ValueError(f"page_size {self.page_size} does not divide kv_tokens {self.kv_tokens}")
 
     def _check_more(self) -> None:
-        """Drafts, adapters and the disk."""
+        """Drafts, adapters, quantised weights and the disk."""
         if self.speculative is not None:
             one_of("speculative", self.speculative, SPECULATIVE)
         for name in ("speculative", "jump_forward"):
@@ -255,6 +259,16 @@ class EngineConfig:
                 )
         if self.bigram_keys is None:
             object.__setattr__(self, "bigram_keys", self.speculative == "eagle")
+        if self.quantization is None and str(self.model).endswith(".gguf"):
+            object.__setattr__(self, "quantization", "gguf")
+        if self.quantization is not None:
+            one_of("quantization", self.quantization, QUANTIZATION)
+            if room("quant.choose") is None:
+                raise ValueError("GGUF files need minirad/quant/, which is not here")
+            if self.dummy_weights is not None:
+                raise ValueError(
+                    f"dummy weights {self.dummy_weights!r} are not quantised: only one of the two"
+                )
         at_least("draft_tokens", self.draft_tokens, 1)
         at_least("draft_ngram", self.draft_ngram, 1)
         at_least("disk_mb", self.disk_mb, 1)
@@ -267,7 +281,7 @@ class EngineConfig:
             path("disk_dir", self.disk_dir)
             if not self.host_kv_tokens:
                 raise ValueError(f"disk_dir {str(self.disk_dir)!r} needs host_kv_tokens: the tier above it")
-        for name in ("speculative", "jump_forward", "lora", "disk_dir"):
+        for name in ("speculative", "jump_forward", "lora", "disk_dir", "quantization"):
             if self.tp > 1 and getattr(self, name):
                 raise ValueError(f"tp={self.tp}: {name} is for one process")
 

@@ -51,7 +51,11 @@ def assemble(config: Any, cache: PrefixCache | None, model: Any, tokenizer: Any)
 
 def model_directory(config: EngineConfig) -> Path | None:
     """Where the model lies that the config names; None for random weights."""
-    return None if config.dummy_weights is not None else resolve_model(config.model)
+    if config.dummy_weights is not None:
+        return None
+    if config.quantization is not None:
+        return Path(room("quant.choose").model_directory(config))
+    return resolve_model(config.model)
 
 
 def put_together(
@@ -107,6 +111,9 @@ def check_weights(model: Any, served: LlamaModel) -> None:
 
 def built_model(config: EngineConfig, path: Path | None) -> LlamaModel:
     """The model that the config names, from its directory, or of its shape with random weights."""
+    if config.quantization is not None:
+        quantised: LlamaModel = room("quant.choose").built_model(config)
+        return quantised
     device = choose_device(config.device, None)
     dtype = choose_dtype(config.dtype, device)
     if config.dummy_weights is not None:

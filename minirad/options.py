@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from minirad.cache.eviction import POLICIES as EVICTION
-from minirad.config import ATTENTION, DTYPES, SPECULATIVE, EngineConfig, SamplingParams
+from minirad.config import ATTENTION, DTYPES, QUANTIZATION, SPECULATIVE, EngineConfig, SamplingParams
 from minirad.schedule.policies import POLICIES as SCHEDULE
 
 ADAPTER = "an adapter in PEFT's format, or the name of one that is shipped; repeatable"
@@ -18,12 +18,17 @@ GOES_WITH |= {"disk_mb": "disk_dir"}
 def add_engine_options(parser: argparse.ArgumentParser, adapter: str = ADAPTER) -> None:
     """--model, --kv-tokens, --page-size and so on; defaults are EngineConfig's. adapter: what --lora does."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--model", help="directory, hub id or smollm2-135m (default: the classroom Llama)")
+    group.add_argument(
+        "--model", help="directory, hub id, NAME.gguf or smollm2-135m (default: the classroom's)"
+    )
     group.add_argument(
         "--dummy-weights", metavar="SHAPE", help="random weights: llama-3.2-1b, llama-3.1-8b, smollm2-135m"
     )
     group.add_argument("--device", help="auto, cpu, cuda (default: auto)")
     group.add_argument("--dtype", help=", ".join(DTYPES))
+    group.add_argument(
+        "--quantization", help=f"{', '.join(QUANTIZATION)}: the numbers of the model's GGUF file as they are"
+    )
     group.add_argument("--attention", help=", ".join(ATTENTION))
     group.add_argument("--kv-tokens", type=int, help="size of the KV pool (default: 4096; GPU: what fits)")
     group.add_argument("--page-size", type=int, help="tokens per page (default: 1)")
@@ -59,7 +64,7 @@ def add_engine_options(parser: argparse.ArgumentParser, adapter: str = ADAPTER) 
 def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
     """An EngineConfig from what was said on the command line, over a command's own defaults."""
     names = (
-        "model", "device", "dtype", "attention", "kv_tokens", "page_size", "max_running",
+        "model", "device", "dtype", "quantization", "attention", "kv_tokens", "page_size", "max_running",
         "chunk_tokens", "schedule_policy", "eviction_policy", "radix_cache", "seed",
         "dummy_weights", "fair_passes", "mixed", "preemption", "in_batch_prefix", "host_kv_tokens",
         "host_write", "load_back_threshold", "bigram_keys", "cuda_graphs", "tp", "rank_digest",

@@ -12,6 +12,7 @@ These can be deleted, and the rest goes on working:
     tiers          a second tier of the cache in host memory, a third one on a disk
     speculative    drafts of several tokens, verified in one pass
     adapters       LoRA: several fine-tuned models that share one set of weights
+    quant          quantised weights, read straight from GGUF files
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.speculative", "minirad.adapters")
+MAY_BE_DELETED = ("minirad.fast", "minirad.tiers", "minirad.speculative", "minirad.adapters", "minirad.quant")
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
 
 
@@ -157,6 +157,12 @@ ROOMS: dict[str, Room] = {
         (*_COMPUTE, "parts", "machine", "classroom"),
         torch=True,
     ),
+    "quant": Room(
+        "quantised weights read straight from GGUF files, for the CPU; may be deleted",
+        ("minirad.quant", "minirad.quant.*"),
+        (*_COMPUTE, "parts", "machine"),
+        torch=True,
+    ),
     "ranks": Room(
         "one engine in several processes, each with a part of the model and a tree of its own",
         ("minirad.ranks", "minirad.ranks.*"),
@@ -203,7 +209,7 @@ ROOMS: dict[str, Room] = {
         "measurements",
         ("minirad.bench", "minirad.bench.*"),
         (*_OUTSIDE, "kv", "attention", "parts", "machine", "fleet", "frontend", "labs", "tiers", "fast",
-         "server", "evidence"),
+         "quant", "server", "evidence"),
         torch=True,
     ),
     "commands": Room(

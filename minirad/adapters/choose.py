@@ -54,7 +54,7 @@ def adapters(config: EngineConfig, model: LlamaModel) -> Adapted:
     Raises ValueError for an adapter that cannot be had or does not fit the model, and for what cannot go on
     with adapters.
     """
-    if type(model) is not LlamaModel:
+    if type(model) is not LlamaModel and not _is_packed(model):
         raise ValueError(f"adapters correct a plain LlamaModel, not {said(type(model))}")
     if config.cuda_graphs:
         raise ValueError("cuda_graphs=True: captured steps have no adapters; leave it away, or the adapters")
@@ -68,4 +68,9 @@ def adapters(config: EngineConfig, model: LlamaModel) -> Adapted:
 def _product(model: LlamaModel) -> Any:
     """How the model's own matrices are multiplied fastest: on a CPU fast/ knows, elsewhere torch."""
     fast = room("fast.fused_llama") if model.device.type == "cpu" else None
-    return LlamaModel.linear if fast is None else type(fast.faster(model)).linear
+    return (model if fast is None else fast.faster(model)).linear
+
+
+def _is_packed(model: LlamaModel) -> bool:
+    """Whether it is a Llama that multiplies its matrices in a way of its own (quant/)."""
+    return bool(getattr(model, "packed_matrices", False))

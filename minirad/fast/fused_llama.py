@@ -3,11 +3,12 @@
 `FusedLlama` runs on an NVIDIA GPU in half precision: between matrix products it launches one Triton kernel
 (kernels.py) instead of five to ten of torch's, and the products of one
 token (one_token.py) and of up to sixteen (few_tokens.py) are kernels, too.
-`OneDnnLlama` hands the large products of a CPU to oneDNN. `faster` chooses.
+`CpuLlama` makes fewer calls of torch, and hands the large products of a CPU to oneDNN. `faster` chooses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -23,20 +24,25 @@ from minirad.fast.one_token import OneToken
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import Layer, LlamaModel
 
-__all__ = ["FusedLlama", "OneDnnLlama", "faster", "fused_runs"]
+__all__ = ["CpuLlama", "FusedLlama", "faster", "fused_runs"]
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 ONEDNN_FROM = 1 << 20  # multiplications; smaller products are not worth handing over (bench/LOG.md)
 
 
 def faster(model: LlamaModel) -> LlamaModel:
     """The fastest that there is for a plain model, with the same tensors; any other model is left alone."""
+    if getattr(model, "packed_matrices", False):  # multiplied in a way of their own (quant/)
+        return CpuLlama(model, type(model).linear)
     if type(model) is not LlamaModel and not is_part(model):  # chosen before, or a caller's own
         return model
     if fused_runs(model.device, model.dtype, model.config.head_dim):
         return FusedLlama(model)
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    onednn = available and model.device.type == "cpu" and model.dtype == torch.float32
-    return OneDnnLlama(model) if onednn else model
+    if model.device.type != "cpu" or model.dtype != torch.float32:
+        return model
+    onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return CpuLlama(model, onednn_linear if onednn else LlamaModel.linear)
 
 
 def is_part(model: LlamaModel) -> bool:
@@ -60,15 +66,60 @@ class _SameModel(LlamaModel):
         self.__dict__ = model.__dict__
 
 
-class OneDnnLlama(_SameModel):
-    """On a CPU in float32."""
+class CpuLlama(_SameModel):
+    """On a CPU in float32: for a few tokens a call costs as much as what it computes, so fewer calls.
 
-    @staticmethod
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Large products by oneDNN: torch asks MKL, which is slower on processors that are not Intel's."""
-        if len(x) * weight.numel() >= ONEDNN_FROM:
-            return F.linear(x.to_mkldnn(), weight, bias).to_dense()
-        return F.linear(x, weight, bias)
+    product: how matrices are multiplied.
+    """
+
+    __slots__ = ("product",)  # not the given model's
+
+    def __init__(self, model: LlamaModel, product: Product) -> None:
+        super().__init__(model)
+        self.product = product
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return self.product(x, weight, bias)
+
+    def through_layers(
+        self, x: Tensor, metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend
+    ) -> Tensor:
+        size, eps = (self.config.hidden,), self.config.rms_eps
+        cos, sin = self.rotation(metadata.positions)
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        for layer in self.layers:
+            h = torch.rms_norm(x, size, layer.input_norm, eps)
+            x = x + self.attend(layer, h, cos, sin, metadata, pool, backend)
+            x = x + self.mlp(layer, torch.rms_norm(x, size, layer.post_norm, eps))
+        return x
+
+    def attend(
+        self, layer: Layer, h: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata, pool: KVPool,
+        backend: AttentionBackend,
+    ) -> Tensor:  # fmt: skip
+        """As in the plain model; cos, sin `[T, 1, head_dim]`, as `rotated` takes them."""
+        a = layer.attention
+        qkv = self.linear(h, layer.qkv, layer.qkv_bias).view(h.shape[0], -1, a.head_dim)
+        rotating = a.num_heads + a.num_kv_heads
+        qk = rotated(qkv[:, :rotating], cos, sin)
+        q, k = qk[:, : a.num_heads], qk[:, a.num_heads :]
+        return self.row_linear(a(q, k, qkv[:, rotating:], metadata, pool, backend), layer.o, layer.o_bias)
+
+    def logits(self, x: Tensor) -> Tensor:
+        h = torch.rms_norm(x, (self.config.hidden,), self.norm, self.config.rms_eps)
+        return self.all_scores(self.linear(h, self.head))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotate` in three calls: cos `[T, 1, head_dim]` twice one after the other, sin first with a minus."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Large products by oneDNN: torch asks MKL, which is slower on processors that are not Intel's."""
+    if len(x) * weight.numel() >= ONEDNN_FROM:
+        return F.linear(x.to_mkldnn(), weight, bias).to_dense()
+    return F.linear(x, weight, bias)
 
 
 class FusedLlama(_SameModel):

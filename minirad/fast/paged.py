@@ -50,20 +50,20 @@ class SharedSegment:
     end: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Part:
     """Queries against keys, as index tensors; P problems of n queries and L keys each.
 
-    `key_index` `[P, num_kv_heads, L]` points into a layer's pool seen as `[num_slots *
-    num_kv_heads, head_dim]`, so that one gather gives keys in the order that the matrix product
-    wants. Padding queries repeat a real one (`q_index`) and answer into a row that is thrown away
-    (`out_index`).
+    Padding queries repeat a real one (`q_index`) and answer into a row that is thrown away (`out_index`).
     """
 
     q_index: Tensor  # [P, n]
     out_index: Tensor  # [P, n]
-    key_index: Tensor  # [P, num_kv_heads, L]
+    slots: Tensor  # [P, L]
+    run: slice | None  # the slots as a range, where P is 1 and they follow each other: nothing to gather
     hidden: Tensor | None  # bool [P, 1, 1, n, L]: keys that a query must not see
+    whole: bool  # its queries are the batch's, each once and in their order
+    mask: Tensor | None = None  # `hidden` as the kernel of a CPU wants it, once a layer has asked for it
 
 
 class TorchPagedAttention:
@@ -96,68 +96,100 @@ class TorchPagedAttention:
 
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
         """Attend in one layer: q `[T, num_heads, head_dim]` gives the same shape."""
-        num_tokens, num_heads, head_dim = q.shape
-        if num_tokens != self._num_tokens:
-            raise ValueError(f"run: {num_tokens} queries, but {self._num_tokens} were planned")
-        keys = pool.k[layer_id].view(-1, head_dim)
-        values = pool.v[layer_id].view(-1, head_dim)
-        # the row beyond the last token takes the answers to padding queries
-        out = q.new_zeros((num_tokens + 1, num_heads, head_dim), dtype=torch.float32)
-        lse = q.new_full((num_tokens + 1, num_heads), float("-inf"), dtype=torch.float32)
-        scaled = q * scale
-        for part in self._parts:
-            part_out, part_lse = _attend(part, scaled, keys, values)
-            _merge(out, lse, part.out_index.flatten(), part_out, part_lse)
-        return out[:num_tokens].to(q.dtype)
+        if q.shape[0] != self._num_tokens:
+            raise ValueError(f"run: {q.shape[0]} queries, but {self._num_tokens} were planned")
+        keys, values = pool.k[layer_id], pool.v[layer_id]
+        answers = (_attend(part, q, keys, values, scale) for part in self._parts)
+        if all(part.whole for part in self._parts):
+            out, lse = next(answers)
+            for answer in answers:
+                out, lse = _merged(out, lse, *answer)
+        else:
+            out, lse = _nothing(q)
+            for part, answer in zip(self._parts, answers, strict=True):
+                _merge(out, lse, part.out_index.flatten(), *answer)
+        return out[: self._num_tokens].to(q.dtype)
 
 
-def _attend(part: _Part, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax attention of a part's queries over its keys.
+_Answer = tuple[Tensor, Tensor]
+"""out `[N, num_heads, head_dim]` and lse `[N, num_heads]`, both float32."""
+
+
+def _attend(part: _Part, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> _Answer:
+    """Softmax attention of a part's queries over its keys, for N = P * n.
 
     Args:
-        q: `[T, num_heads, head_dim]`, scaled.
-        keys, values: `[num_slots * num_kv_heads, head_dim]`.
-
-    Returns:
-        out `[P * n, num_heads, head_dim]` and lse `[P * n, num_heads]`, both float32.
+        q: `[T, num_heads, head_dim]`.
+        keys, values: `[num_slots, num_kv_heads, head_dim]`.
     """
-    problems, kv_heads, num_keys = part.key_index.shape
-    n = part.q_index.shape[1]
-    num_heads, head_dim = q.shape[1:]
-    group = num_heads // kv_heads  # query heads of one kv head: more queries, not copied keys
-    index = part.key_index.flatten()
-    k = keys.index_select(0, index).view(problems, kv_heads, num_keys, head_dim)
-    v = values.index_select(0, index).view(problems, kv_heads, num_keys, head_dim)
-    q = q.index_select(0, part.q_index.flatten()).view(problems, n, kv_heads, group, head_dim)
-    q = q.permute(0, 2, 3, 1, 4).reshape(problems, kv_heads, group * n, head_dim)
+    (problems, n), (kv_heads, head_dim) = part.q_index.shape, keys.shape[1:]
+    group = q.shape[1] // kv_heads  # query heads of one kv head: more queries, not copied keys
 
-    scores = (q @ k.mT).float()
+    def of_part(x: Tensor) -> Tensor:
+        x = x.index_select(0, part.slots.flatten()) if part.run is None else x[part.run]
+        return x.view(problems, -1, kv_heads, head_dim).transpose(1, 2)
+
+    q = q if part.whole else q.index_select(0, part.q_index.flatten())
+    q = q.view(problems, n, kv_heads, group, head_dim)
+    q = q.permute(0, 2, 3, 1, 4).reshape(problems, kv_heads, group * n, head_dim)
+    softmax = _cpu_softmax if _on_cpu(q) else _softmax
+    out, lse = softmax(part, q, of_part(keys), of_part(values), scale)
+    out = out.view(problems, kv_heads, group, n, head_dim).permute(0, 3, 1, 2, 4)
+    lse = lse.reshape(problems, kv_heads, group, n).permute(0, 3, 1, 2)
+    heads = kv_heads * group
+    return out.reshape(problems * n, heads, head_dim), lse.reshape(problems * n, heads)
+
+
+def _softmax(part: _Part, q: Tensor, k: Tensor, v: Tensor, scale: float) -> _Answer:
+    """q `[P, num_kv_heads, group * n, head_dim]`, k and v `[P, num_kv_heads, L, head_dim]`."""
+    scores = ((q * scale) @ k.mT).float()
     if part.hidden is not None:
-        scores.view(problems, kv_heads, group, n, num_keys).masked_fill_(part.hidden, float("-inf"))
+        n = part.q_index.shape[1]
+        scores.view(*q.shape[:2], -1, n, k.shape[2]).masked_fill_(part.hidden, float("-inf"))
     highest = scores.amax(-1, keepdim=True)
     weights = scores.sub_(highest).exp_()
     total = weights.sum(-1, keepdim=True)
     out = (weights.to(v.dtype) @ v).float() / total
-    lse = highest + total.log()
-
-    def by_token(x: Tensor) -> Tensor:
-        x = x.view(problems, kv_heads, group, n, -1).permute(0, 3, 1, 2, 4)
-        return x.reshape(problems * n, num_heads, -1)
-
-    return by_token(out), by_token(lse).squeeze(-1)
+    return out, (highest + total.log()).squeeze(-1)
 
 
-def _merge(out: Tensor, lse: Tensor, index: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
-    """Fold results over further keys into rows `index` of out `[T, H, D]` and lse `[T, H]`.
+def _cpu_softmax(part: _Part, q: Tensor, k: Tensor, v: Tensor, scale: float) -> _Answer:
+    """The same in one call."""
+    if part.hidden is not None and part.mask is None:  # float32 [P, 1, group * n, L], 0 or -inf
+        shape, (n, num_keys) = q.shape, part.hidden.shape[-2:]
+        hidden = part.hidden.expand(-1, -1, shape[2] // n, -1, -1).reshape(len(q), 1, shape[2], num_keys)
+        part.mask = q.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    answer: _Answer = _CPU_KERNEL(q, k, v, attn_mask=part.mask, scale=scale)
+    return answer
+
+
+_CPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # the public one has no lse
+
+
+def _on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32
+
+
+def _nothing(q: Tensor) -> _Answer:
+    """The answers of T queries that saw no key yet, and a row that takes those of padding queries."""
+    shape = (len(q) + 1, *q.shape[1:])
+    return q.new_zeros(shape, dtype=torch.float32), q.new_full(shape[:2], float("-inf"), dtype=torch.float32)
+
+
+def _merged(out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> _Answer:
+    """Answers of the same queries over further keys, folded into one.
 
     Each side is a mean over its keys, weighted by exp(score); exp(lse) is the sum of those weights.
     """
-    old_out, old_lse = out[index], lse[index]
-    both = torch.logaddexp(old_lse, new_lse)
-    old_weight = (old_lse - both).exp_().unsqueeze(-1)
-    new_weight = (new_lse - both).exp_().unsqueeze(-1)
-    out.index_copy_(0, index, old_out.mul_(old_weight).add_(new_out.mul_(new_weight)))
-    lse.index_copy_(0, index, both)
+    share = torch.sigmoid(lse - new_lse).unsqueeze(-1)  # exp(lse) / (exp(lse) + exp(new_lse))
+    return torch.lerp(new_out, out, share), torch.logaddexp(lse, new_lse)
+
+
+def _merge(out: Tensor, lse: Tensor, index: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
+    """The same for rows `index` of out and lse, in place."""
+    merged_out, merged_lse = _merged(out[index], lse[index], new_out, new_lse)
+    out.index_copy_(0, index, merged_out)
+    lse.index_copy_(0, index, merged_lse)
 
 
 def shared_segments(metadata: AttentionMetadata) -> list[SharedSegment]:
@@ -208,8 +240,7 @@ class _Planner:
 
     def __init__(self, metadata: AttentionMetadata, pool: KVPool) -> None:
         self._meta = metadata
-        self._kv_heads = pool.num_kv_heads
-        self._device = pool.device
+        self._pool = pool
 
     def shared(self, segment: SharedSegment) -> Iterator[_Part]:
         """All tokens of the segment's entries against its pages, nothing hidden."""
@@ -260,16 +291,19 @@ class _Planner:
         slots: Int64Array,
         hidden: npt.NDArray[np.bool_] | None,
     ) -> _Part:
-        heads = np.arange(self._kv_heads)[None, :, None]
         mask = None
         if hidden is not None and hidden.any():
             mask = self._tensor(hidden[:, None, None])
+        every = np.arange(self._meta.num_tokens)
+        follows = len(slots) == 1 and bool((np.diff(slots[0]) == 1).all())
         return _Part(
             self._tensor(q_index),
             self._tensor(out_index),
-            self._tensor(slots[:, None, :] * self._kv_heads + heads),
+            self._tensor(slots),
+            slice(int(slots[0, 0]), int(slots[0, -1]) + 1) if follows else None,
             mask,
+            np.array_equal(q_index.ravel(), every) and np.array_equal(out_index.ravel(), every),
         )
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._pool.device)

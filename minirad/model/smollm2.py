@@ -104,14 +104,16 @@ def convert(gguf: Path, target: Path) -> None:
 
     reader = GGUFReader(str(gguf))
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    config = _config(fields)
-    _write_json(target / "config.json", config)
-    _write_tokenizer(target, fields)
+    config = hf_config(fields)
+    write_json(target / "config.json", config)
+    write_tokenizer(target, fields)
     weights = dict(_weights(reader, config["num_attention_heads"], config["num_key_value_heads"]))
     save_file(weights, str(target / "model.safetensors"), metadata={"format": "pt"})
 
 
-def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
+def hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """GGUF's fields in config.json's words; KeyError for one that is missing."""
+    heads = fields["llama.attention.head_count"]
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -119,25 +121,25 @@ def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": True,
-        "vocab_size": fields["llama.vocab_size"],
+        "vocab_size": fields.get("llama.vocab_size") or len(fields["tokenizer.ggml.tokens"]),
         "hidden_size": fields["llama.embedding_length"],
         "intermediate_size": fields["llama.feed_forward_length"],
         "num_hidden_layers": fields["llama.block_count"],
-        "num_attention_heads": fields["llama.attention.head_count"],
-        "num_key_value_heads": fields["llama.attention.head_count_kv"],
-        "head_dim": fields["llama.rope.dimension_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.get("llama.attention.head_count_kv", heads),
+        "head_dim": fields.get("llama.rope.dimension_count") or fields["llama.embedding_length"] // heads,
         "max_position_embeddings": fields["llama.context_length"],
         # stored as float32: 1e-5 reads back as 9.99999974e-06
         "rms_norm_eps": float(f"{fields['llama.attention.layer_norm_rms_epsilon']:.6g}"),
-        "rope_theta": fields["llama.rope.freq_base"],
-        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
+        "rope_theta": fields.get("llama.rope.freq_base", 10000.0),
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
-        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
+        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
         "dtype": "bfloat16",
     }
 
 
-def _write_tokenizer(target: Path, fields: Mapping[str, Any]) -> None:
+def write_tokenizer(target: Path, fields: Mapping[str, Any]) -> None:
     """Byte-level BPE; digits are split first, then words as in GPT-2."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -156,19 +158,29 @@ def _write_tokenizer(target: Path, fields: Mapping[str, Any]) -> None:
     special = [t for t, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     tokenizer.save(str(target / "tokenizer.json"))
-    _write_json(
+    named = {
+        name: tokens[fields[key]]
+        for name, key in (
+            ("bos_token", "tokenizer.ggml.bos_token_id"),
+            ("eos_token", "tokenizer.ggml.eos_token_id"),
+            ("unk_token", "tokenizer.ggml.unknown_token_id"),
+            ("pad_token", "tokenizer.ggml.padding_token_id"),
+        )
+        if key in fields
+    }
+    template = (
+        {"chat_template": fields["tokenizer.chat_template"]} if "tokenizer.chat_template" in fields else {}
+    )
+    write_json(
         target / "tokenizer_config.json",
         {
             # the class that takes tokenizer.json as it is; GPT2Tokenizer would drop the digit
             # splitting
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": tokens[fields["tokenizer.ggml.bos_token_id"]],
-            "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
-            "unk_token": tokens[fields["tokenizer.ggml.unknown_token_id"]],
-            "pad_token": tokens[fields["tokenizer.ggml.padding_token_id"]],
+            **named,
             "model_max_length": fields["llama.context_length"],
             "clean_up_tokenization_spaces": False,
-            "chat_template": fields["tokenizer.chat_template"],
+            **template,
         },
     )
 
@@ -184,14 +196,14 @@ def _weights(reader: GGUFReader, heads: int, kv_heads: int) -> Iterator[tuple[st
         if name.startswith("blk."):
             _, layer, part = name.split(".")
             if part in ("attn_q", "attn_k"):
-                values = _half_split(values, heads if part == "attn_q" else kv_heads)
+                values = half_split(values, heads if part == "attn_q" else kv_heads)
             name = f"model.layers.{layer}.{BLOCK_NAMES[part]}"
         else:
             name = OTHER_NAMES[name]
         yield f"{name}.weight", torch.from_numpy(np.ascontiguousarray(values)).bfloat16()
 
 
-def _half_split(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+def half_split(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """Undo GGUF's row order: it rotates neighbours (2i, 2i + 1), transformers (i, i + half)."""
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
@@ -199,5 +211,5 @@ def _half_split(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any
     return half_split
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

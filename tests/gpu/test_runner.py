@@ -15,7 +15,7 @@ from conftest import CheckedEngine
 from minirad import Recorder
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
-from minirad.fast.fused_llama import FusedLlama, OneDnnLlama, faster, fused_runs
+from minirad.fast.fused_llama import CpuLlama, FusedLlama, faster, fused_runs, onednn_linear
 from minirad.fast.graphs import batch_sizes
 from minirad.model.llama import LlamaModel, rms_norm
 from minirad.observe import events as ev
@@ -63,14 +63,14 @@ def test_a_model_of_ones_own_is_left_alone(tiny_model: LlamaModel) -> None:
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
 def test_onednn_multiplies_as_torch_does(tiny_model: LlamaModel) -> None:
-    assert isinstance(faster(tiny_model), OneDnnLlama)
+    assert isinstance(faster(tiny_model), CpuLlama)
     generator = torch.Generator().manual_seed(0)
     for tokens, width in ((3, 64), (300, 1024)):  # a small product, and one that is handed over
         x, weight = (torch.randn(n, width, generator=generator) for n in (tokens, 512))
         bias = torch.randn(512, generator=generator)
         for one in (None, bias):
             wanted = LlamaModel.linear(x, weight, one)
-            assert torch.allclose(OneDnnLlama.linear(x, weight, one), wanted, atol=1e-3)
+            assert torch.allclose(onednn_linear(x, weight, one), wanted, atol=1e-3)
 
 
 def test_graphs_that_cannot_be_are_refused(tiny_model: Any) -> None:

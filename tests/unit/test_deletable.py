@@ -18,7 +18,7 @@ from support import ROOT
 from minirad import Engine, EngineConfig
 from minirad.model.llama import LlamaModel
 
-DELETABLE = ("fast", "tiers", "speculative", "adapters")  # folders of minirad
+DELETABLE = ("fast", "tiers", "speculative", "adapters", "quant")  # folders of minirad
 GENERATE = """
 from minirad import Engine, EngineConfig, SamplingParams
 from minirad.workloads import chat_prompt

@@ -1,0 +1,1 @@
+"""Quantised weights read straight from a GGUF file; on a CPU a step then reads half as many bytes."""
