@@ -106,7 +106,7 @@ class FewTokens:
         for layer, following in zip(layers, [*layers[1:], layers[-1]], strict=True):
             a = layer.attention
             q = self._stored(layer, h, squares, tiles, metadata, pool.k[a.layer_id], pool.v[a.layer_id])
-            attended = backend.run(a.layer_id, q, pool, a.scale).view(len(x), -1)
+            attended = backend.run(a.layer_id, q, pool, a.scale).reshape(len(x), -1)
             cut = self._cuts.o
             self._add(x, attended, layer.o, layer.o_bias, layer.post_norm, h, found, cut)
             gated = self._gated(layer, h, found, len(layer.o) // cut.rows)

@@ -80,7 +80,7 @@ class OneToken:
             a = layer.attention
             q = self._stored(layer, x, metadata, pool.k[a.layer_id], pool.v[a.layer_id])
             attended = backend.run(a.layer_id, q, pool, a.scale)
-            self._add(x, attended.view(1, -1), layer.o, layer.o_bias, self._tiles.o)
+            self._add(x, attended.reshape(1, -1), layer.o, layer.o_bias, self._tiles.o)
             self._add(x, self._gated(layer, x), layer.down, layer.down_bias, self._tiles.down)
         return x
 
