@@ -11,8 +11,8 @@ For each kind of program and each setting:
 * right answers, and how many answers are other ones than with everything on (rounding: a batch of another
   shape adds in another order, and a draw at a temperature can fall the other way).
 
-Turns are interleaved: one round plays every setting once, on fresh engines that share the model; a first run
-warms up. Figures are medians, with the lowest and the highest of the rounds. On a CPU with one thread the
+Turns are interleaved: one round plays every setting once, the next one in the other order, on fresh engines
+that share the model; a first run warms up. Figures are medians, with the lowest and the highest of the rounds. On a CPU with one thread the
 time is that of the engine's thread (what else the machine does, does not count), else that of the clock.
 
 The pool is small, as the paper's is for its workloads: a quarter of the tokens that the jobs have in all, and
@@ -180,8 +180,8 @@ class Bench:
         enough = self.pool_for(jobs)  # this run warms up, too
         pool = self.kv_tokens or enough
         rounds: dict[str, list[Round]] = {setting.name: [] for setting in settings}
-        for _ in range(reps):
-            for setting in settings:
+        for turn in range(reps):
+            for setting in settings if turn % 2 else reversed(settings):  # a drift falls on all alike
                 rounds[setting.name].append(self.round(jobs, setting, pool))
                 bar.update()
         full = rounds[FULL][0].together
