@@ -350,8 +350,9 @@ def cost_bars(cost: Data) -> list[go.Bar]:
         go.Bar(
             y=[whose], x=[share], name=name, orientation="h",
             hovertemplate="%{x:.2%}<extra>" + name + "</extra>",
-            marker={"color": COLOURS[number % len(COLOURS)],
-                    "pattern": {"shape": PATTERNS[number % len(PATTERNS)]}},
+            marker={"color": COLOURS[number % len(COLOURS)] if whose == "here" else "#868e96",
+                    "pattern": {"shape": PATTERNS[number % len(PATTERNS)] if whose == "here" else ""}},
+            showlegend=whose == "here",
         )
         for number, (whose, name, share) in enumerate(rows)
     ]  # fmt: skip
@@ -382,15 +383,15 @@ def page(result: Data) -> str:
     """The whole page; it opens without a network (about 5 MB: Plotly's JavaScript is inside)."""
     doc = (__doc__ or "").split("\n\n")
     swatches = " ".join(
-        f'<span class="swatch" style="background:{colour}"></span> {word}'
-        for word, (colour, _) in zip(
-            ("lower in every round", "even: the rounds reach 1 (dotted)", "higher in every round (hatched)"),
-            LOOKS.values(), strict=True,
+        f'<span class="swatch {sign}"></span> {word}'
+        for sign, word in (
+            ("lower", "lower in every round"), ("even", "even: the rounds reach 1 (dotted)"),
+            ("higher", "higher in every round (hatched)"),
         )
     )  # fmt: skip
     return PAGE.format(
-        script=get_plotlyjs(), about=_plain(about(result)), text=_plain(doc[2]), swatches=swatches,
-        spread=_plain(_rounds(result)),
+        script=get_plotlyjs(), about=_plain(about(result)), swatches=swatches,
+        text=_plain(" ".join(doc[2].split())), spread=_plain(_rounds(result)), glance=_glance(result),
         ablations="".join(_ablation(result, name) for name in switched_off(result)),
         hit_rate=_hit_rate(result["hit_rate"]), cost=_cost(result["overhead"]),
         programs=_programs(result["kinds"]), numbers=_numbers(result["kinds"]),
@@ -424,6 +425,23 @@ def _rounds(result: Data) -> str:
     return f"Whiskers: {' or '.join(map(str, counts))} rounds, in turn."
 
 
+def _glance(result: Data) -> str:
+    """All medians at a glance: a row for each kind, a column for each setting, and the paper's range."""
+    names = switched_off(result)
+    lines = ["<table><tr><th></th>" + "".join(f"<th>{_plain(name)}</th>" for name in names) + "</tr>"]
+    for kind in result["kinds"]:
+        cells = [f"<td>{_plain(kind['name'])}</td>"]
+        for name in names:
+            share = of_full(kind, name) if name in kind["runs"] else None
+            told = "-" if share is None else f"{share.median:.2f}{' ↑' if share.sign == 'higher' else ''}"
+            cells.append(f'<td class="n {share.sign if share else ""}">{told}</td>')
+        lines.append("<tr>" + "".join(cells) + "</tr>")
+    bands = [paper_range(result["ablations"][name]["paper_size"]) for name in names]
+    said_there = ["{:g} to {:g}".format(*band) if band else "-" for band in bands]
+    paper = "".join(f"<td class=n>{each}</td>" for each in said_there)
+    return "\n".join([*lines, f"<tr><td>the paper</td>{paper}</tr></table>"])
+
+
 def _ablation(result: Data, name: str) -> str:
     """One setting: its bars, and beside them the paper's sign and size, ours, and why they differ."""
     paper = result["ablations"][name]
@@ -442,7 +460,8 @@ def _hit_rate(rows: Sequence[Data] | None) -> str:
         return "<p>Not measured in this run: <code>bench programs --sweep</code> does.</p>"
     low, high = (pick(rows, key=lambda row: row["hit_rate"]) for pick in (min, max))
     grown = [
-        f"{title} from {low[name]['median']:,.1f} to {high[name]['median']:,.1f}" for name, title in SPEEDS
+        f"{title} from {_figure(low[name]['median'])} to {_figure(high[name]['median'])}"
+        for name, title in SPEEDS
     ]
     return (
         f"<p>Here, from a hit rate of {low['hit_rate']:.0%} to {high['hit_rate']:.0%}: {', '.join(grown)}. "
@@ -510,6 +529,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str
     return "\n".join([*lines, "</table>"])
 
 
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _best(run: Data) -> str:
     return "-" if run["share"] is None else f"{run['share']:.1%}"
 
@@ -543,6 +566,10 @@ p {{ margin: .4em 0; }}
 table {{ border-collapse: collapse; font-size: 12px; }}
 td, th {{ padding: 2px 10px 2px 0; text-align: left; border-bottom: 1px solid #e9ecef; vertical-align: top; }}
 td.n {{ text-align: right; white-space: nowrap; }}
+.swatch.lower {{ background: #0072b2; }}
+.swatch.even {{ background: radial-gradient(#fff 25%, #868e96 30%); }}
+.swatch.higher {{ background: repeating-linear-gradient(135deg, #d55e00 0 4px, #7a3600 4px 6px); }}
+td.even {{ color: #868e96; }} td.higher {{ background: #fbe3d3; }}
 summary {{ cursor: pointer; }}
 @media (max-width: 760px) {{ .pair {{ grid-template-columns: minmax(0, 1fr); }} }}
 </style><script>{script}</script></head><body>
@@ -550,6 +577,7 @@ summary {{ cursor: pointer; }}
 <p>{about}</p>
 <h2>Each part switched off in turn</h2>
 <p>{text} {spread}</p>
+<div class="wide">{glance}</div>
 <p>{swatches}</p>
 {ablations}
 <h2>Hit rate against speed</h2>
