@@ -38,7 +38,7 @@ from plotly.subplots import make_subplots
 
 from minirad.errors import said
 from viz.simulate import COLOURS, DASHES, MARKERS
-from viz.view.text import visible
+from viz.view.text import short, visible
 
 MEASURED = Path(__file__).parent / "static" / "evidence.json"
 FULL = "full"
@@ -47,6 +47,7 @@ LOOKS = {"lower": ("#0072b2", ""), "even": ("#868e96", "."), "higher": ("#d55e00
 BAND = "rgba(134,142,150,.22)"
 PATTERNS = ("", "/", ".", "x", "\\", "-", "|")
 FONT = {"family": "Inter, Helvetica, Arial, sans-serif", "size": 12}
+MOST_NAME = 22  # characters of a kind's name on an axis
 MOST_CALLS = 6  # of the tree, in the bar of what they take
 PAPER_TREE, PAPER_SECONDS = 0.2, 74.3  # section 6.3: upkeep of the tree, and all of 100 requests of ShareGPT
 GOAL = 0.01  # what the tree may take where nothing can hit
@@ -161,10 +162,10 @@ def _check(place: str, value: Any, form: Any) -> None:
 
 def _check_runs(result: Data) -> None:
     """ValueError if bars could not be told apart, or have nothing to be a share of."""
-    names = [kind["name"] for kind in result["kinds"]]
+    names = [_label(kind["name"]) for kind in result["kinds"]]
     for number, kind in enumerate(result["kinds"]):
-        if kind["name"] in names[:number]:
-            raise ValueError(f"kinds[{number}].name is {said(kind['name'])}, as that of another kind")
+        if names[number] in names[:number]:
+            raise ValueError(f"kinds[{number}].name reads as that of another kind: {said(kind['name'])}")
         if FULL not in kind["runs"]:
             raise ValueError(f"kinds[{number}].runs.{FULL} is missing")
         rounds = len(kind["runs"][FULL]["seconds"])
@@ -225,7 +226,7 @@ def ablation_bars(result: Data, name: str) -> go.Bar:
     runs = [kind["runs"][name] for kind in result["kinds"] if name in kind["runs"]]
     looks = [LOOKS[each.sign] for each in shares.values()]
     return go.Bar(
-        y=[_plain(each) for each in shares], x=[each.median for each in shares.values()], orientation="h",
+        y=[_label(each) for each in shares], x=[each.median for each in shares.values()], orientation="h",
         error_x={
             "type": "data", "symmetric": False, "thickness": 1.3, "width": 4, "color": "#212529",
             "array": [each.high - each.median for each in shares.values()],
@@ -233,14 +234,15 @@ def ablation_bars(result: Data, name: str) -> go.Bar:
         },
         marker={"color": [colour for colour, _ in looks],
                 "pattern": {"shape": [shape for _, shape in looks]}, "line": {"width": 0}},
-        customdata=[_hover(share, run) for share, run in zip(shares.values(), runs, strict=True)],
-        hovertemplate="%{y}: %{x:.2f} of full%{customdata}<extra></extra>", showlegend=False,
+        customdata=[_hover(*each, run) for each, run in zip(shares.items(), runs, strict=True)],
+        hovertemplate="%{customdata}<extra></extra>", showlegend=False,
     )  # fmt: skip
 
 
-def _hover(share: OfFull, run: Data) -> str:
+def _hover(kind: str, share: OfFull, run: Data) -> str:
+    spread = f"{share.low:.2f} to {share.high:.2f}"
     parts = [
-        f" ({share.low:.2f} to {share.high:.2f}), {share.sign}",
+        f"<b>{_plain(kind)}</b>: {share.median:.2f} of full ({spread}), {share.sign}",
         f"hit rate {run['hit_rate']:.1%}, {_best(run)} of the best possible",
         f"{run['programs_per_s']['median']:,.2f} programs/s, {run['tokens_per_s']['median']:,.0f} tokens/s",
         f"first token {run['ttft_ms']['median']:,.0f} ms, a program alone {run['latency_s']['median']:.2f} s",
@@ -263,8 +265,8 @@ def ablation_figure(result: Data, name: str) -> go.Figure:
     drawn.add_vline(1, line={"color": "#212529", "width": 1, "dash": "dot"})
     drawn.update_xaxes(range=[0, _widest(result)], title_text="throughput, of full", title_standoff=4)
     drawn.update_yaxes(
-        autorange="reversed", tickmode="array", tickvals=[_plain(each) for each in shares],
-        ticktext=[f"{_plain(each)} <b>{share.median:.2f}</b>" for each, share in shares.items()],
+        autorange="reversed", tickmode="array", tickvals=[_label(each) for each in shares],
+        ticktext=[f"{_label(each)} <b>{share.median:.2f}</b>" for each, share in shares.items()],
     )  # fmt: skip
     drawn.update_layout(
         template="plotly_white", height=80 + 17 * len(shares), font=FONT, bargap=0.25,
@@ -428,7 +430,7 @@ def _rounds(result: Data) -> str:
 def _glance(result: Data) -> str:
     """All medians at a glance: a row for each kind, a column for each setting, and the paper's range."""
     names = switched_off(result)
-    lines = ["<table><tr><th></th>" + "".join(f"<th>{_plain(name)}</th>" for name in names) + "</tr>"]
+    lines = ["<table><tr><th></th>" + "".join(f"<th class=n>{_plain(name)}</th>" for name in names) + "</tr>"]
     for kind in result["kinds"]:
         cells = [f"<td>{_plain(kind['name'])}</td>"]
         for name in names:
@@ -521,12 +523,12 @@ def _numbers(kinds: Sequence[Data]) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
     """An HTML table. words: columns of text, before those of figures."""
-    lines = ["<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>"]
-    for row in rows:
-        cells = [f"<td>{_plain(cell)}</td>" for cell in row[:words]]
-        cells += [f"<td class=n>{_plain(cell)}</td>" for cell in row[words:]]
+    lines = []
+    for tag, row in (("th", head), *(("td", row) for row in rows)):
+        cells = [f"<{tag}>{_plain(cell)}</{tag}>" for cell in row[:words]]
+        cells += [f"<{tag} class=n>{_plain(cell)}</{tag}>" for cell in row[words:]]
         lines.append("<tr>" + "".join(cells) + "</tr>")
-    return "\n".join([*lines, "</table>"])
+    return "\n".join(["<table>", *lines, "</table>"])
 
 
 def _figure(value: float) -> str:
@@ -546,8 +548,14 @@ def _plain(text: str) -> str:
     return escape(visible(text))
 
 
+def _label(kind: str) -> str:
+    """A kind's name on an axis."""
+    return _plain(short(kind, MOST_NAME))
+
+
 def _html(drawn: go.Figure) -> str:
-    return str(drawn.to_html(include_plotlyjs=False, full_html=False, config={"responsive": True}))
+    config = {"responsive": True, "displayModeBar": False}
+    return str(drawn.to_html(include_plotlyjs=False, full_html=False, config=config))
 
 
 PAGE = """<!doctype html>
@@ -565,7 +573,7 @@ p {{ margin: .4em 0; }}
 .wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: 12px; }}
 td, th {{ padding: 2px 10px 2px 0; text-align: left; border-bottom: 1px solid #e9ecef; vertical-align: top; }}
-td.n {{ text-align: right; white-space: nowrap; }}
+.n {{ text-align: right; }} td.n {{ white-space: nowrap; }}
 .swatch.lower {{ background: #0072b2; }}
 .swatch.even {{ background: radial-gradient(#fff 25%, #868e96 30%); }}
 .swatch.higher {{ background: repeating-linear-gradient(135deg, #d55e00 0 4px, #7a3600 4px 6px); }}
