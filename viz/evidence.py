@@ -423,7 +423,7 @@ def about(result: Data) -> str:
 def _rounds(result: Data) -> str:
     counts = sorted({len(kind["runs"][FULL]["seconds"]) for kind in result["kinds"]})
     if counts == [1]:
-        return "It was measured in one round: there is no spread, and a sign so close to 1 says little."
+        return "It was measured in one round: there is no spread, and a bar near 1 says nothing of the sign."
     return f"Whiskers: {' or '.join(map(str, counts))} rounds, in turn."
 
 
