@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "viz.gallery": "recorded runs as pages that open from any disk",
     "viz.measure": "how long a view of a tree of 100,000 nodes takes, page and notebook",
     "viz.roofline": "what a decode step is made of, drawn from a measurement",
+    "viz.evidence": "what each part of the engine is worth, beside the paper's, drawn from a measurement",
     "lessons": "the course: what is solved so far, and the commands below",
     "lessons list": "the lessons and what is solved (what you get without a command)",
     "lessons grade": "grade lessons; the exit code says whether all passed",
