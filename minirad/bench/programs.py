@@ -12,8 +12,9 @@ For each kind of program and each setting:
   shape adds in another order, and a draw at a temperature can fall the other way).
 
 Turns are interleaved: one round plays every setting once, the next one in the other order, on fresh engines
-that share the model; a first run warms up. Figures are medians, with the lowest and the highest of the rounds. On a CPU with one thread the
-time is that of the engine's thread (what else the machine does, does not count), else that of the clock.
+that share the model; a first run warms up. Figures are medians, with the lowest and the highest of the
+rounds. On a CPU with one thread the time is that of the engine's thread (what else the machine does, does not
+count), else that of the clock.
 
 The pool is small, as the paper's is for its workloads: a quarter of the tokens that the jobs have in all, and
 twice the longest request at least; or --kv-tokens.
