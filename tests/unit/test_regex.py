@@ -171,6 +171,19 @@ def test_without_the_extra_no_empty_page_is_shown(
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_page_whose_programs_failed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from viz.web.runs import Run
+    from viz.web.settings import Settings
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    shown = Run(1, Settings("records"), None)
+    while not shown.idle:
+        shown.advance()
+    assert shown.refused.startswith("programs that failed: 6; json record 1 failed: regex needs llguidance")
+    assert shown.page.refused == shown.recorder.header["notes"]["refused"] == shown.refused
+    shown.close()
+
+
 @pytest.mark.parametrize(
     ("found", "fine"), [("1.6.1", False), ("1.8.0", False), ("1.10.2", True), ("2.0", True)]
 )
