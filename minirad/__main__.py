@@ -204,6 +204,8 @@ def _generate(args: argparse.Namespace) -> int:
         prompts += lines
     if not prompts:
         raise ValueError("no prompt given: say one, or --file with one per line")
+    if args.regex is not None and args.dummy_weights:
+        raise ValueError("--regex needs a tokenizer, and --dummy-weights have none")
     params = sampling_params(args)
     engine = _engine(args)
     if args.dummy_weights:

@@ -148,6 +148,13 @@ def json_mask(schema: str, tokenizer: Any, eos_ids: Collection[int], vocab: int)
 
 def _needed(what: str, eos_ids: Collection[int]) -> None:
     """llguidance is there, not too old, and the model has an end token."""
+    check_installed(what)
+    if not eos_ids:
+        raise ValueError("this model has no end token: a reply that must match could not end")
+
+
+def check_installed(what: str) -> None:
+    """ModuleNotFoundError, saying what to install for `what`, where llguidance is missing or too old."""
     try:
         import llguidance  # noqa: F401
 
@@ -159,8 +166,6 @@ def _needed(what: str, eos_ids: Collection[int]) -> None:
             f"{what} needs a newer llguidance than {found}, which a schema of one line lets fill the memory: "
             "pip install -U 'minirad[grammar]'"
         )
-    if not eos_ids:
-        raise ValueError("this model has no end token: a reply that must match could not end")
 
 
 @lru_cache(maxsize=4)

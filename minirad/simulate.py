@@ -544,7 +544,10 @@ def read_source(
     """A workload or trace by its name, or a file. ValueError says what is wrong there. See read_trace."""
     path = traces.trace_file(name)
     if name not in WORKLOADS and not path.is_file():
-        load(name)  # raises, naming the workloads that there are
+        try:
+            load(name)  # raises, naming the workloads that there are
+        except ValueError as error:
+            raise ValueError(f"{error}; traces: {', '.join(traces.TRACES)}") from None
     kind = "workload" if name in WORKLOADS else format or detect(path)
     if kind == "workload":
         return from_workload(load(name), tokenizer(tokenizer_name), limit)

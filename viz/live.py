@@ -233,6 +233,8 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         launch.check(options)
     settings = settings_of(options)
     settings.config(settings.load_workload().kv_tokens)
+    if settings.workload == "records" and not options.replay:
+        _check_grammar()
     settings.students_tree()
     if settings.compare is not None:
         settings.sides()
@@ -250,6 +252,16 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.export:
         return _export(options, settings, replay)
     return _serve(options, settings, replay)
+
+
+def _check_grammar() -> None:
+    """ValueError, saying what to install, where JSON cannot be forced: the page would stay empty."""
+    from minirad.grammar import check_installed
+
+    try:
+        check_installed("the workload records (shown with --jump-forward)")
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from error
 
 
 def _check_written(options: argparse.Namespace, settings: Settings) -> None:

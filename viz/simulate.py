@@ -18,7 +18,8 @@ from viz import routes
 
 # Okabe and Ito's colours, told apart by almost all viewers.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000")
-MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
+# One more than colours: what shares a colour differs by its marker.
+MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 OPTIMUM = "#868e96"
 
@@ -119,7 +120,7 @@ def bound_lines(report: Report, whose: str = "") -> list[go.Scatter]:
     lines = []
     for (page, points), names in shared.items():
         own = len(names) == 1 and len(series) > 1
-        of = _paged(page) if replay or len(shared) == 1 else f" ({'; '.join(names)})"
+        of = _paged(page) if replay or len(shared) == 1 else f" ({_some(names)})"
         colour = COLOURS[list(series).index(names[0]) % len(COLOURS)] if own else OPTIMUM
         lines.append(
             go.Scatter(
@@ -129,6 +130,11 @@ def bound_lines(report: Report, whose: str = "") -> list[go.Scatter]:
             )
         )  # fmt: skip
     return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names for a legend, which stands beside the charts and takes its width from them."""
+    return "; ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more"
 
 
 def wait_bars(report: Report, whose: str = "") -> list[go.Bar]:

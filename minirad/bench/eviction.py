@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from tqdm import tqdm
@@ -27,6 +28,7 @@ from minirad.bench.streams import STREAMS, Stream, stream
 from minirad.bench.tables import table
 from minirad.cache.eviction import POLICIES
 from minirad.cache.radix_cache import RadixKey
+from minirad.config import one_of
 from minirad.optimum import CLAIRVOYANT, Known
 from minirad.simulate import (
     ForeseeingReplay,
@@ -51,12 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    runs: list[tuple[Callable[[Any], dict[str, Any]], Callable[[str], Any], str]]
-    runs = [(hit_rates_of_stream, stream, name) for name in _names(args.streams)]
-    runs += [(hit_rates, read_source, name) for name in _names(args.workloads)]
-    reports = []
-    for measure, read, name in tqdm(runs, desc="bench eviction", unit="workload", leave=False):
-        reports.append(measure(read(name)))
+    streams = _names(args.streams)
+    for name in streams:  # what is not there is said before minutes are spent on what is
+        one_of("stream", name, tuple(STREAMS))
+    sources = [read_source(name) for name in _names(args.workloads)]
+    if not streams and not sources:
+        raise ValueError("nothing to measure: name a workload or a stream")
+    measured = chain((hit_rates_of_stream(stream(name)) for name in streams), map(hit_rates, sources))
+    total = len(streams) + len(sources)
+    reports = list(tqdm(measured, "bench eviction", total, unit="workload", leave=False))
     print(json.dumps(reports, indent=1) if args.json else as_table(reports))
     return 0
 

@@ -290,15 +290,15 @@ class Apis:
         ids = value.get("hash_ids")
         if not isinstance(ids, list):
             raise ValueError(f"hash_ids must be a list, not {said(ids)}")
-        for each in ids:
-            if isinstance(each, bool) or not isinstance(each, int) or each < 0:
-                raise ValueError(f"hash_ids must be whole numbers, 0 or more, not {said(each)}")
         blocks = -(-tokens // BLOCK_TOKENS)
-        if len(ids) != blocks:
+        if len(ids) != blocks:  # before each of them is looked at: a hostile line may have 100 million
             raise ValueError(
                 f"input_length {tokens} is {blocks} blocks of {BLOCK_TOKENS}, "
                 f"but there are {len(ids)} hash_ids"
             )
+        for each in ids:
+            if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+                raise ValueError(f"hash_ids must be whole numbers, 0 or more, not {said(each)}")
         # Ids wider than a key unit are numbered anew; equal ones stay equal.
         units = tuple(self._blocks.setdefault(each, len(self._blocks)) for each in ids)
         return LoggedRequest(

@@ -60,12 +60,19 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, stream: Bytes) -> None:
         self._gzip = gzip.GzipFile(fileobj=stream)
+        self._damage: Exception | None = None  # said at each look: behind a cut header gzip sees a mere end
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._gzip.read1(len(buffer))
+        if self._damage is not None:
+            raise self._damage
+        try:
+            data = self._gzip.read1(len(buffer))
+        except _DAMAGED as error:
+            self._damage = error
+            raise
         buffer[: len(data)] = data
         return len(data)
 

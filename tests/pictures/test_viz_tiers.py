@@ -420,7 +420,7 @@ def test_the_pages_fork_is_the_recorded_engine() -> None:
         fair_passes=3, new_token_ratio=0.5, new_token_ratio_min=0.1, new_token_decay=0.2, host_kv_tokens=64,
         load_back_threshold=3, host_write="write_back", bigram_keys=True, eviction_policy="mru",
         overlap=False, poison_freed=True, device="cpu", dtype="float32", attention="torch",
-        cuda_graphs=False, cascade=False, rank_digest=False, lora="capitals", disk_mb=9,
+        cuda_graphs=False, cascade=False, rank_digest=False, lora="capitals", disk_mb=9, jump_forward=True,
     )  # fmt: skip
     plain = EngineConfig()
     drafts = {"speculative", "draft_tokens", "draft_ngram", "draft_model"}

@@ -308,6 +308,8 @@ def test_generate_takes_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said[0])["name"] == "Ada" and said[1:] == said[:1] * 2
     assert main(["generate", "--regex", "(", "Hello"]) == 2
     assert "regex '(' cannot be used" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["generate", "--dummy-weights", "smollm2-135m", "--regex", "a", "1 2 3"]) == 2
+    assert "--regex needs a tokenizer" in capsys.readouterr().err.splitlines()[-1]
 
 
 def simple(answer: Any) -> Any:

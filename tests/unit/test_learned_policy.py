@@ -108,6 +108,10 @@ def test_the_command(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:  # t
         assert main(["bench", "learn", trace, *options]) == 2
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1
+    for few in (1, 0):  # without an option there is nothing to say of one
+        assert main(["bench", "learn", written(str(tmp_path / "few.jsonl"), [[0]] * few)]) == 2
+        error = capsys.readouterr().err
+        assert f"others to judge by are needed, not {few}" in error and "--split" not in error
 
 
 def test_it_is_a_policy_of_the_engine() -> None:

@@ -263,6 +263,15 @@ def test_a_damaged_archive_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert "it cannot be read on" in log.left_out[-1].why
 
 
+def test_an_archive_that_is_cut_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
+    packed = gzip.compress(b"\n" * 300 + b'{"prompt": "a"}\n')  # its text begins behind the header
+    for cut in range(2, len(packed)):
+        path = tmp_path / "a.jsonl.gz"
+        path.write_bytes(packed[:cut])
+        with pytest.raises(ValueError, match=r"a\.jsonl\.gz, the end: it cannot be read on"):
+            list(LogReader(path, malformed="stop"))
+
+
 def test_a_line_that_is_too_long_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MOST_BYTES", 1 << 20)
     path = lines_of(tmp_path / "a.jsonl", {"prompt": "a"}, {"prompt": "b" * (3 << 20)}, {"prompt": "c"})

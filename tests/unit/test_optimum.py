@@ -217,9 +217,23 @@ def test_bench_eviction_over_time_gives_each_policy_the_bound_of_its_own_order()
     assert " to " in eviction.as_table([report])
 
 
+def test_bench_eviction_says_what_is_not_there_before_it_measures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "hit_rates_of_stream", lambda work: pytest.fail("measured"))
+    for workloads, streams, words in (
+        ("nosuch", "chat", "no workload 'nosuch'"),
+        ("chat", "chat,nosuch", "unknown stream 'nosuch'; known: chat, "),
+        ("", "", "nothing to measure"),
+    ):
+        assert main(["bench", "eviction", "--workloads", workloads, "--streams", streams]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1
+
+
 def test_the_figure_draws_one_bound_for_a_replay_and_each_order_s_own_over_time() -> None:
     pytest.importorskip("plotly")
-    from viz.simulate import bound_lines, figure
+    from viz.simulate import bound_lines, figure, hit_rate_lines
 
     source = from_workload(load("mixed"), tokenizer())
     replay = simulate(source, Plan("replay", (250, 300, None), (1, 4), ("lru", "clairvoyant"))).as_dict()
@@ -230,6 +244,11 @@ def test_the_figure_draws_one_bound_for_a_replay_and_each_order_s_own_over_time(
     over_time = simulate(source, Plan("schedule", (400,), schedule_policies=("lpm", "fcfs"))).as_dict()
     assert [line.name for line in bound_lines(over_time)] == ["bound (lru, lpm)", "bound (lru, fcfs)"]
     assert "bound" in {trace.name for trace in figure([replay]).data}
+    every = simulate(source, Plan("schedule", (400,), eviction_policies=tuple(POLICIES))).as_dict()
+    longest = max(len(line.name) for line in bound_lines(every))
+    assert longest < 40  # the legend takes its room from the charts
+    looks = [(line.line.color, line.marker.symbol) for line in hit_rate_lines(every)]
+    assert len(set(looks)) == len(looks) == len(POLICIES)
     for row in replay["rows"]:  # as it was saved before there was a bound
         del row["bound_rate"], row["bound_share"]
     assert figure([replay]).data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import regex as partial  # a dependency of transformers'; `re` cannot tell what begins a match
@@ -155,6 +156,32 @@ def test_without_the_extra_the_program_is_told_what_to_install(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ModuleNotFoundError, match=r"minirad\[grammar\]"):
         run(engine, constrained, "Hello", "a", 4, 0.0)
+
+
+@pytest.mark.parametrize("words", [["--jump-forward"], ["--workload", "records"]])
+def test_without_the_extra_no_empty_page_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    from viz.live import main
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert main([*words, "--export", str(tmp_path / "page.html")]) == 2
+    said = capsys.readouterr().err
+    assert "pip install 'minirad[grammar]'" in said and said.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_page_whose_programs_failed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from viz.web.runs import Run
+    from viz.web.settings import Settings
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    shown = Run(1, Settings("records"), None)
+    while not shown.idle:
+        shown.advance()
+    assert shown.refused.startswith("programs that failed: 6; json record 1 failed: regex needs llguidance")
+    assert shown.page.refused == shown.recorder.header["notes"]["refused"] == shown.refused
+    shown.close()
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_mooncake_ids_are_units_and_times_start_at_nought(tmp_path: Path) -> Non
         ({**GOOD, "input_length": True}, "not True"),
         ({**GOOD, "hash_ids": [0]}, "input_length 1000 is 2 blocks of 512, but there are 1 hash_ids"),
         ({**GOOD, "hash_ids": [0, "x"]}, "not 'x'"),
+        ({**GOOD, "hash_ids": ["x"] * 3}, "but there are 3 hash_ids"),
         ({**GOOD, "hash_ids": 7}, "hash_ids must be a list, not 7"),
         ({"timestamp": 1}, "input_length must be a whole number, 1 or more, not None"),
         (b'{"timestamp": "\xff"}', "no UTF-8 text"),
@@ -129,6 +130,8 @@ def test_a_trace_is_part_of_the_project(tmp_path: Path, monkeypatch: pytest.Monk
     for path in ("./mooncake", Path("mooncake")):
         assert len(read_trace(path).requests) == 1
     assert len(read_source("./mooncake").prompts) == 1
+    with pytest.raises(ValueError, match=r"no workload 'moonkake'.*traces: mooncake"):
+        read_source("moonkake")
 
 
 def test_limit_stops_reading(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ All answer the same questions, so that no caller asks for a type:
 drivable: there are engines that can be stepped. idle: nothing is left to do by itself. clock: steps so far.
 alone: the one run whose engine takes commands, or None. single_page: the page of one engine (of rank 0), or
 None where two are compared. policy: the eviction policy that may be changed in the running engine, or "".
-refused: what is said of refused requests, or "". served_none: every request was refused. notices: what the
-page should tell. missing: what a recording has lost, or "".
+refused: what is said of refused requests, or of programs that failed, or "". served_none: every request was
+refused. notices: what the page should tell. missing: what a recording has lost, or "".
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class Run:
             self.note_disk()
             self.recorder.cut()
             self.notices += [failure for failure in player.failures if failure not in self.notices]
+            self._tell()
 
     def note_disk(self) -> None:
         """No step follows that would tell what the disk has done since the last one."""
@@ -111,14 +112,19 @@ class Run:
         """No event tells of it: the engine never had this request. So the page and the file must."""
         self.notices.append(f"{label} was refused: {error}")
         self.refusals.append(str(error))
-        self.page.refused = self.recorder.header["notes"]["refused"] = self.refused
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.refused:
+            self.page.refused = self.recorder.header["notes"]["refused"] = self.refused
 
     @property
     def refused(self) -> str:
-        """How many requests were refused, and the first reason; empty if none was."""
-        if not self.refusals:
-            return ""
-        return f"{len(self.refusals)} of {self.asked} requests refused: {self.refusals[0]}"
+        """How many requests were refused, or else programs failed, and the first reason; empty if none."""
+        if self.refusals:
+            return f"{len(self.refusals)} of {self.asked} requests refused: {self.refusals[0]}"
+        failures = self.player.failures
+        return f"programs that failed: {len(failures)}; {failures[0]}" if failures else ""
 
     @property
     def served_none(self) -> bool:
