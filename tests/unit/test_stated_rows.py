@@ -1,4 +1,4 @@
-"""Each row of figures that the README or a notebook states has a command that prints it and a test of its sign.
+"""Each row of figures that the README states has a command that prints it, and a test of its sign.
 
 Signs are counted: in tokens, steps, calls, bytes, lines of Python. Seconds are never looked at.
 """
@@ -335,7 +335,7 @@ def test_a_captured_step_is_one_launch_for_any_batch(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow  # transformers' models take their time to be imported
 def test_what_transformers_computes() -> None:
-    """In batches of 8 each prompt is computed; with a cache by hand the shared part once, as the tree does."""
+    """In batches of 8 every prompt; with a cache by hand the shared part once, as the tree does."""
     pytest.importorskip("transformers")
     args = SimpleNamespace(new_tokens=2, shared=20)
     prompts = bench_engine.make_prompts(4, args.shared, 5, 1000)
