@@ -121,6 +121,10 @@ SENTENCES = {
         "tests/unit/test_cli.py::test_bench_hooks_runs",
     "nearly all its guesses are rejected":
         f"{HERE}::test_under_an_adapter_the_head_guesses_wrong",
+    "within 0.035 of the logits":
+        "tests/unit/test_quant.py::test_smollm2_says_what_its_float32_model_says",
+    "1.3 to 1.6 times as fast":
+        "tests/unit/test_quant.py::test_what_is_multiplied_is_what_gguf_reads_rounded_to_float16",
     "a Llama of 1.5 million parameters":
         f"{HERE}::test_the_size_of_the_classroom_llama",
     "loses where prefixes come back at once":
