@@ -444,7 +444,7 @@ def rag(classroom: Classroom) -> dict[str, Played]:
 def tree(classroom: Classroom) -> dict[str, Played]:
     """Two trees of thought."""
     jobs = [Job(tree_of_thought, (problem, 2)) for problem in corpus.PROBLEMS[:2]]
-    names = (FULL, "dictionary", "no-parallelism", "no-hint")
+    names = (FULL, "dictionary", "fcfs", "no-parallelism", "no-hint")
     return {name: play(classroom, jobs, name, 770) for name in names}
 
 
@@ -456,8 +456,11 @@ def test_whole_prompts_help_where_they_are_what_is_shared(
     assert tree["dictionary"].hit_rate > 0.9 * tree[FULL].hit_rate
 
 
-def test_the_order_matters_where_the_pool_is_small(classroom: Classroom, rag: dict[str, Played]) -> None:
+def test_the_order_matters_where_the_pool_is_small(
+    classroom: Classroom, rag: dict[str, Played], tree: dict[str, Played]
+) -> None:
     assert rag["fcfs"].computed_tokens < 1.1 * rag[FULL].computed_tokens
+    assert tree["fcfs"].steps < 1.1 * tree[FULL].steps
     jobs = jobs_of("mmlu-like", 30)
     found = {name: play(classroom, jobs, name, 626) for name in (FULL, "fcfs")}
     assert 1.2 * found[FULL].computed_tokens < found["fcfs"].computed_tokens
