@@ -171,7 +171,7 @@ def told() -> Iterator[str]:
     """`python -m minirad ...` and the like in the README, but for what other tests run."""
     elsewhere = (
         "viz.live", "viz.gallery", "minirad bench", "minirad.model.classroom.train",
-        "minirad serve", "minirad route",
+        "minirad serve", "minirad route", "minirad.evidence",
     )  # fmt: skip
     for line in re.findall(
         r"`python -m ((?:minirad|viz|lessons)[^`]*)`", " ".join(text_of("README.md").split())
