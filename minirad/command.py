@@ -102,6 +102,20 @@ def positive(text: str) -> int:
     return number
 
 
+def some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """What reads an option's names with commas between them: in their order, each once."""
+    names = tuple(known)
+
+    def read(text: str) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        for name in found:
+            if name not in names:
+                raise argparse.ArgumentTypeError(f"unknown {one_line(name)!r}; known: {', '.join(names)}")
+        return found
+
+    return read
+
+
 def above_zero(text: str) -> float:
     """An option's number above 0."""
     try:
