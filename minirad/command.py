@@ -161,7 +161,7 @@ def figure_writer(name: str, option: str) -> Callable[[Any, Path], Any]:
 
 def one_line(error: object) -> str:
     """What went wrong as one line of bounded length."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or ("" if isinstance(error, str) else type(error).__name__)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 

@@ -60,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     keys = [prompt.key for prompt in read_source(args.source).prompts]
     split = (len(keys) + 1) // 2 if args.split is None else args.split
+    if len(keys) < 2:
+        raise ValueError(f"{args.source}: a trace of {len(keys)} request cannot be split")
     if not 1 <= split < len(keys):
         raise ValueError(
             f"--split must leave requests on both sides: 1 to {len(keys) - 1} of {len(keys)}, not {split}"

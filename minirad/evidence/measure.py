@@ -27,8 +27,8 @@ class Played:
     computed_tokens: prompt tokens (and, after a retraction, reply tokens) that were computed, hints' as well.
     new_tokens: generated. endless_tokens: what an endless cache would have had of the same prompts, one after
     another, without hints. longest: of a request, prompt and reply. steps: that computed something; batch:
-    requests in them, on average. ttft: median seconds from a program's asking to the first token, or until a choice of a `select`
-    is computed; a hint that goes ahead is part of it.
+    requests in them, on average. ttft: median seconds from a program's asking to the first token, or until a
+    choice of a `select` is computed; a hint that goes ahead is part of it.
     """
 
     outcomes: list[Outcome[Any]]
