@@ -104,6 +104,20 @@ def positive(text: str) -> int:
     return number
 
 
+def some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """What reads an option's names with commas between them: in their order, each once."""
+    names = tuple(known)
+
+    def read(text: str) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        for name in found:
+            if name not in names:
+                raise argparse.ArgumentTypeError(f"unknown {one_line(name)!r}; known: {', '.join(names)}")
+        return found
+
+    return read
+
+
 def above_zero(text: str) -> float:
     """An option's number above 0."""
     try:
@@ -149,7 +163,7 @@ def figure_writer(name: str, option: str) -> Callable[[Any, Path], Any]:
 
 def one_line(error: object) -> str:
     """What went wrong as one line of bounded length."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or ("" if isinstance(error, str) else type(error).__name__)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from minirad.errors import said
 from minirad.text import valid_text
 
 Mask = npt.NDArray[np.bool_]
@@ -139,10 +140,13 @@ def json_mask(schema: str, tokenizer: Any, eos_ids: Collection[int], vocab: int)
     _needed("a JSON schema", eos_ids)
     from llguidance import LLMatcher
 
-    grammar = LLMatcher.grammar_from_json_schema(
-        valid_text(schema, "the schema"),
-        overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    )
+    text = valid_text(schema, "the schema")
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        )
+    except ValueError as error:  # no JSON, or none that is an object
+        raise ValueError(f"the JSON schema {said(schema)} cannot be used: {_told(str(error))}") from None
     return GrammarMask(grammar, "the JSON schema", tokenizer, eos_ids, vocab)
 
 

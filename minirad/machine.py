@@ -144,6 +144,7 @@ def choose_device(name: str, model: LlamaModel | None) -> torch.device:
         if name not in ("auto", model.device.type, str(model.device)):
             raise ValueError(f"device {name!r}: the given model lies on {str(model.device)!r}")
         return model.device
+    EngineConfig(device=name)  # refuses what names no device
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

@@ -21,8 +21,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -38,11 +36,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import minirad
 from minirad.bench import llama_cpp
-from minirad.bench.hit_rate import overhead, spread
+from minirad.bench.hit_rate import overhead
+from minirad.bench.tables import check_threads, machine, processor, spread
 from minirad.bench.tables import table as columns
-from minirad.command import positive
+from minirad.command import positive, some_of
 from minirad.config import MOST_KV_TOKENS, EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.machine import model_directory
@@ -64,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", help="default: smollm2-135m where it is installed, else the classroom Llama"
     )
     parser.add_argument(
-        "--with", dest="beside", type=_some_of(PEERS), default=(TRANSFORMERS,), metavar="PEERS",
+        "--with", dest="beside", type=some_of(PEERS), default=(TRANSFORMERS,), metavar="PEERS",
         help="transformers (default), llama.cpp (pip install xllamacpp), both with a comma, or none",
     )  # fmt: skip
     parser.add_argument("--skip-transformers", action="store_true", help="the same as --with none")
@@ -82,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--threads", type=_counts, default=(1,), metavar="N,..", help="say 1,2; default 1")
     parser.add_argument(
-        "--weights", type=_some_of(WEIGHTS), default=(FLOAT32,), metavar="KINDS",
+        "--weights", type=some_of(WEIGHTS), default=(FLOAT32,), metavar="KINDS",
         help="float32 (default), quantized, or both with a comma; of both sides",
     )  # fmt: skip
     parser.add_argument(
@@ -92,17 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reps", type=positive, default=3, help="runs of each; the median is shown")
     parser.add_argument("--page-size", type=positive, default=1)
     parser.add_argument("--json", action="store_true")
-
-
-def _some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def names(text: str) -> tuple[str, ...]:
-        found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-        for name in found:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"unknown {name[:40]!r}; known: {', '.join(known)}")
-        return found
-
-    return names
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -243,10 +230,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, shape: LlamaConfig) -> None:
     """ValueError for sizes that the model or this machine cannot have, before anything is run."""
-    cores = os.cpu_count() or 1
     for threads in args.threads:
-        if threads > cores:
-            raise ValueError(f"--threads {threads}: this machine has {cores} cores")
+        check_threads(threads)
     most = shape.max_position_embeddings
     for words, tokens in (
         (f"--shared {args.shared} and --own {args.own} and --new-tokens {args.new_tokens}",
@@ -527,26 +512,6 @@ def transformers_runs(
 
 
 # ---------------------------------------------------------------------- showing
-
-
-def machine() -> dict[str, Any]:
-    """Where figures were taken, with what, and how busy it was before."""
-    return {
-        "processor": processor(), "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "python": platform.python_version(), "torch": torch.__version__, "minirad": minirad.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
-
-
-def processor() -> str:
-    """The CPU's name, as far as the system tells."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def print_rows(rows: list[dict[str, Any]], device: str, as_json: bool, about: str, text: str) -> None:

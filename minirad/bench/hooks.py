@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from minirad import command
 from minirad.bench.dummy import SHAPES, dummy_model
-from minirad.bench.engine import make_prompts, processor
+from minirad.bench.engine import make_prompts
+from minirad.bench.tables import processor
 from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine

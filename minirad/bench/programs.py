@@ -6,7 +6,9 @@ For each kind of program and each setting:
 * time to the first token: median over requests that wait for one, all programs at once;
 * latency: seconds of a program, the mean of the first few, one after another on an engine of their own, as
   the paper measures it;
-* hit rate, and its share of what an endless cache would have had of the same prompts, one after another;
+* hit rate: of the programs' prompt tokens those that nobody computed for them; a hint has no prompt of its
+  own, and what it computes counts (below 0 where hints are computed for nothing);
+* its share of what an endless cache would have had of the same prompts, one after another;
 * requests in a step (batch), steps, tokens of prompts that were computed;
 * right answers, and how many answers are other ones than with everything on (rounding: a batch of another
   shape adds in another order, and a draw at a temperature can fall the other way).
@@ -35,10 +37,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from minirad.bench.engine import machine
-from minirad.bench.hit_rate import overhead, spread, sweep
-from minirad.bench.tables import cpu_clock, table
-from minirad.command import may_be_written, positive
+from minirad.bench.hit_rate import overhead, sweep
+from minirad.bench.tables import check_threads, cpu_clock, machine, spread, table
+from minirad.command import may_be_written, positive, some_of
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.evidence.ablations import FULL, SETTINGS, Setting
@@ -54,8 +55,11 @@ FIRST_POOL = 16_384
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kinds", help=f"of programs, with commas: {', '.join(KINDS)} (default: all)")
-    parser.add_argument("--settings", help=f"with commas: {', '.join(SETTINGS)} (default: all)")
+    for option, known in (("--kinds", KINDS), ("--settings", SETTINGS)):
+        parser.add_argument(
+            option, type=some_of(known), default=tuple(known),
+            help=f"with commas between them: {', '.join(known)} (default: all)",
+        )  # fmt: skip
     parser.add_argument("--model", help="default: the classroom Llama")
     parser.add_argument("--jobs", type=positive, help="programs of each kind (default: as many as it has)")
     parser.add_argument("--kv-tokens", type=positive, help="pool size (default: see above)")
@@ -73,14 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    chosen = [KINDS[name] for name in _named("kinds", args.kinds, KINDS)]
-    settings = [SETTINGS[name] for name in _named("settings", args.settings, SETTINGS)]
-    if settings[0].name != FULL:
-        settings = [SETTINGS[FULL], *(each for each in settings if each.name != FULL)]
+    chosen = [KINDS[name] for name in args.kinds]
+    settings = [SETTINGS[name] for name in dict.fromkeys((FULL, *args.settings))]
     if args.out is not None:
         may_be_written("--out", args.out, (".json",))
     bench = Bench.of(args)
     place = _place(args, bench)
+    # First: a model that cannot do it is refused before anything has been measured for nothing.
+    speed = swept(bench, args) if args.sweep else {"hit_rate": None, "overhead": None}
     rows = []
     with tqdm(total=len(chosen) * args.reps * len(settings), desc="bench programs", leave=False) as bar:
         for kind in chosen:
@@ -88,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
             rows.append(bench.kind(kind, settings, args.jobs, args.reps, bar))
     result = {
         "machine": place, "model": args.model or "classroom", "kinds": rows,
-        **(swept(bench, args) if args.sweep else {"hit_rate": None, "overhead": None}),
+        **speed,
         "ablations": {
             each.name: {
                 "title": each.title, "paper_sign": PAPER[each.name].sign,
@@ -101,15 +105,6 @@ def main(args: argparse.Namespace) -> int:
         args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
     print(json.dumps(result, indent=1) if args.json else as_text(result))
     return 0
-
-
-def _named(what: str, text: str | None, known: dict[str, Any]) -> list[str]:
-    """Names with commas between them, in their own order, each once; ValueError for one that is not known."""
-    names = list(known) if text is None else [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"--{what}: {name!r} is not known; there are: {', '.join(known)}")
-    return list(dict.fromkeys(names))
 
 
 def _place(args: argparse.Namespace, bench: Bench) -> dict[str, Any]:
@@ -145,6 +140,7 @@ class Bench:
     def of(cls, args: argparse.Namespace) -> Bench:
         """Loads the model."""
         device = choose_device(args.device, None)
+        check_threads(args.threads)
         torch.set_num_threads(args.threads)
         path = resolve_model(args.model)
         one = device.type == "cpu" and args.threads == 1
@@ -168,10 +164,8 @@ class Bench:
     def round(self, jobs: Sequence[Job], setting: Setting, kv_tokens: int) -> Round:
         together = self.play(jobs, setting, kv_tokens)
         engine = self.engine(setting, kv_tokens)
-        started = self.clock()
-        for job in jobs[:ALONE]:
-            play_jobs(engine, [job], setting, self.clock)
-        return Round(together, (self.clock() - started) * 1e-9 / len(jobs[:ALONE]))
+        alone = [play_jobs(engine, [job], setting, self.clock).seconds for job in jobs[:ALONE]]
+        return Round(together, statistics.fmean(alone))
 
     def kind(
         self, kind: Kind, settings: Sequence[Setting], count: int | None, reps: int, bar: Any

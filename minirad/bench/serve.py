@@ -31,10 +31,9 @@ from typing import Any
 import numpy as np
 
 from minirad.bench import http_load
-from minirad.bench.engine import processor
 from minirad.bench.http_load import Address
 from minirad.bench.latency import Timeline, arrivals, report
-from minirad.bench.tables import table
+from minirad.bench.tables import processor, table
 from minirad.command import one_line, positive
 from minirad.options import add_engine_options, engine_config, engine_words
 from minirad.server.settings import needed

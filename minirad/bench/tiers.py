@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from minirad.bench.engine import processor
-from minirad.bench.tables import table
+from minirad.bench.tables import processor, table
 from minirad.command import above_zero, positive
 from minirad.config import HOST_WRITE, EngineConfig
 from minirad.engine import Engine

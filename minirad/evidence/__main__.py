@@ -11,7 +11,8 @@ from minirad import command
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.evidence.kinds import KINDS
-from minirad.frontend import run_many
+from minirad.evidence.measure import right
+from minirad.frontend import ProgramError, run_many
 
 COLUMNS = "{:20} {:>5} {:>8} {:>7} {:>6} {:>6} {:>7} {:>6}"  # prompt: tokens of a request
 
@@ -19,20 +20,19 @@ COLUMNS = "{:20} {:>5} {:>8} {:>7} {:>6} {:>6} {:>7} {:>6}"  # prompt: tokens of
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = command.Parser(prog="python -m minirad.evidence", description=__doc__)
-    parser.add_argument("--kinds", default="all", help=f"with commas between them: {', '.join(KINDS)}")
+    parser.add_argument(
+        "--kinds", type=command.some_of(KINDS), default=tuple(KINDS),
+        help=f"with commas between them: {', '.join(KINDS)} (default: all)",
+    )  # fmt: skip
     parser.add_argument("--model", help="default: the classroom Llama")
     parser.add_argument(
         "--jobs", type=command.positive, help="programs of each kind; default: the kind's own"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
-    names = list(KINDS) if options.kinds == "all" else options.kinds.split(",")
-    for name in names:
-        if name not in KINDS:
-            parser.error(f"unknown kind {name!r}; known: {', '.join(KINDS)}")
     engine = Engine(EngineConfig(model=options.model, kv_tokens=8192))
     print(COLUMNS.format("kind", "jobs", "requests", "prompt", "hits", "new", "right", "s"))
-    for name in names:
+    for name in options.kinds:
         print(row(engine, name, options.jobs, options.seed), flush=True)
     return 0
 
@@ -49,14 +49,14 @@ def row(engine: Engine, name: str, count: int | None, seed: int) -> str:
         sum(getattr(outcome.usage, field) for outcome in outcomes)
         for field in ("requests", "prompt_tokens", "cached_tokens", "new_tokens")
     )
-    right = sum(
-        kind.right(job, outcome.result()) is True for job, outcome in zip(jobs, outcomes, strict=True)
-    )
+    for outcome in outcomes:
+        outcome.result()
+    known = right(kind, jobs, outcomes)
     return COLUMNS.format(
         name, len(jobs), requests, f"{prompt / requests:.0f}", f"{cached / prompt:.1%}", new,
-        f"{right}/{len(jobs)}", f"{seconds:.1f}",
+        "-" if known is None else "{}/{}".format(*known), f"{seconds:.1f}",
     )  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("minirad.evidence", main))
+    sys.exit(command.run("minirad.evidence", main, ProgramError))

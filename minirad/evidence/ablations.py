@@ -32,7 +32,7 @@ SETTINGS: dict[str, Setting] = {
     each.name: each
     for each in (
         Setting(FULL, "all of it"),
-        Setting("no-cache", "no cache", {"radix_cache": False}),
+        Setting("no-cache", "no cache, and so no hint", {"radix_cache": False}, hints=False),
         Setting("dictionary", "whole prompts in a dictionary, no tree", cache=DictionaryCache),
         Setting("fcfs", "first come, first served", {"schedule_policy": "fcfs"}),
         Setting("random", "random order", {"schedule_policy": "random"}),

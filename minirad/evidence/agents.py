@@ -295,8 +295,10 @@ def town_jobs(count: int, rng: random.Random, people: int = 5) -> tuple[Job, ...
 
 def all_know(job: Job, value: Any) -> bool:
     """Everybody says what is so."""
-    facts = job.args[0]
-    return all(said == f"{whom} has a {facts.get(whom)}." for whom, said in value.values())
+    facts: dict[str, str] = job.args[0]
+    return value.keys() == facts.keys() and all(
+        said == f"{whom} has a {facts[whom]}." for whom, said in value.values()
+    )
 
 
 KINDS: Final[Sequence[Kind]] = (

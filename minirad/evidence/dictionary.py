@@ -37,14 +37,20 @@ class DictionaryCache(RadixCache):
         self._row: Slots | None = None  # while inserting: the slots that a request has
         self.bus.subscribe(ev.RequestAdded, self._added)
         self.bus.subscribe(ev.Committed, self._committed)
+        self.bus.subscribe(ev.RequestFinished, self._left)
+        self.bus.subscribe(ev.RequestAborted, self._left)
 
     def _added(self, event: ev.RequestAdded) -> None:
         self._asked[event.request] = len(event.token_ids)
+
+    def _left(self, event: ev.RequestFinished | ev.RequestAborted) -> None:
+        self._asked.pop(event.request, None)
 
     def _committed(self, event: ev.Committed) -> None:
         """Whether what a request has put in is an entry."""
         if event.finished or event.committed >= self._asked.get(event.request, 0):
             self._unfinished.discard(event.node)
+            self._changes += 1  # a look from before did not find it
         elif event.prefix_len < event.aligned:
             self._unfinished.add(event.node)
 
@@ -124,6 +130,10 @@ class DictionaryCache(RadixCache):
         require(counted == known, f"evictable and protected are {known}, counted {counted}")
 
 
-def _filed(node: Node, edge: bytes) -> tuple[str, Any, bytes]:
-    """Under what its parent has a node with this edge; of another form than a tree's first pages."""
-    return ("entry", node.namespace, edge)
+def _filed(node: Node, edge: bytes) -> Any:
+    """Under what its parent has a node with this edge: as the tree has it, but for the whole edge.
+
+    In a tuple, so that no edge is taken for another node's first page.
+    """
+    assert node.parent is not None
+    return (edge,) if node.parent.parent is not None else (node.namespace, (edge,))

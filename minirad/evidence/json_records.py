@@ -82,7 +82,8 @@ def says_whom(job: Job, value: Any) -> bool:
         record = json.loads(value)
     except ValueError:
         return False
-    return bool(record["name"] == person.name and record["age"] == person.age)
+    known = isinstance(record, dict) and record.keys() == _FIELDS.keys()
+    return bool(known and record["name"] == person.name and record["age"] == person.age)
 
 
 _PAPER: Final = "JSON decoding: a page about a city, then a record of 5 fields"

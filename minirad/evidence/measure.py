@@ -21,12 +21,14 @@ Clock = Callable[[], int]  # nanoseconds
 class Played:
     """What became of some jobs.
 
-    requests, prompt_tokens, cached_tokens: of all prompts, hints included, as they were first admitted.
-    computed_tokens: prompt tokens (and, after a retraction, reply tokens) that were computed. new_tokens:
-    generated. endless_tokens: what an endless cache would have had of these prompts, one after another.
-    longest: of a request, prompt and reply. steps: that computed something; batch: requests in them, on
-    average. ttft: median seconds from a program's asking to the first token, or until a choice of a `select`
-    is computed; a hint that goes ahead is part of it.
+    requests: all, hints included. prompt_tokens: of what the programs asked for; hints, which are there only
+    for others, left out. cached_tokens: of these, how many were not computed when they were first admitted,
+    neither by their own request nor by a hint: what a hint finds is no gain, what it computes is a cost.
+    computed_tokens: prompt tokens (and, after a retraction, reply tokens) that were computed, hints' as well.
+    new_tokens: generated. endless_tokens: what an endless cache would have had of the same prompts, one after
+    another, without hints. longest: of a request, prompt and reply. steps: that computed something; batch:
+    requests in them, on average. ttft: median seconds from a program's asking to the first token, or until a
+    choice of a `select` is computed; a hint that goes ahead is part of it.
     """
 
     outcomes: list[Outcome[Any]]
@@ -123,10 +125,11 @@ def play_jobs(engine: Engine, jobs: Sequence[Job], setting: Setting, clock: Cloc
         outcome.result()
     first, again = engine.stats.first, engine.stats.again
     waits = player.waits
-    served = list(player.admitted.values())
+    served = [each for name, each in player.admitted.items() if not _hint(player.asked[name])]
+    prompts, computed = sum(len(each.prompt) for each in served), first.tokens - first.cached
     return Played(
-        player.outcomes, seconds, len(player.asked), first.tokens, first.cached,
-        first.tokens - first.cached + again.tokens - again.cached,
+        player.outcomes, seconds, len(player.asked), prompts, prompts - computed,
+        computed + again.tokens - again.cached,
         sum(outcome.usage.new_tokens for outcome in player.outcomes),
         one_by_one(served, engine.config.page_size),
         max((len(asked.prompt) + asked.params.max_new_tokens for asked in player.asked.values()), default=1),

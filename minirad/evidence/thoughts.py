@@ -41,7 +41,7 @@ def is_solved(job: Job, value: Any) -> bool:
 # ---------------------------------------------------------------------- a skeleton of thought
 
 
-async def skeleton_of_thought(s: State, points: int = 5) -> list[tuple[str, str]]:
+async def skeleton_of_thought(s: State, points: int) -> list[tuple[str, str]]:
     """First an outline, then all of its points at the same time (Ning et al. 2024).
 
     The outline: animals; a point is written out as a story. Returns animals with their stories.
@@ -62,12 +62,15 @@ async def skeleton_of_thought(s: State, points: int = 5) -> list[tuple[str, str]
 
 
 def skeleton_jobs(count: int, rng: random.Random) -> tuple[Job, ...]:
-    return tuple(Job(skeleton_of_thought, (), seed=rng.randrange(1 << 30)) for _ in range(count))
+    return tuple(Job(skeleton_of_thought, (5,), seed=rng.randrange(1 << 30)) for _ in range(count))
 
 
 def tells_of_its_animal(job: Job, value: Any) -> bool:
-    """Every story is about the animal of its point, and about no other: no name and no sound of one."""
-    return all(_is_about(animal, set(re.findall("[a-z]+", story))) for animal, story in value)
+    """Every point has its story, about its animal and about no other: no name and no sound of one."""
+    (points,) = job.args
+    return len(value) == points and all(
+        _is_about(animal, set(re.findall("[a-z]+", story))) for animal, story in value
+    )
 
 
 def _is_about(animal: str, words: set[str]) -> bool:

@@ -11,7 +11,7 @@ The calls are those of SGLang's frontend (Zheng et al. 2024, section 2), as coro
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload
 
@@ -326,14 +326,14 @@ class Branches(Sequence[State]):
         if self._states[index] is not state:
             raise TypeError(f"branch {index} can be added to, not replaced by {state!r}")
 
-    def each(self, program: Callable[[State, int], Coroutine[Any, None, T]]) -> Task[list[T]]:
+    def each(self, program: Callable[[State, int], Awaitable[T]]) -> Task[list[T]]:
         """Runs `program(branch, index)` in all branches at once; await it for what they return.
 
         All run to their end; then the first error, by branch, is raised.
         """
         name = getattr(program, "__name__", "program")  # a functools.partial has none
         tasks = [
-            self._host.spawn(f"the branch {state._named(name)!r}", program(state, index))
+            self._host.spawn(f"the branch {state._named(name)!r}", _run(program, state, index))
             for index, state in enumerate(self._states)
         ]
         return self._host.spawn("each()", _all(tasks))
@@ -354,6 +354,13 @@ class Branches(Sequence[State]):
             self._host.unpin(pin)
         for name in dict.fromkeys(name for state in self._states for name in state._fresh):
             self._parent[name] = [state._values.get(name) for state in self._states]
+
+
+async def _run(program: Callable[[State, int], Any], state: State, index: int) -> Any:
+    found = program(state, index)
+    if not isinstance(found, Awaitable):
+        raise TypeError(f"what branches run is an `async def` function, not {program!r}")
+    return await found
 
 
 async def _all(tasks: Sequence[Waitable[T]]) -> list[T]:

@@ -286,6 +286,38 @@ async def two_animals(s: State) -> list[str]:
     return pairs
 
 
+@pytest.mark.parametrize("options", [{}, {"hints": False, "parallel": False}])
+def test_what_branches_run_is_named_if_it_cannot_run(engine: CheckedEngine, options: dict[str, bool]) -> None:
+    async def branched(s: State, each: Any) -> Any:
+        s.user("Name an animal.")
+        branches = await s.fork(2)
+        found = await branches.each(each)
+        await branches.join()
+        return found
+
+    wrong, task = run_many(
+        engine,
+        [(branched, lambda branch, index: 5), (branched, lambda branch, index: branch.gen("animal"))],
+        **options,
+    )
+    with pytest.raises(TypeError, match="what branches run is an `async def` function, not <function"):
+        wrong.result()
+    assert task.result() == task.state["animal"] and len(task.result()) == 2
+    assert is_clean(engine)
+
+
+@pytest.mark.parametrize("schema", ["", "{", "false", '{"type": "nonsense"}', {"type": "integer"}])
+def test_a_schema_that_is_none_is_named(engine: CheckedEngine, schema: Any) -> None:
+    async def record(s: State) -> str:
+        s.user("Write JSON for Tom, age 12.")
+        return await s.gen("record", json_schema=schema)
+
+    (outcome,) = run_many(engine, [record])
+    with pytest.raises(ValueError, match=r"the (JSON )?schema .*(cannot be used|must be a text)"):
+        outcome.result()
+    assert is_clean(engine)
+
+
 def test_company_changes_nothing_and_the_same_run_gives_the_same_schedule(
     engine: CheckedEngine, classroom: tuple[LlamaModel, Any]
 ) -> None:

@@ -97,6 +97,32 @@ def test_hints_save_tokens_although_they_are_requests_themselves(played: dict[st
     assert full.computed_tokens * 1.2 < none.computed_tokens <= neither.computed_tokens
 
 
+def test_a_hint_is_not_counted_twice(classroom: Classroom) -> None:
+    """What it finds is no gain, what it computes a cost: by the engine's own outputs, of every request."""
+    jobs = [Job(tree_of_thought, (corpus.PROBLEMS[0], 2))]
+    for name in (FULL, "no-hint", "no-cache"):
+        engine, outputs, prompts = engine_for(classroom, name), [], {}
+        add, step = engine.add_request, engine.step
+
+        def noted(prompt: Any, *rest: Any, add: Any = add, prompts: Any = prompts, **more: Any) -> str:
+            request = add(prompt, *rest, **more)
+            prompts[request] = len(prompt)
+            return str(request)
+
+        def stepped(step: Any = step, outputs: Any = outputs) -> StepReport:
+            report: StepReport = step()
+            outputs += report.finished
+            return report
+
+        engine.add_request, engine.step = noted, stepped  # type: ignore[method-assign,assignment]
+        found = play_jobs(engine, jobs, SETTINGS[name], time.perf_counter_ns)
+        computed = sum(prompts[out.request_id] - out.cached_tokens for out in outputs)
+        asked = sum(prompts[out.request_id] for out in outputs if out.token_ids)  # a hint says nothing
+        assert len(outputs) == found.requests and computed == found.computed_tokens
+        assert found.prompt_tokens == asked and found.cached_tokens == asked - computed
+        assert (found.requests == sum(bool(out.token_ids) for out in outputs)) == (name != FULL)
+
+
 def test_a_program_that_asks_for_one_thing_at_a_time_needs_more_steps(played: dict[str, Played]) -> None:
     full, serial = played[FULL], played["no-parallelism"]
     assert full.requests == serial.requests and full.prompt_tokens == serial.prompt_tokens
@@ -299,6 +325,20 @@ def test_a_prompt_in_chunks_is_an_entry_when_it_is_whole(tiny_model: LlamaModel,
     assert fourth.cached_tokens == 0
 
 
+def test_entries_of_old_weights_are_not_found_and_none_is_lost(make_engine: Any) -> None:
+    engine = make_engine(DictionaryCache())
+    reply = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    engine.generate([[5, 6, 7], [8, 9], [5, 6, 7, 8]], reply)
+    size = engine.cache.total_size
+    engine.update_weights(engine.model)
+    engine.check()
+    assert engine.cache.total_size == size and engine.peek([5, 6, 7]) == 0
+    (again,) = engine.generate([[5, 6, 7]], reply)
+    assert again.cached_tokens == 0 and engine.peek([5, 6, 7, 9]) == 3
+    assert not engine.cache._asked  # nothing is kept of a request that has left
+    engine.flush_cache()
+
+
 # ---------------------------------------------------------------------- the command
 
 
@@ -338,8 +378,8 @@ def test_a_sweep_adds_two_tables(capsys: pytest.CaptureFixture[str], monkeypatch
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--kinds", "nothing"], "--kinds: 'nothing' is not known; there are: mmlu-like"),
-        (["--settings", "full,none"], "--settings: 'none' is not known; there are: full, no-cache"),
+        (["--device", "tpu"], "unknown device 'tpu'; known: "),
+        (["--threads", "99999"], "--threads 99999: this machine has"),
         (["--kinds", "mmlu-like", "--kv-tokens", "30"], "--kv-tokens 30: few shot choice"),
         (["--out", "result.txt"], "--out: a file's name must end in .json"),
     ],

@@ -120,6 +120,20 @@ def test_another_jobs_answer_is_wrong(jobs: list[Job], together: Run) -> None:
             assert any(kind.right(other, value) is False for other in others), name
 
 
+def test_what_is_missing_is_not_right(jobs: list[Job], together: Run) -> None:
+    """A part of a right value is a wrong one, and so is JSON of another form."""
+    for name, kind in KINDS.items():
+        job, value = next((each, together.values[each.name]) for each in jobs if _kind(each) is kind)
+        less: list[Any] = []
+        if isinstance(value, dict):
+            less = [{}, dict(list(value.items())[1:])]
+        elif isinstance(value, list):
+            less = [[], value[1:]]
+        elif isinstance(value, str):
+            less = ["", value[:-1], "[]", "{}", *(["5", "null"] if name.startswith("json") else [])]
+        assert not any(kind.right(job, each) for each in less), name
+
+
 def _spoilt(value: Any) -> Any:
     """The same with one mistake."""
     if isinstance(value, dict):
@@ -309,4 +323,4 @@ def test_an_unknown_kind_is_refused_with_those_known(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as ended:
         main(["--kinds", "mmlu"])
     assert ended.value.code == 2
-    assert "unknown kind 'mmlu'; known: mmlu-like, " in capsys.readouterr().err
+    assert "unknown 'mmlu'; known: mmlu-like, " in capsys.readouterr().err

@@ -16,7 +16,7 @@ import pytest
 from minirad import EngineConfig, SamplingParams
 from minirad.__main__ import main
 from minirad.bench import engine as bench
-from minirad.bench import hit_rate, llama_cpp
+from minirad.bench import hit_rate, llama_cpp, tables
 from minirad.bench.engine import Took, Way, Work, make_prompts, take_turns
 from minirad.engine import Engine
 from minirad.frontend import Job
@@ -158,7 +158,7 @@ def test_ways_take_turns_and_what_is_long_or_fails_runs_once() -> None:
 def test_the_table_says_how_many_times_as_fast() -> None:
     text = bench.table(
         {
-            "model": "m", "machine": {**bench.machine(), "processor": "P", bench.LLAMA_CPP: "xllamacpp 1"},
+            "model": "m", "machine": {**tables.machine(), "processor": "P", bench.LLAMA_CPP: "xllamacpp 1"},
             "workload": {"requests": 2, "shared": 0, "own": 3, "new_tokens": 5, "page_size": 1},
             "rows": [row("minirad", 2.0), row("minirad, radix cache off", 4.0), row("llama.cpp", 1.0)],
             "batch_sizes": [row("minirad", 2.0, 1), row("minirad", 3.0, 2), row("llama.cpp", 6.0, 1)],
@@ -286,7 +286,7 @@ def test_it_is_one_row_for_each_number_of_slots_threads_and_kind(
     monkeypatch.setitem(sys.modules, "xllamacpp", FakePackage())
     monkeypatch.setattr(llama_cpp, "gguf_of", lambda model: tmp_path / "a.gguf")
     monkeypatch.setattr(llama_cpp, "in_float32", lambda gguf, folder: folder / "float32.gguf")
-    monkeypatch.setattr(bench.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(tables.os, "cpu_count", lambda: 2)
     threads: list[int] = []
     monkeypatch.setattr(bench.torch, "set_num_threads", threads.append)
     code, result, _ = bench_engine(
@@ -367,6 +367,13 @@ def test_prompts_that_begin_differently() -> None:
     assert len({prompt[0] for prompt in prompts}) == 60 and all(len(prompt) == 3 for prompt in prompts)
     with pytest.raises(ValueError, match="61 prompts that begin differently need as many ids; there are 60"):
         hit_rate.unlike_prompts(61, 3, vocab=61)
+
+
+def test_an_options_empty_name_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, told in ((["--threads", ","], "1 or more, is needed, not ''"), (["--with", ""], "unknown ''")):
+        with pytest.raises(SystemExit):
+            main(["bench", "engine", *words])
+        assert told in capsys.readouterr().err
 
 
 def test_prompts_share_what_was_asked() -> None:
