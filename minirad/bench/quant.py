@@ -25,9 +25,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minirad import command
-from minirad.bench.engine import make_prompts, processor
+from minirad.bench.engine import make_prompts
 from minirad.bench.operations import Meter
-from minirad.bench.tables import cpu_clock, table
+from minirad.bench.tables import cpu_clock, processor, table
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.fast.fused_llama import onednn_linear
