@@ -255,9 +255,14 @@ class Player:
     """Sends the requests of each step and describes what came of them."""
 
     def __init__(
-        self, engine: Engine, recorder: Recorder, forced_lengths: Mapping[str, int], replies: Replies
+        self,
+        engine: Engine,
+        recorder: Recorder,
+        forced_lengths: Mapping[str, int],
+        replies: Replies | None = None,
     ) -> None:
-        self.engine, self.recorder, self.forced, self.replies = engine, recorder, forced_lengths, replies
+        self.engine, self.recorder, self.forced = engine, recorder, forced_lengths
+        self.replies = Replies() if replies is None else replies
         self.page = engine.config.page_size
         self.chats: dict[str, Strand] = {}
         self.strands: list[Strand] = []

@@ -273,7 +273,7 @@ class RankMachine(WholeMachine):
                 tokens = self.pieces.get((rid, index), [])
                 assert len(tokens) == params.max_new_tokens or ended(params, tokens)
 
-    def judge_mask(self, mask: Any, replies: list[list[int]]) -> None:
+    def judge_mask(self, mask: Any, replies: list[list[int]], forced: list[tuple[int, ...]]) -> None:
         """`judge_reply` knows what these masks allow; who asked them on which rank is masks.py's business."""
 
     def judge_tokens(self, prompt: list[int], params: SamplingParams, output: GenerationOutput) -> None:
