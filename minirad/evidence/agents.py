@@ -297,7 +297,7 @@ def all_know(job: Job, value: Any) -> bool:
     """Everybody says what is so."""
     facts: dict[str, str] = job.args[0]
     return value.keys() == facts.keys() and all(
-        said == f"{whom} has a {facts[whom]}." for whom, said in value.values()
+        said == f"{whom} has a {facts.get(whom)}." for whom, said in value.values()
     )
 
 

@@ -425,7 +425,7 @@ def test_the_pages_fork_is_the_recorded_engine() -> None:
     plain = EngineConfig()
     drafts = {"speculative", "draft_tokens", "draft_ngram", "draft_model"}
     same = {f.name for f in fields(EngineConfig) if getattr(config, f.name) == getattr(plain, f.name)}
-    rest = {"model", "dummy_weights", "radix_cache", "tp", "disk_dir"}
+    rest = {"model", "dummy_weights", "quantization", "radix_cache", "tp", "disk_dir"}
     assert same - drafts == rest, "a new field is to be set here, too"
     engine = Engine(config)
     hot = SamplingParams(max_new_tokens=6, temperature=1.5, ignore_eos=True)
