@@ -80,11 +80,8 @@ async def tree_of_thought(s: State, problem: str, depth: int = 4, width: int = 3
     return await kept[0].gen("answer", max_new_tokens=32)
 
 
-async def skeleton_of_thought(s: State, points: int = 3) -> str:
-    """First an outline, then all of its points at the same time (Ning et al. 2024).
-
-    The outline is what the classroom Llama can make up itself: some animals; a point says its sound.
-    """
+async def outline_of(s: State, points: int) -> list[str]:
+    """So many animals, as the model names them in a chat."""
     s.system(corpus.SYSTEM_PROMPT)
     outline = []
     for number in range(points):
@@ -92,6 +89,15 @@ async def skeleton_of_thought(s: State, points: int = 3) -> str:
         reply = await s.gen(f"point {number + 1}", max_new_tokens=16, temperature=1.0)
         words = re.findall("[a-z]+", reply) or [corpus.ANIMALS[number]]
         outline.append(words[-1])
+    return outline
+
+
+async def skeleton_of_thought(s: State, points: int = 3) -> str:
+    """First an outline, then all of its points at the same time (Ning et al. 2024).
+
+    The outline is what the classroom Llama can make up itself: some animals; a point says its sound.
+    """
+    outline = await outline_of(s, points)
     branches = await s.fork(points)
     for branch, animal in zip(branches, outline, strict=True):
         branch.user(f"What does a {animal} say?")

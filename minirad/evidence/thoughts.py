@@ -11,7 +11,7 @@ from typing import Any, Final
 from minirad.evidence.kind import Kind
 from minirad.frontend import Job, State
 from minirad.model.classroom import corpus
-from minirad.programs import last_number, tree_of_thought
+from minirad.programs import last_number, outline_of, tree_of_thought
 
 # ---------------------------------------------------------------------- a tree of thought
 
@@ -46,13 +46,7 @@ async def skeleton_of_thought(s: State, points: int) -> list[tuple[str, str]]:
 
     The outline: animals; a point is written out as a story. Returns animals with their stories.
     """
-    s.system(corpus.SYSTEM_PROMPT)
-    outline = []
-    for number in range(points):
-        s.user("Name an animal.")
-        reply = await s.gen(f"point {number + 1}", max_new_tokens=16, temperature=1.0)
-        words = re.findall("[a-z]+", reply) or [corpus.ANIMALS[number]]
-        outline.append(words[-1])
+    outline = await outline_of(s, points)
     branches = await s.fork(points)
     for branch, animal in zip(branches, outline, strict=True):
         branch.user(f"Write a story about a {animal}.")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.radix_attention import AttentionBackend
-from minirad.fast.one_token import OneToken
+from minirad.fast.one_token import OneToken, or_other, padded
 from minirad.kv.kv_pool import KVPool
 from minirad.model.config import LlamaConfig
 from minirad.model.llama import Layer
@@ -129,9 +129,7 @@ class FewTokens:
         """x times the norm's gain, and the sums of its squares `[1, M]`."""
         h, squares = torch.empty_like(x), torch.empty((1, len(x)), dtype=torch.float32, device=x.device)
         size = x.shape[1]
-        self._kernels.gained[(len(x),)](
-            x, norm, h, squares, K=size, BLOCK_K=_padded(size), **self._one.launch
-        )
+        self._kernels.gained[(len(x),)](x, norm, h, squares, K=size, BLOCK_K=padded(size), **self._one.launch)
         return h, squares
 
     def _stored(
@@ -144,9 +142,9 @@ class FewTokens:
         options = self._options(cut, layer.qkv)
         del options["R"]  # a head
         self._kernels.qkv_stored_each[(a.num_heads + 2 * a.num_kv_heads,)](
-            h, squares, tiles, layer.qkv, _or(layer.qkv_bias, h), self._one.cos, self._one.sin,
+            h, squares, tiles, layer.qkv, or_other(layer.qkv_bias, h), self._one.cos, self._one.sin,
             metadata.positions, metadata.out_slots, q, k, v, len(h), self._eps, **options,
-            HEADS=a.num_heads, KV_HEADS=a.num_kv_heads, HALF=a.head_dim // 2, MOST=_padded(self._tiles),
+            HEADS=a.num_heads, KV_HEADS=a.num_kv_heads, HALF=a.head_dim // 2, MOST=padded(self._tiles),
             HAS_BIAS=layer.qkv_bias is not None,
         )  # fmt: skip
         return q
@@ -156,8 +154,8 @@ class FewTokens:
         size, cut = layer.down.shape[1], self._cuts.gate_up
         out = h.new_empty((len(h), size))
         self._kernels.gated_products[(2 * size // cut.rows,)](
-            h, squares, tiles, layer.gate_up, _or(layer.gate_up_bias, h), out, len(h), size, self._eps,
-            **self._options(cut, layer.gate_up), MOST=_padded(self._tiles),
+            h, squares, tiles, layer.gate_up, or_other(layer.gate_up_bias, h), out, len(h), size, self._eps,
+            **self._options(cut, layer.gate_up), MOST=padded(self._tiles),
             HAS_BIAS=layer.gate_up_bias is not None,
         )  # fmt: skip
         return out
@@ -168,7 +166,8 @@ class FewTokens:
     ) -> None:  # fmt: skip
         """x += weight times h (+ bias); out = x * gain; squares: the sums of x's, by tile."""
         self._kernels.products_added[(len(weight) // cut.rows, cut.splits)](
-            h, weight, _or(bias, x), x, gain, out, squares, self._parts, self._arrived, len(x), len(weight),
+            h, weight, or_other(bias, x), x, gain, out, squares, self._parts, self._arrived,
+            len(x), len(weight),
             **self._options(cut, weight), SPLITS=cut.splits, HAS_BIAS=bias is not None,
         )  # fmt: skip
 
@@ -177,13 +176,3 @@ class FewTokens:
             "K": weight.shape[1], "FIRST": cut.first, "BLOCK": cut.block, "STAGES": cut.stages,
             "R": cut.rows, "MP": PADDED, "num_warps": cut.warps, **self._one.launch,
         }  # fmt: skip
-
-
-def _or(bias: Tensor | None, other: Tensor) -> Tensor:
-    """What is passed for a bias that is not there; nothing reads it."""
-    return other if bias is None else bias
-
-
-def _padded(size: int) -> int:
-    """The next power of two: Triton's blocks have no other sizes."""
-    return 1 << (size - 1).bit_length()

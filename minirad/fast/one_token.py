@@ -103,7 +103,7 @@ class OneToken:
         q = x.new_empty((1, a.num_heads, a.head_dim))
         self._launch(
             self._kernels.qkv_stored, (a.num_heads + 2 * a.num_kv_heads) * half, tile,
-            x, layer.input_norm, layer.qkv, _or(layer.qkv_bias, x), self.cos, self.sin,
+            x, layer.input_norm, layer.qkv, or_other(layer.qkv_bias, x), self.cos, self.sin,
             metadata.positions, metadata.out_slots, q, k, v, self._eps,
             **_columns(inputs), HEADS=a.num_heads, KV_HEADS=a.num_kv_heads, HALF=half,
             PAIRS=tile.rows, HAS_BIAS=layer.qkv_bias is not None,
@@ -117,7 +117,7 @@ class OneToken:
         out = x.new_empty((1, size))
         self._launch(
             self._kernels.gated_product, size, tile,
-            x, layer.post_norm, layer.gate_up, _or(layer.gate_up_bias, x), out, size, self._eps,
+            x, layer.post_norm, layer.gate_up, or_other(layer.gate_up_bias, x), out, size, self._eps,
             **_columns(inputs), ROWS=tile.rows, TURNS=tile.turns, HAS_BIAS=layer.gate_up_bias is not None,
         )  # fmt: skip
         return out
@@ -127,7 +127,7 @@ class OneToken:
         size, inputs = weight.shape
         tile = _fitted(tile, inputs, 1)
         self._launch(
-            self._kernels.product_added, size, tile, h, weight, _or(bias, x), x, size,
+            self._kernels.product_added, size, tile, h, weight, or_other(bias, x), x, size,
             **_columns(inputs), ROWS=tile.rows, HAS_BIAS=bias is not None,
         )  # fmt: skip
 
@@ -138,19 +138,19 @@ class OneToken:
 
 def _fitted(tile: Tile, inputs: int, rows_per_result: int, most: int = 1 << 30) -> Tile:
     """The tile with fewer rows where rows of so many inputs would be too much for a program."""
-    rows = min(tile.rows, most, max(1, ELEMENTS * tile.warps // 16 // (_padded(inputs) * rows_per_result)))
+    rows = min(tile.rows, most, max(1, ELEMENTS * tile.warps // 16 // (padded(inputs) * rows_per_result)))
     return Tile(rows, tile.warps, tile.turns)
 
 
-def _or(bias: Tensor | None, other: Tensor) -> Tensor:
+def or_other(bias: Tensor | None, other: Tensor) -> Tensor:
     """What is passed for a bias that is not there; nothing reads it."""
     return other if bias is None else bias
 
 
 def _columns(inputs: int) -> dict[str, int]:
-    return {"K": inputs, "BLOCK_K": _padded(inputs)}
+    return {"K": inputs, "BLOCK_K": padded(inputs)}
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     """The next power of two: Triton's blocks have no other sizes."""
     return 1 << (size - 1).bit_length()

@@ -22,6 +22,7 @@ from torch import Tensor
 from minirad.attention.metadata import AttentionMetadata
 from minirad.fast.early_launch import launch_options, let_next_begin, wait_for_previous
 from minirad.fast.flashinfer import FEW_REQUESTS
+from minirad.fast.one_token import padded
 from minirad.kv.kv_pool import KVPool
 
 __all__ = ["Cut", "ShortDecode", "decode_attention", "meet"]
@@ -87,7 +88,7 @@ class ShortDecode:
         self._lists = indptr, indices, last_page_len
         self._batch, self._page, device = len(last_page_len), 1, indptr.device
         self.cut = Cut.best(self._batch, head_dim) if cut is None else cut
-        self._group = _padded(num_heads // num_kv_heads)
+        self._group = padded(num_heads // num_kv_heads)
         places = self._batch * num_kv_heads * self.cut.splits * self._group
         self._parts = torch.zeros(places * head_dim, device=device)
         self._sums = torch.zeros(places * 2, device=device)
@@ -97,7 +98,7 @@ class ShortDecode:
     @staticmethod
     def fits(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
         """Whether the kernel takes such heads."""
-        return num_heads // num_kv_heads <= PADDED_GROUP and head_dim == _padded(head_dim) >= 16
+        return num_heads // num_kv_heads <= PADDED_GROUP and head_dim == padded(head_dim) >= 16
 
     def plan_step(
         self, indptr: Tensor, last_page_len: Tensor, kv_lens: Tensor, page_size: int, pool: KVPool
@@ -141,11 +142,6 @@ class ShortDecode:
             num_warps=cut.warps, num_stages=cut.stages, **self.launch,
         )  # fmt: skip
         return out
-
-
-def _padded(size: int) -> int:
-    """The next power of two: Triton's blocks have no other sizes."""
-    return 1 << (size - 1).bit_length()
 
 
 @triton.jit

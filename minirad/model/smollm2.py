@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,18 +69,23 @@ def cache_dir() -> Path:
 
 
 def converted_dir(gguf: Path) -> Path:
-    """The converted model in the cache; converts it if it is not there yet.
+    """The converted model in the cache; converts it if it is not there yet."""
+    target = cache_dir() / f"{gguf.stem}-{gguf.stat().st_size:x}-v1"
+    return made_once(target, lambda work: convert(gguf, work))
+
+
+def made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """The directory `target`; where it is not there yet, `make` fills a new one that becomes it.
 
     The work happens in a temporary directory that is renamed at the end, so that an interrupted run
     or two at once never leave half a model under the final name.
     """
-    target = cache_dir() / f"{gguf.stem}-{gguf.stat().st_size:x}-v1"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="converting-", dir=target.parent))
     try:
-        convert(gguf, work)
+        make(work)
         work.rename(target)
     except OSError:
         if not target.is_dir():  # else another process was faster: its copy is as good

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,21 +26,12 @@ def directory(file: GGUFFile) -> Path:
 
     Raises ValueError for a model that is no Llama, and for a tokenizer that this project cannot write.
     """
-    target = smollm2.cache_dir() / f"{file.path.stem}-{file.fingerprint:08x}-gguf1"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="converting-", dir=target.parent))
-    try:
+
+    def make(work: Path) -> None:
         smollm2.write_json(work / "config.json", hf_config(file))
         _write_tokenizer(work, file)
-        work.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another process was faster: its copy is as good
-            raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return target
+
+    return smollm2.made_once(smollm2.cache_dir() / f"{file.path.stem}-{file.fingerprint:08x}-gguf1", make)
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -295,3 +296,61 @@ class Game:
                 return outputs
             step()
         raise AssertionError(f"still at work: {engine.snapshot()}")
+
+
+class Fault(Exception):
+    """As the test wishes."""
+
+
+def breaking(owner: Any, name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has some calls of `owner.name` fail: before or after the work, or by Ctrl-C."""
+    real, calls = getattr(owner, name), [0]
+
+    def faulty(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        due = calls[0] % 4 == 2 and calls[0] < 20
+        if due and how == "before":
+            raise Fault
+        if due and how == "ctrl-c":
+            signal.raise_signal(signal.SIGINT)
+        found = real(*arguments, **named)
+        if due and how == "after":
+            raise Fault
+        return found
+
+    monkeypatch.setattr(owner, name, faulty)
+
+
+def stepping_on(engine: Any) -> list[int]:
+    """Has a step that failed made again, and all checked in between; counts the failures."""
+    raised, step = [0], engine.step
+
+    def guarded() -> Any:
+        while True:
+            try:
+                return step()
+            except (Fault, KeyboardInterrupt):
+                raised[0] += 1
+                engine.check()
+                assert all(request.kv_len == request.length - 1 for request in engine.scheduler.running)
+
+    engine.step = guarded
+    return raised
+
+
+def nobody_is_pushed_out(engine: Any, said: str) -> None:
+    """Room for several tokens a pass must not retract a request."""
+    inside = [False]
+    with_drafts, retract = engine._with_drafts, engine.scheduler.retract
+
+    def watched(batch: Any) -> Any:
+        inside[0] = True
+        found = with_drafts(batch)
+        inside[0] = False
+        return found
+
+    def retracted(request: Any) -> None:
+        assert not inside[0], said
+        retract(request)
+
+    engine._with_drafts, engine.scheduler.retract = watched, retracted

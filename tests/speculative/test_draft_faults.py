@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_support import SOURCES, Game, Guide, engine_of, replies, require_same, write_head
+from draft_support import (
+    SOURCES,
+    Fault,
+    Game,
+    Guide,
+    breaking,
+    engine_of,
+    replies,
+    require_same,
+    stepping_on,
+    write_head,
+)  # fmt: skip
 from support import drive
 
 from minirad.config import SamplingParams
 from minirad.model.llama import LlamaModel
 from minirad.parts import NOT_A_NUMBER
 from minirad.speculative.runner import Verified
-
-
-class Fault(Exception):
-    """As the test wishes."""
 
 
 @pytest.fixture(scope="module")
@@ -49,35 +55,8 @@ def test_a_fault_loses_nothing(
     plain = game.play(engine_of(tiny_model, head, **config))
     engine = engine_of(tiny_model, head, speculative=source, **config)
     Guide(engine, replies(game.prompts, plain), 0.6)
-    owner, name = PLACES[place](engine)
-    real, calls, raised = getattr(owner, name), [0], [0]
-
-    def faulty(*arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        due = calls[0] % 4 == 2 and calls[0] < 20
-        if due and how == "before":
-            raise Fault
-        if due and how == "ctrl-c":
-            signal.raise_signal(signal.SIGINT)
-        found = real(*arguments, **named)
-        if due and how == "after":
-            raise Fault
-        return found
-
-    monkeypatch.setattr(owner, name, faulty)
-    outputs = []
-    step = engine.step
-
-    def guarded() -> Any:
-        while True:
-            try:
-                return step()
-            except (Fault, KeyboardInterrupt):
-                raised[0] += 1
-                engine.check()
-                assert all(request.kv_len == request.length - 1 for request in engine.scheduler.running)
-
-    engine.step = guarded
+    breaking(*PLACES[place](engine), how, monkeypatch)
+    raised = stepping_on(engine)
     outputs = game.play(engine)
     assert raised[0]
     require_same(plain, outputs)

@@ -18,6 +18,7 @@ from draft_support import (
     Guide,
     Mask,
     engine_of,
+    nobody_is_pushed_out,
     replies,
     require_same,
     watch_ends,
@@ -178,20 +179,7 @@ def test_a_draft_pushes_nobody_out(tiny_model: LlamaModel, head: Path, source: s
     plain = engine_of(tiny_model, head).generate(prompts, params)
     engine = engine_of(tiny_model, head, speculative=source, kv_tokens=24, draft_tokens=6)
     Guide(engine, replies(prompts, plain), 0.5)
-    inside = [False]
-    with_drafts, retract = engine._with_drafts, engine.scheduler.retract
-
-    def watched(batch: Any) -> Any:
-        inside[0] = True
-        found = with_drafts(batch)
-        inside[0] = False
-        return found
-
-    def retracted(request: Any) -> None:
-        assert not inside[0], "a draft pushed a request out"
-        retract(request)
-
-    engine._with_drafts, engine.scheduler.retract = watched, retracted
+    nobody_is_pushed_out(engine, "a draft pushed a request out")
     heard = listen(engine, TokensDrafted)
     for prompt in prompts:
         engine.add_request(prompt, params)

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from draft_support import VOCAB, Game, Mask, engine_of, require_same, watch_ends, write_head
+from draft_support import (
+    VOCAB,
+    Game,
+    Mask,
+    breaking,
+    engine_of,
+    nobody_is_pushed_out,
+    require_same,
+    stepping_on,
+    watch_ends,
+    write_head,
+)  # fmt: skip
 from support import drive, listen
 
 from minirad.config import EngineConfig, SamplingParams
@@ -245,19 +256,7 @@ def test_a_forced_run_takes_what_is_free_or_cached_and_pushes_nobody_out(
     engine = engine_of(tiny_model, head, jump_forward=True, kv_tokens=64, page_size=page)
     engine.generate([[9] * 30], SamplingParams(max_new_tokens=1))  # cached: may be evicted
     params = SamplingParams(max_new_tokens=40, ignore_eos=True)
-    inside, retract, before = [False], engine.scheduler.retract, engine._with_drafts
-
-    def watched(batch: Any) -> Any:
-        inside[0] = True
-        found = before(batch)
-        inside[0] = False
-        return found
-
-    def retracted(request: Any) -> None:
-        assert not inside[0], "what is forced pushed a request out"
-        retract(request)
-
-    engine._with_drafts, engine.scheduler.retract = watched, retracted
+    nobody_is_pushed_out(engine, "what is forced pushed a request out")
     forced = listen(engine, TokensForced)
     for prompt in ([5, 6, 7, 8], [9, 10, 11]):
         engine.add_request(prompt, params, token_mask=Straight())
@@ -375,10 +374,6 @@ PLACES: dict[str, Callable[[Any], tuple[Any, str]]] = {
 }
 
 
-class Fault(Exception):
-    """As the test wishes."""
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("how", ["before", "after", "ctrl-c"])
@@ -386,42 +381,14 @@ def test_a_fault_loses_nothing(
     tiny_model: LlamaModel, head: Path, way: str | None, place: str, how: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    import signal
-
     game = RailsGame(11, requests=4, ignore_eos=True, max_new_tokens=12, n=1)
     game.fails = [-1] * 4
     config = {"kv_tokens": 96, "page_size": 4, "mixed": True}
     if "faults" not in PLAIN:
         PLAIN["faults"] = game.play(engine_of(tiny_model, head, **config))
     engine = engine_of(tiny_model, head, jump_forward=True, speculative=way, **config)
-    owner, name = PLACES[place](engine)
-    real, calls, raised = getattr(owner, name), [0], [0]
-
-    def faulty(*arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        due = calls[0] % 4 == 2 and calls[0] < 20
-        if due and how == "before":
-            raise Fault
-        if due and how == "ctrl-c":
-            signal.raise_signal(signal.SIGINT)
-        found = real(*arguments, **named)
-        if due and how == "after":
-            raise Fault
-        return found
-
-    monkeypatch.setattr(owner, name, faulty)
-    step = engine.step
-
-    def guarded() -> Any:
-        while True:
-            try:
-                return step()
-            except (Fault, KeyboardInterrupt):
-                raised[0] += 1
-                engine.check()
-                assert all(request.kv_len == request.length - 1 for request in engine.scheduler.running)
-
-    engine.step = guarded
+    breaking(*PLACES[place](engine), how, monkeypatch)
+    raised = stepping_on(engine)
     outputs = game.play(engine)
     swallowed = how != "ctrl-c" and place in ("forced", "draw")  # a request's own trouble, or none at all
     assert raised[0] or swallowed
