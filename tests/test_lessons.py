@@ -135,7 +135,7 @@ def test_stubs_and_solutions_are_called_alike(lesson: Lesson) -> None:
 def test_a_lesson_has_its_pages(lesson: Lesson) -> None:
     for name in ("README.md", "exercise.py", "exercises.py", "test_lesson.py", "teacher.md"):
         assert (lesson.folder / name).is_file(), f"{lesson.name} has no {name}"
-    assert all(exercise.hint for exercise in lesson.exercises)
+    assert all(exercise.hints for exercise in lesson.exercises)
 
 
 @every_lesson

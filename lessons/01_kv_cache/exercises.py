@@ -215,18 +215,18 @@ EXERCISES = [
         "reusable_prefix", 3,
         [two_short_rows, the_same_again, one_token_inserted, pages_of_several_tokens,
          page_size_is_one_unless_said],
-        hint="Count equal tokens, take at most len(prompt) - 1 of them, and round down to pages last. "
-        "Mind the empty prompt.",
+        hints=("Count equal tokens, take at most len(prompt) - 1 of them, and round down to pages last. "
+        "Mind the empty prompt.",),
     ),
     Exercise(
         "kv_bytes_per_token", 2, [real_models],
-        hint="A key and a value, in every layer, for every head that is kept: those are num_key_value_heads, "
-        "often fewer than the heads that ask. Use head_dim where the config has it.",
+        hints=("A key and a value, in every layer, for every head that is kept: those are num_key_value_heads, "
+        "often fewer than the heads that ask. Use head_dim where the config has it.",),
     ),
     Exercise(
         "prefill_saved", 3,
         [three_prompts, any_earlier_prompt_helps, equal_prompts, streams_of_nothing, saved_in_pages],
-        hint="For each prompt the best reusable_prefix over all prompts before it; 0 for the first.",
+        hints=("For each prompt the best reusable_prefix over all prompts before it; 0 for the first.",),
         stands_on={"reusable_prefix": reusable},
     ),
 ]  # fmt: skip

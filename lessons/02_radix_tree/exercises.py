@@ -380,14 +380,16 @@ EXERCISES = [
         "common_prefix",
         2,
         [prefixes_by_hand, page_size_is_one_unless_said, large_ids],
-        hint="Count equal tokens first and round down at the end: length // page_size * page_size.",
+        hints=("Count equal tokens first and round down at the end: length // page_size * page_size.",),
     ),
     Exercise(
         "split_node",
         2,
         [split_by_hand, split_in_the_middle_of_the_tree, split_pages, split_a_locked_node],
-        hint="Four links change: parent to upper, upper to parent, upper to node, node to upper. "
-        "The key under which a node is filed is its own first page.",
+        hints=(
+            "Four links change: parent to upper, upper to parent, upper to node, node to upper. "
+            "The key under which a node is filed is its own first page.",
+        ),
     ),
     Exercise(
         "match_prefix",
@@ -400,8 +402,10 @@ EXERCISES = [
             match_touches_the_path_only,
             match_gives_its_own_list,
         ],
-        hint="At each node look up the first page of what is left. If the child matches only in part, "
-        "split it there; that was the last step.",
+        hints=(
+            "At each node look up the first page of what is left. If the child matches only in part, "
+            "split it there; that was the last step.",
+        ),
         stands_on=FIRST_TWO,
     ),
     Exercise(
@@ -417,15 +421,19 @@ EXERCISES = [
             insert_touches,
             insert_keeps_its_own_slots,
         ],
-        hint="Cut off what is no whole page, then match_prefix does most of the work: what it did not find "
-        "becomes one leaf below the node that it returned.",
+        hints=(
+            "Cut off what is no whole page, then match_prefix does most of the work: what it did not find "
+            "becomes one leaf below the node that it returned.",
+        ),
         stands_on={**FIRST_TWO, "match_prefix": underlay.match_prefix},
     ),
     Exercise(
         "claim_two_subtrees",
         1,
         [one_child],
-        hint="A node is split where two prompts part. What if one prompt simply goes on "
-        "where another one ended?",
+        hints=(
+            "A node is split where two prompts part. What if one prompt simply goes on "
+            "where another one ended?",
+        ),
     ),
 ]

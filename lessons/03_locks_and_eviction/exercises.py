@@ -469,34 +469,40 @@ EXERCISES = [
         "inc_lock_ref",
         2,
         LOCKS,
-        hint="Go from the node up to the root. A node's tokens move only when its lock_ref was 0 before.",
+        hints=("Go from the node up to the root. A node's tokens move only when its lock_ref was 0 before.",),
     ),
     Exercise(
         "dec_lock_ref",
         2,
         UNLOCKS,
-        hint="The mirror image of inc_lock_ref: a node's tokens move only when its lock_ref has become 0.",
+        hints=(
+            "The mirror image of inc_lock_ref: a node's tokens move only when its lock_ref has become 0.",
+        ),
     ),
     Exercise(
         "evict",
         3,
         EVICTIONS,
         functions=("offer", "evict"),
-        hint="offer pushes (tree.key(node), node.id, node). evict pops: is the node still a leaf, unlocked, "
-        "in the tree? Is its key still the one in the entry? Only then it goes. Its parent may be next.",
+        hints=(
+            "offer pushes (tree.key(node), node.id, node). evict pops: is the node still a leaf, unlocked, "
+            "in the tree? Is its key still the one in the entry? Only then it goes. Its parent may be next.",
+        ),
     ),
     Exercise(
         "policies",
         2,
         (lru_order, lfu_order, slru_order),
         functions=("lru_key", "lfu_key", "slru_key"),
-        hint="Tuples compare from left to right, and False sorts before True.",
+        hints=("Tuples compare from left to right, and False sorts before True.",),
     ),
     Exercise(
         "claim_collapse",
         1,
         (two_ways_to_evict,),
-        hint="A parent is at least as young as its youngest child. Make it younger than some other leaf: "
-        "a look-up that ends at the parent does that.",
+        hints=(
+            "A parent is at least as young as its youngest child. Make it younger than some other leaf: "
+            "a look-up that ends at the parent does that.",
+        ),
     ),
 ]

@@ -450,34 +450,34 @@ EXERCISES = [
     Exercise(
         "alloc", 2,
         [slots_one_by_one, whole_pages, too_many, not_whole_pages, page_size_one_unless_said],
-        hint="Check everything first, then take. Page p has the slots p * page_size to (p + 1) * "
-        "page_size - 1.",
+        hints=("Check everything first, then take. Page p has the slots p * page_size to (p + 1) * "
+        "page_size - 1.",),
         functions=("PageAllocator",),
     ),
     Exercise(
         "free", 3,
         [freed_and_given_again, one_slot_stands_for_its_page, freed_twice, freed_twice_by_another_slot,
          never_handed_out, the_same_slot_twice, slots_that_do_not_exist],
-        hint="Two loops: one that only looks and may raise, and after it one that only changes. To "
-        "refuse a page that is free you must know quickly which pages are.",
+        hints=("Two loops: one that only looks and may raise, and after it one that only changes. To "
+        "refuse a page that is free you must know quickly which pages are.",),
         functions=("PageAllocator",),
     ),
     Exercise(
         "alloc_extend", 3,
         [three_parts, one_part_only, begins_a_page, one_token_at_a_time, the_fill_needs_no_page,
          too_few_pages, extend_pages_of_one, backwards],
-        hint="The first page boundary at or after start is -(-start // page_size) * page_size. Up to "
+        hints=("The first page boundary at or after start is -(-start // page_size) * page_size. Up to "
         "there (or to stop, if that comes first) the row fills its own page. Ask alloc once, for "
-        "all new pages together.",
+        "all new pages together.",),
     ),
     Exercise(
         "page_table", 2,
         [one_request, several_requests, old_numbers_behind_the_end, table_of_slots],
-        hint="Every page_size-th token of a row begins a page: rows[r, :length:page_size] // "
-        "page_size.",
+        hints=("Every page_size-th token of a row begins a page: rows[r, :length:page_size] // "
+        "page_size.",),
     ),
     Exercise(
         "claim_of_the_edge", 1, [the_engine_decides],
-        hint="Try it: RadixCache(page_size=16), insert, match_prefix, walk.",
+        hints=("Try it: RadixCache(page_size=16), insert, match_prefix, walk.",),
     ),
 ]  # fmt: skip

@@ -333,25 +333,25 @@ EXERCISES = [
         [one_key, decode_through_pages_in_order, decode_through_scattered_pages, last_page_not_full,
          longer_page_table, several_queries_are_causal, a_chunk_behind_a_cached_prefix, grouped_heads,
          another_scale],
-        hint="First the slots of tokens 0 to kv_len - 1 as one index tensor, then k_pool[slots] and "
+        hints=("First the slots of tokens 0 to kv_len - 1 as one index tensor, then k_pool[slots] and "
         "v_pool[slots]: from there on it is attention as always, in order. Repeat each key/value "
-        "head H // K times.",
+        "head H // K times.",),
         seconds=20,
     ),
     Exercise(
         "ragged_pages", 2, [one_line, three_lines, lines_of_slots],
-        hint="Pages of a request: length divided by page_size, rounded up. indptr is their running sum "
-        "with a 0 in front. A last page is never empty: it has 1 to page_size tokens.",
+        hints=("Pages of a request: length divided by page_size, rounded up. indptr is their running sum "
+        "with a 0 in front. A last page is never empty: it has 1 to page_size tokens.",),
         seconds=20,
     ),
     Exercise(
         "merge", 3, [two_halves, by_numbers, a_large_and_a_small_part, large_scores, one_side_is_empty],
-        hint="Each out is a mean with weights exp(score), and exp(lse) is the sum of these weights. So "
-        "the two sides weigh exp(lse_a) and exp(lse_b). torch.logaddexp adds without overflowing.",
+        hints=("Each out is a mean with weights exp(score), and exp(lse) is the sum of these weights. So "
+        "the two sides weigh exp(lse_a) and exp(lse_b). torch.logaddexp adds without overflowing.",),
         seconds=20,
     ),
     Exercise(
         "claim_of_the_tail", 1, [the_engine_decides],
-        hint="Try it: RadixCache(page_size=16), insert, peek.",
+        hints=("Try it: RadixCache(page_size=16), insert, peek.",),
     ),
 ]  # fmt: skip

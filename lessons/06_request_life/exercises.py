@@ -421,28 +421,36 @@ EXERCISES = [
         "commit_unfinished",
         4,
         COMMITS,
-        hint="Write the number line on paper with real numbers. Between protected and prefix_len the slots "
-        "change twice: the old ones are freed, and the row is pointed at tree.path_slots(node).",
+        hints=(
+            "Write the number line on paper with real numbers. Between protected and prefix_len the slots "
+            "change twice: the old ones are freed, and the row is pointed at tree.path_slots(node).",
+        ),
     ),
     Exercise(
         "commit_finished",
         3,
         ENDS,
-        hint="Two parts of the row are freed: the duplicates and the tail. The lock to give back is the "
-        "one on request.node.",
+        hints=(
+            "Two parts of the row are freed: the duplicates and the tail. The lock to give back is the "
+            "one on request.node.",
+        ),
     ),
     Exercise(
         "plan_chunks",
         3,
         [chunks_by_hand],
-        hint="Keep one number: what is left of this step's budget. A new step begins when it is 0 and "
-        "somebody still has tokens.",
+        hints=(
+            "Keep one number: what is left of this step's budget. A new step begins when it is 0 and "
+            "somebody still has tokens.",
+        ),
     ),
     Exercise(
         "page_owners",
         2,
         [owners_by_hand, owners_of_a_leak],
-        hint="Begin with an empty set for every page, then let free list, tree and rows claim theirs. A row "
-        "claims only what lies behind `protected`.",
+        hints=(
+            "Begin with an empty set for every page, then let free list, tree and rows claim theirs. A row "
+            "claims only what lies behind `protected`.",
+        ),
     ),
 ]

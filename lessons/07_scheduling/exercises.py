@@ -408,13 +408,13 @@ def _fair(
 EXERCISES = [
     Exercise(
         "lpm_order", 2, [lpm_by_hand, lpm_ties, lpm_priorities, lpm_asks_once, lpm_of_nobody],
-        hint="sorted with a key that is a tuple: what comes first in it decides first. A minus turns the "
-        "direction round.",
+        hints=("sorted with a key that is a tuple: what comes first in it decides first. A minus turns the "
+        "direction round.",),
     ),
     Exercise(
         "dfs_order", 3, [dfs_by_hand, dfs_own_last, dfs_weights, dfs_ties, dfs_of_little],
-        hint="A function that calls itself for each child, and one that counts what is below a node. Own "
-        "requests come after the children.",
+        hints=("A function that calls itself for each child, and one that counts what is below a node. Own "
+        "requests come after the children.",),
     ),
     Exercise(
         "admit", 4,
@@ -422,13 +422,13 @@ EXERCISES = [
             admit_by_hand, admit_what_is_cached, admit_counts_the_lock, admit_evicts_the_shortfall,
             admit_keeps_the_reserve, admit_waits_for_the_first, admit_matches_late,
         ],
-        hint="Lock before you look at tree.evictable. need is for now and is taken from free; new_tokens and "
-        "reserve are for later and are only left over.",
+        hints=("Lock before you look at tree.evictable. need is for now and is taken from free; new_tokens and "
+        "reserve are for later and are only left over.",),
     ),
     Exercise(
         "fair", 3, [passes_by_hand, fair_by_hand, nobody_starves],
-        hint="Due (passes >= limit) or not is one more place in the key, between priority and match. Due "
-        "ones are by arrival alone.",
+        hints=("Due (passes >= limit) or not is one more place in the key, between priority and match. Due "
+        "ones are by arrival alone.",),
         functions=("count_passes", "fair_order"),
     ),
 ]  # fmt: skip

@@ -272,20 +272,20 @@ def check_nine(impl: ModuleType, system: str) -> None:
 EXERCISES = [
     Exercise(
         "split_story", 2, [split_happens],
-        hint="Count: the first prompt, its reply without the last token, the second prompt without what they "
-        "share, its reply without the last token. encode says how many tokens a text has.",
+        hints=("Count: the first prompt, its reply without the last token, the second prompt without what they "
+        "share, its reply without the last token. encode says how many tokens a text has.",),
         seconds=60,
     ),
     Exercise(
         "forget_story", 3, [forget_happens],
-        hint="Write an inequality for each step: what must fit (sum <= pool) and what must not "
-        "(sum > pool). The oldest leaf goes first.",
+        hints=("Write an inequality for each step: what must fit (sum <= pool) and what must not "
+        "(sum > pool). The oldest leaf goes first.",),
         seconds=60,
     ),
     Exercise(
         "nine_steps", 5, [nine_happen],
-        hint="Make U2 long. Then V1 + V2 has to be more than all few-shot queries and U3 together, and "
-        "not more than U2 and U3. The pool: what is there after step 8.",
+        hints=("Make U2 long. Then V1 + V2 has to be more than all few-shot queries and U3 together, and "
+        "not more than U2 and U3. The pool: what is there after step 8.",),
         seconds=90,
     ),
 ]  # fmt: skip

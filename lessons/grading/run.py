@@ -64,10 +64,13 @@ class Result:
         return asdict(self)
 
 
-def verdict(lesson: Lesson, exercise: Exercise, status: str, words: str = "", **more: Any) -> Result:
-    """A Result with its points: all or nothing."""
+def verdict(
+    lesson: Lesson, exercise: Exercise, status: str, words: str = "", which: int = 0, **more: Any
+) -> Result:
+    """A Result with its points: all or nothing; which: of the exercise's hints."""
     points = exercise.points if status == "passed" else 0.0
-    hint = "" if status in ("passed", "todo") or more.get("whole_file") else exercise.hint
+    untold = status in ("passed", "todo") or more.get("whole_file") or not exercise.hints
+    hint = "" if untold else exercise.hints[min(which, len(exercise.hints) - 1)]
     return Result(lesson.name, exercise.name, points, exercise.points, status, plain(words), hint, **more)
 
 
@@ -76,10 +79,11 @@ def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: 
     started = time.perf_counter()
     missing = [name for name in exercise.asks_for if not callable(getattr(impl, name, None))]
     status, words = "failed", f"there is no function {', '.join(missing)} in the file"
-    pictures: list[tuple[str, Any]] = []
+    pictures: list[Picture] = []
+    which = 0
     if not missing:
         with lent(impl, exercise.stands_on):
-            status, words, pictures = _try_all(lesson, exercise, impl, student)
+            status, words, pictures, which = _try_all(lesson, exercise, impl, student)
         if (
             status == "failed"
             and exercise.stands_on
@@ -89,7 +93,7 @@ def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: 
     if status == "failed" and not pictures and exercise.show is not None:
         pictures = _pictures(exercise, impl)
     seconds = time.perf_counter() - started
-    return verdict(lesson, exercise, status, words, pictures=pictures, seconds=seconds)
+    return verdict(lesson, exercise, status, words, which, pictures=pictures, seconds=seconds)
 
 
 def grade_module(lesson: Lesson, impl: ModuleType, student: str = "") -> list[Result]:
@@ -116,14 +120,15 @@ def lent(impl: ModuleType, functions: Mapping[str, Any]) -> Iterator[None]:
         vars(impl).update(own)
 
 
-def _try_all(
-    lesson: Lesson, exercise: Exercise, impl: ModuleType, student: str
-) -> tuple[str, str, list[Picture]]:
+Outcome = tuple[str, str, list[Picture], int]  # status, words, pictures, which hint
+
+
+def _try_all(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: str) -> Outcome:
     for case in exercise.cases:
         outcome = _try(case, impl, random.Random(seed_of(lesson, exercise, case, student)))
         if outcome[0] != "passed":
             return outcome
-    return "passed", "", []
+    return "passed", "", [], 0
 
 
 class Called:
@@ -148,7 +153,7 @@ class Called:
         return call
 
 
-def _try(case: Case, impl: ModuleType, rng: random.Random) -> tuple[str, str, list[Picture]]:
+def _try(case: Case, impl: ModuleType, rng: random.Random) -> Outcome:
     called = Called(impl)
     try:
         if len(inspect.signature(case).parameters) > 1:
@@ -156,18 +161,18 @@ def _try(case: Case, impl: ModuleType, rng: random.Random) -> tuple[str, str, li
         else:
             case(called)
     except Failure as failure:
-        return "failed", failure.words, failure.pictures
+        return "failed", failure.words, failure.pictures, failure.hint
     except NotImplementedError as error:
-        return "todo", plain(str(error)) or "todo", []
+        return "todo", plain(str(error)) or "todo", [], 0
     except MemoryError:
-        return "memory", f"{_about(case)}: it took more memory than the limit allows", []
+        return "memory", f"{_about(case)}: it took more memory than the limit allows", [], 0
     except SystemExit as error:
-        return "ended", f"{_about(case)}: it called sys.exit({shown(error.code)})", []
+        return "ended", f"{_about(case)}: it called sys.exit({shown(error.code)})", [], 0
     except RecursionError:
-        return "failed", f"{_about(case)}: it called itself too deep (RecursionError)", []
+        return "failed", f"{_about(case)}: it called itself too deep (RecursionError)", [], 0
     except Exception as error:  # anything may come out of a student's code
-        return "failed", f"{_about(case)}: {_raised(error, called)}", []
-    return "passed", "", []
+        return "failed", f"{_about(case)}: {_raised(error, called)}", [], 0
+    return "passed", "", [], 0
 
 
 def _about(case: Case) -> str:

@@ -33,18 +33,22 @@ Picture = tuple[str, Any]  # a title, and a tree's snapshot, SVG text or plain t
 
 
 class Failure(AssertionError):
-    """A case failed: `words` say how; `pictures` are drawn on request (`--show`)."""
+    """A case failed: `words` say how; `pictures` are drawn on request (`--show`).
 
-    def __init__(self, words: str, pictures: Sequence[Picture] = ()) -> None:
+    hint: which of the exercise's hints answers just this mistake (0: the nudge; past the end: the last).
+    """
+
+    def __init__(self, words: str, pictures: Sequence[Picture] = (), hint: int = 0) -> None:
         super().__init__(words)
         self.words = words
         self.pictures = list(pictures)
+        self.hint = hint
 
 
-def expect(condition: bool, words: str, pictures: Sequence[Picture] = ()) -> None:
+def expect(condition: bool, words: str, pictures: Sequence[Picture] = (), hint: int = 0) -> None:
     """Raises Failure(words) unless the condition holds."""
     if not condition:
-        raise Failure(words, pictures)
+        raise Failure(words, pictures, hint)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class Exercise:
     """One row of the table.
 
     name: what it is called, and the function it asks for; functions: these, where it is not just that
-    one. hint: shown with a failure, one or two sentences. seconds: after which it counts as stuck.
+    one. hints: two or three, from a nudge to nearly there, one or two sentences each; one of them is shown
+    with a failure (Failure says which). seconds: after which it counts as stuck.
     show: pictures of a failed case, made from the student's module, for a lesson whose Failures carry
     none of their own. stands_on: functions of earlier exercises that this one's are likely to call, by
     name, with the grader's own: these take the student's place, so that a fault costs points only once.
@@ -62,7 +67,7 @@ class Exercise:
     name: str
     points: float
     cases: Sequence[Case]
-    hint: str = ""
+    hints: tuple[str, ...] = ()
     show: Callable[[ModuleType], Sequence[Picture]] | None = None
     functions: tuple[str, ...] = ()
     seconds: float = 10.0

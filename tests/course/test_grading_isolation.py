@@ -25,7 +25,7 @@ def case(name):
         expect(got == 1, f"{name}() gave {got!r}")
     return run
 
-EXERCISES = [Exercise(name, 1, [case(name)], hint="return 1", seconds=2) for name in "abc"]
+EXERCISES = [Exercise(name, 1, [case(name)], hints=("return 1",), seconds=2) for name in "abc"]
 """
 GOOD = "def {}():\n    return 1\n"
 LIMITS = Limits(memory_mb=300, output=1 << 18, file_mb=1)
