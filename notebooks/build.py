@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,18 @@ def texts() -> list[Path]:
 
 
 def execute(notebook: Any, seconds: int = 300) -> Any:
-    """Runs all cells in a fresh kernel of this Python, and returns the notebook."""
+    """Runs all cells in a fresh kernel of this Python, and returns the notebook.
+
+    Nothing is predicted or solved there: a learner's progress is neither shown nor changed.
+    """
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     client = NotebookClient(notebook, timeout=seconds, kernel_name="python3", store_widget_state=False)
     client.create_kernel_manager()
     # The kernel named python3 may belong to another Python: this one knows the packages.
     client.km.kernel_spec.argv[0] = sys.executable
-    client.execute(env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}, cwd=str(HERE))
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "MINIRAD_PROGRESS": f"{folder}/progress.json"}
+        client.execute(env={**os.environ, **own}, cwd=str(HERE))
     return notebook
 
 

@@ -39,6 +39,12 @@ def pytest_xdist_make_scheduler(config, log):
     return WorkStealingScheduling(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_learners_progress(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the tests solve and predict is nobody's progress."""
+    os.environ["MINIRAD_PROGRESS"] = str(tmp_path_factory.mktemp("learner") / "progress.json")
+
+
 @pytest.fixture(scope="session")
 def tiny_model() -> LlamaModel:
     config = tiny_config()

@@ -188,7 +188,7 @@ def _is_known(path: PurePosixPath) -> bool:
         return path.name in MACHINERY
     if kind == "notebook":
         lessons = (each.name for each in lesson_folders())
-        return path.name == "build.py" or path.stem in {*OTHER_NOTEBOOKS, *lessons}
+        return path.name in ("build.py", "common.py") or path.stem in {*OTHER_NOTEBOOKS, *lessons}
     if kind == "stream":
         return path.suffix == ".jsonl"
     return kind == ""
