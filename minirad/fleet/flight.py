@@ -147,6 +147,7 @@ class Flight:
     endpoints: of each rank, as they are shown. block_size: None or 0: that of the first block that is told.
     path: of the first file (replaced if it is there; later ones never replace one). tokenizer: a folder, or
     None. notes: texts for the header (title, workload). most_numbers: of a chapter. most_bytes: of a file.
+    tree: an empty one, in the place of our own.
     trouble: one sentence while nothing can be written, else "". files: those that are kept, the oldest first.
 
     OSError if the first file cannot be written. May be used from several threads.
@@ -155,9 +156,9 @@ class Flight:
     def __init__(
         self, endpoints: Sequence[str] = (), *, block_size: int | None = None, path: str | Path | None = None,
         tokenizer: str | None = None, notes: State | None = None, most_numbers: int = MOST_NUMBERS,
-        most_bytes: int = LARGEST_FILE, most_files: int = MOST_FILES,
+        most_bytes: int = LARGEST_FILE, most_files: int = MOST_FILES, tree: FleetTree | None = None,
     ) -> None:  # fmt: skip
-        self.tree = FleetTree()
+        self.tree = FleetTree() if tree is None else tree
         self._endpoints, self._most = list(endpoints), most_numbers
         self._state = ReplayState(empty_state(block_size or 1))
         self._size_known = bool(block_size)

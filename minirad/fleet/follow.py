@@ -22,7 +22,7 @@ from minirad.errors import said
 from minirad.fleet.endpoints import MOST_RANKS, check_endpoint
 from minirad.fleet.endpoints import rank_endpoints as rank_endpoints
 from minirad.fleet.endpoints import server_info as server_info
-from minirad.fleet.order import PATIENCE, SILENCE, Order
+from minirad.fleet.order import PATIENCE, SILENCE, Listener, Order
 from minirad.fleet.wire import Batch, Decoder, WireError
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class Follower:
 
     endpoints: of each rank's publisher. replays: of each rank's replay, or none at all. topic: only messages
     whose topic begins with it. bind: the publishers connect to us, and we listen at `endpoints`. tell: see
-    above; if it raises, following ends, and `wait` and `close` raise that error.
+    above; if it raises, following ends, and `wait` and `close` raise that error. decoder, order: what makes
+    each rank's (a learner's own, lessons/grading/subscriber.py).
 
     Raises ValueError for endpoints that are none, or that cannot be bound.
     """
@@ -101,6 +102,7 @@ class Follower:
     def __init__(
         self, endpoints: Sequence[str], replays: Sequence[str] = (), topic: str = "", *,
         bind: bool = False, tell: Callable[[Told], object],
+        decoder: Callable[[], Decoder] = Decoder, order: Callable[[Listener, bool], Order] = Order,
     ) -> None:  # fmt: skip
         import zmq
 
@@ -114,7 +116,7 @@ class Follower:
             check_endpoint(endpoint, bind=bind)
         for endpoint in replays:
             check_endpoint(endpoint)
-        self.tell = tell
+        self.tell, self.decoder, self.order = tell, decoder, order
         self._failure: BaseException | None = None
         self._stop, self._wanted, self._caught_up = threading.Event(), threading.Event(), threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -201,7 +203,7 @@ class _Rank:
         self._said, self._unsaid = float("-inf"), 0
         self._replay, self._question = replay, -1  # from which number on; -1: there is none to put
         self._dealer: zmq.Socket[bytes] | None = None  # waits for the answer
-        self._decoder, self.order = Decoder(), Order(self, replay is not None)
+        self._decoder, self.order = follower.decoder(), follower.order(self, replay is not None)
         self._sub = self._socket(zmq.SUB, endpoint)
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._stranger = False  # who listens there has not yet shown that it speaks ZeroMQ
@@ -234,7 +236,7 @@ class _Rank:
 
     def restart(self, why: str) -> None:
         """See order.Listener."""
-        self._decoder = Decoder()
+        self._decoder = self._follower.decoder()
         self._follower.tell(Restart(self.number, why))
 
     def trouble(self, why: str) -> None:

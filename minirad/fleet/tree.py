@@ -18,14 +18,14 @@ be moved away from it), joined.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain
 from typing import Any
 
 from minirad.errors import require
-from minirad.fleet.blocks import Block, RankBlocks, Space
+from minirad.fleet.blocks import Block, Listener, RankBlocks, Space
 from minirad.fleet.wire import Hash, Record
 from minirad.observe.event import Event
 from minirad.observe.fleet_events import (
@@ -119,9 +119,13 @@ class _Rank:
 
 
 class FleetTree:
-    """All ranks in one radix tree. ranks: each rank's forest; sums: blocks of each rank by medium."""
+    """All ranks in one radix tree. ranks: each rank's forest; sums: blocks of each rank by medium.
 
-    def __init__(self) -> None:
+    blocks: what makes a rank's forest (a learner's own, lessons/grading/subscriber.py).
+    """
+
+    def __init__(self, blocks: Callable[[Listener], RankBlocks] = RankBlocks) -> None:
+        self._blocks = blocks
         self.ranks: dict[int, RankBlocks] = {}
         self.sums: dict[int, State] = {}
         self.nodes: dict[int, Node] = {}
@@ -140,7 +144,7 @@ class FleetTree:
     def rank(self, number: int) -> RankBlocks:
         """A rank's forest; a new one where nothing was told of this rank."""
         if number not in self.ranks:
-            self.ranks[number] = RankBlocks(_Rank(self, number))
+            self.ranks[number] = self._blocks(_Rank(self, number))
             self.sums[number] = {"media": {}, "maybe": 0}
         return self.ranks[number]
 
