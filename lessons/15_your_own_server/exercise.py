@@ -43,7 +43,7 @@ class Rank(Protocol):
     asking: bool
     held: list[tuple[int, bytes]]
     top: int
-    brought: bool
+    again: bool
 
     def deliver(self, seq: int, payload: bytes) -> Any: ...
     def lost(self, first: int, last: int) -> Any: ...
@@ -110,8 +110,8 @@ def remove(blocks: dict[Hash, Block], event: Removed | Cleared) -> None:
 
 # The next four are one exercise, `order`: the messages of one rank in their order.
 #
-# A publisher numbers its messages from 0 on. They come live, and some get lost. It keeps the newest in a buffer,
-# which may be asked for (the *replay*), if it has one. You are given `rank`, on which you call
+# A publisher numbers its messages from 0 on. They come live, in order, and some get lost. It keeps the newest in a
+# buffer which may be asked for (the *replay*), if it has one. You are given `rank`, on which you call
 #
 # rank.deliver(seq, payload)    message number seq is the next one. Each number once, in order
 # rank.lost(first, last)        messages first to last will never come (both included)
@@ -124,17 +124,20 @@ def remove(blocks: dict[Hash, Block], event: Removed | Cleared) -> None:
 # rank.replay     whether anybody can be asked. The only one that is not yours to set
 # rank.last       number of the last message that was delivered [-1]
 # rank.payload    what that message was [b""]
-# rank.newest     number of the last live message [-1]
+# rank.newest     number of the newest live message [-1]
 # rank.asking     an answer is awaited [False]
-# rank.held       live messages that wait for it, in order: (seq, payload) [[]]
-# rank.top        the highest number in the answer so far [-1]
-# rank.brought    whether this answer brought anything that was delivered [False]
+# rank.held       live messages that wait for the end of it, in order: (seq, payload) [[]]
+# rank.top        the highest number in this answer so far, -1 for none [-1]
+# rank.again      asking once more may help [False]
 #
-# **Asking** is always the same: rank.ask from the last message that was delivered (from 0 where there is none),
-# asking is True, top and brought begin anew. The last message is asked for once more on purpose: so you see
-# whether the publisher is still the same.
-# **Beginning anew** is always the same: call rank.restart(); last is -1 and payload b"" again; newest is the number
-# of the last message that is held, or -1; and if there is a replay, ask (so from 0).
+# The same three things are done in several places:
+#
+# Asking: rank.ask, from rank.last on (from 0 where nothing was delivered); asking is True, top -1, again False. The
+#     last message is asked for once more on purpose: so you see whether the publisher is still the same.
+# Beginning anew: rank.restart(); last is -1 and payload b"" again; newest is the number of the last message that is
+#     held, or -1. Then, if there is a replay, ask (so from 0).
+# A message has its turn: if its number is not beyond rank.last, you had it: it is passed over. If some are missing
+#     between rank.last and it, these are lost. Then deliver it, and set last and payload.
 
 
 def connected(rank: Rank) -> None:
@@ -148,23 +151,25 @@ def connected(rank: Rank) -> None:
 def live(rank: Rank, seq: int, payload: bytes) -> None:
     """A message came live.
 
-    If seq is not larger than that of the live message before it, the publisher began anew: nothing stays held,
-    then do as described above. Go on with this message in any case:
-    While you wait for an answer it is held. One that was delivered before (an answer had it) is passed over. The
-    next one is delivered. If some are missing before it, hold it and ask; without a replay they are lost, and
-    it is delivered.
+    If seq is not larger than rank.newest, the publisher began anew: nothing stays held, then begin anew as described
+    above, and go on with this message. (In any case rank.newest is its number afterwards.)
+
+    * You are waiting for an answer: it is held. If its number is beyond rank.newest + 1, as that was before, again
+      is True: what is missing may have been sent after the answer was made.
+    * You are not, some are missing before it, and there is a replay: hold it, and ask.
+    * Else it has its turn.
     """
     raise NotImplementedError("todo: live")
 
 
 def answer(rank: Rank, seq: int, payload: bytes) -> None:
-    """A message of the answer. Only called while rank.asking. Their numbers go up by one each; but the first may
-    be beyond what you asked for, as the buffer no longer has what was before.
+    """A message of the answer. Only called while rank.asking. The numbers of an answer go up by one each; but the
+    first may be beyond what you asked for, as the buffer no longer has what was before.
 
-    If it is message rank.last and another one than was delivered, the publisher began anew (what is held stays
-    held). Else messages that are held and have a smaller number have their turn first, then this one: passed
-    over if it was delivered before, delivered if not. What is missing before one of them is lost. Do not wait for
-    the end of the answer: it may be long.
+    If it is number rank.last and not what was delivered as that, the publisher began anew: do as described above
+    (what is held stays held), and that is all. Else those that are held and have a smaller number have their turn
+    first, and then this message. If it was delivered, again is True. Do not wait for the end of the answer: it may
+    be long.
     """
     raise NotImplementedError("todo: answer")
 
@@ -172,11 +177,11 @@ def answer(rank: Rank, seq: int, payload: bytes) -> None:
 def answered(rank: Rank) -> None:
     """The answer is complete (it may have been empty). Only called while rank.asking.
 
-    If it did not come as far as rank.last, this publisher never sent that message: it began anew, and that is all.
-    Else those that are held have their turn, in order: passed over if delivered before, else delivered. If some
-    are missing before one of them (they were sent while you waited, and got lost): ask again if this answer
-    brought anything, and that one and those after it stay held. If it brought nothing, asking does not help:
-    they are lost. When nothing is held any more, you are not asking any more.
+    If it did not come as far as rank.last, this publisher never sent that message: it began anew, do as described
+    above, and that is all.
+    Else those that are held have their turn, one after the other. But if some are missing before one of them, and
+    again is True, ask instead: this one and those after it stay held, and that is all for now. (If again is False,
+    asking has not helped, and they are lost.) When nothing is held any more you are not asking any more.
     """
     raise NotImplementedError("todo: answered")
 

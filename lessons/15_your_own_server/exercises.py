@@ -136,18 +136,18 @@ def names_of_all_kinds(impl: ModuleType) -> None:
 class Pair:
     """A dict that the student's functions keep, and the engine's forest; both hear the same."""
 
-    def __init__(self, impl: ModuleType, *parts: str) -> None:
-        self.impl, self.parts = impl, parts
+    def __init__(self, impl: ModuleType, part: str) -> None:
+        self.impl, self.part = impl, part
         self.own: dict[Any, Block] = {}
         self.forest = engine.RankBlocks()
         self.said: list[str] = []
 
     def take(self, event: Record, hint: int = 0) -> None:
-        """Both take an event; what the student's part is not asked for, is done for it."""
+        """Both take an event; one of the other kind is done for the student."""
         name = "store" if isinstance(event, Stored) else "remove"
         self.said.append(in_words(event))
         self.forest.take(event)
-        if name in self.parts:
+        if name == self.part:
             getattr(self.impl, name)(self.own, event)
             self.compare(name, hint)
         else:
@@ -268,7 +268,7 @@ def copies_of_what_is_not_known(impl: ModuleType) -> None:
     own: dict[Any, Block] = {}
     for event in (told([13], 12), told([11, 12], None, "CPU", tokens=False)):
         impl.store(own, event)
-    pair = Pair(impl)
+    pair = Pair(impl, "store")
     pair.forest.take(told([13], 12))
     pair.own, pair.said = own, ["Stored([13] after 12)", "Stored([11, 12], tokens not told, CPU)"]
     pair.compare("store", hint=2)
@@ -367,7 +367,7 @@ class Stream:
         self.rank = Log(replay)
         self.sent: list[bytes] = []
         self.epoch = 0
-        self.answer: list[int] | None = None  # what of the answer is still to come
+        self.answer: list[tuple[int, bytes]] | None = None  # what of it is still to come
         self.story: list[str] = []
 
     # ------------------------------------------------------------ what happens
@@ -388,21 +388,22 @@ class Stream:
         self.epoch, self.sent = self.epoch + 1, []
         self.story.append("the publisher begins anew")
 
+    def make_answer(self) -> None:
+        """The answer to the newest question is made now, if it was not: what is sent later is not in it."""
+        if self.order.asking and self.answer is None:
+            oldest = max(self._asked_for(), len(self.sent) - self.keeps)
+            self.answer = [(number, self.sent[number]) for number in range(oldest, len(self.sent))]
+
     def reply(self, most: int = 1000, hint: int = 0) -> None:
         """So many messages of the answer, and its end if there are fewer."""
         for _ in range(most):
-            if not self.order.asking:
-                return
-            if self.answer is None:  # the newest question is answered
-                first = self._asked_for()
-                self.answer = [n for n in range(len(self.sent)) if n >= max(first, len(self.sent) - self.keeps)]
-                self._answered_by, self._question = self.sent, self._questions()
-            if not self.answer:
+            self.make_answer()
+            if self.answer:
+                number, payload = self.answer.pop(0)
+                self._both("answer", "answer", f"answer {number}", hint, number, payload)
+            elif self.answer is not None:
                 self.answer = None
                 self._both("answered", "answers_end", "end of the answer", hint)
-                continue
-            number = self.answer.pop(0)
-            self._both("answer", "answer", f"answer {number}", hint, number, self._answered_by[number])
 
     # ------------------------------------------------------------ both are told
 
@@ -518,6 +519,40 @@ def asking_does_not_help(impl: ModuleType) -> None:
     stream.reply()
     stream.send(True, False, False, True, True, hint=2)
     stream.reply(hint=2)
+    stream.send(True)
+
+
+def lost_while_nothing_is_new(impl: ModuleType) -> None:
+    """The answer says nothing new, and meanwhile a message is lost: you ask once more."""
+    stream = Stream(impl)
+    stream.connect()
+    stream.reply()
+    stream.send(True, True)
+    stream.connect()
+    stream.reply(1)
+    stream.send(False, True, True, hint=2)
+    stream.reply(hint=2)
+    stream.send(True)
+
+
+def a_connection_breaks_while_you_wait(impl: ModuleType) -> None:
+    """What was held may be of the publisher before."""
+    stream = Stream(impl)
+    stream.connect()
+    stream.reply()
+    stream.send(True, False, True)
+    stream.begin_anew()
+    stream.send(False)
+    stream.connect(hint=1)
+    stream.reply(hint=1)
+    stream.send(True)
+    stream = Stream(impl)
+    stream.send(False)
+    stream.connect()
+    stream.send(True, True)
+    stream.begin_anew()
+    stream.send(True, True, hint=1)
+    stream.reply(hint=1)
     stream.send(True)
 
 
@@ -660,15 +695,16 @@ EXERCISES = [
         "order", 4,
         [
             nothing_is_lost, you_came_late, you_came_too_late, a_gap, live_ones_wait, lost_while_you_wait,
-            asking_does_not_help, another_publisher, another_publisher_without_a_replay,
+            asking_does_not_help, lost_while_nothing_is_new, another_publisher, a_connection_breaks_while_you_wait,
+            another_publisher_without_a_replay,
         ],
         hints=(
-            "Write three helpers first: one that asks, one that begins anew, and one that delivers a message if it is "
-            "new and tells as lost what is missing before it. The four functions are short then.",
+            "Write three helpers first: one that asks, one that begins anew, one that gives a message its turn. The four "
+            "functions are short then.",
             "Compare with rank.last (what was delivered) or with rank.newest (what came live)? A message that an answer "
             "had already is no new publisher, and a live message that is held was not delivered yet.",
-            "At the end of an answer: while something is held and its number is beyond rank.last + 1, rank.brought "
-            "decides. True: ask again and return, held as it is. False: lost, then deliver.",
+            "At the end of an answer: while something is held, look at the first. If its number is beyond rank.last + 1 and "
+            "rank.again is True, ask and return with held as it is; else it has its turn.",
         ),
         functions=("connected", "live", "answer", "answered"),
     ),

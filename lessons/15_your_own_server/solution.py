@@ -28,7 +28,7 @@ class Rank(Protocol):
     asking: bool
     held: list[tuple[int, bytes]]
     top: int
-    brought: bool
+    again: bool
 
     def deliver(self, seq: int, payload: bytes) -> Any: ...
     def lost(self, first: int, last: int) -> Any: ...
@@ -111,7 +111,7 @@ def _drop(blocks: dict[Hash, Block], name: Hash | None) -> None:
 
 
 def _ask(rank: Rank) -> None:
-    rank.asking, rank.top, rank.brought = True, -1, False
+    rank.asking, rank.top, rank.again = True, -1, False
     rank.ask(max(rank.last, 0))
 
 
@@ -145,8 +145,9 @@ def live(rank: Rank, seq: int, payload: bytes) -> None:
     if seq <= rank.newest:
         rank.held.clear()
         _begin_anew(rank)
-    rank.newest = seq
+    skipped, rank.newest = seq > rank.newest + 1, seq
     if rank.asking:
+        rank.again = rank.again or skipped
         rank.held.append((seq, payload))
     elif seq > rank.last + 1 and rank.replay:
         rank.held.append((seq, payload))
@@ -165,7 +166,7 @@ def answer(rank: Rank, seq: int, payload: bytes) -> None:
         _next(rank, *held)
     if seq > rank.last:
         _next(rank, seq, payload)
-        rank.brought = True
+        rank.again = True
 
 
 def _held_before(rank: Rank, seq: int) -> Iterator[tuple[int, bytes]]:
@@ -179,7 +180,7 @@ def answered(rank: Rank) -> None:
         _begin_anew(rank)
         return
     while rank.held:
-        if rank.held[0][0] > rank.last + 1 and rank.brought:
+        if rank.held[0][0] > rank.last + 1 and rank.again:
             _ask(rank)
             return
         _next(rank, *rank.held.pop(0))

@@ -51,7 +51,7 @@ class Rank:
     asking: bool = False
     held: list[tuple[int, bytes]] = field(default_factory=list)
     top: int = -1
-    brought: bool = False
+    again: bool = False
 
     def deliver(self, seq: int, payload: bytes) -> None:
         """Message number seq is the next one."""
@@ -320,6 +320,7 @@ class _LiveRank(Rank):
     def deliver(self, seq: int, payload: bytes) -> None:
         self.owner.told("deliver", type(seq) is int and type(payload) is bytes and seq > self.delivered, seq)
         self.delivered = seq
+        self.owner.checking = False
         self.owner.listener.deliver(seq, payload, seq == self.owner.answering)
 
     def lost(self, first: int, last: int) -> None:
@@ -380,7 +381,7 @@ class StudentOrder(order.Order):
 
     def _settle(self, now: float, why: str) -> None:
         """No answer came: it is over, and says nothing of the publisher."""
-        self._rank.top, self._rank.brought = max(self._rank.top, self._rank.last), False
+        self._rank.top, self._rank.again = max(self._rank.top, self._rank.last), False
         self._call("answered", now, why)
 
     def asked(self) -> None:
@@ -401,4 +402,4 @@ class StudentOrder(order.Order):
             state = f"rank.last {shown(self._rank.last)}, rank.asking {shown(self._rank.asking)}"
             raise SubscriberBroke(f"your {name} left {state}, at {moment}")
         self.last, self.asking = self._rank.last, self._rank.asking
-        self.checking = self.checking and self.asking and not self._rank.brought
+        self.checking = self.checking and self.asking

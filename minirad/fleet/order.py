@@ -59,6 +59,7 @@ class Order:
         self._heard = self._asked = 0.0  # when anything came; when the question was put, or a part answered
         self._top = -1  # the highest number in the answer so far
         self._progress = False  # the answer brought something new
+        self._late = False  # something was lost while the answer came, so that it may be newer than that
         self.last = self._live = -1  # _live: of the last live message
         self._seen = b""  # what message `last` was
         self._held: deque[tuple[int, bytes]] = deque()
@@ -91,8 +92,10 @@ class Order:
                 f"message {seq} came after message {self.last} on another connection: without a replay "
                 "endpoint nobody can say whether the publisher began anew, so what is drawn may be gone"
             )
+        skipped = seq > self._live + 1
         self._live, self._doubt = seq, False
         if self.asking:
+            self._late = self._late or skipped
             self._hold(seq, payload)
         elif seq > self.last + 1 and self._replay:
             self._hold(seq, payload)
@@ -136,7 +139,7 @@ class Order:
             if self._progress:  # a part of the answer came, its end was lost
                 return self._ask(now)
             self._tell.trouble(f"the replay endpoint did not answer within {PATIENCE:g} seconds")
-            self._heard = now
+            self._heard, self._late = now, False
             self._settle(now, "the replay endpoint did not answer")
         elif self.up and not self.asking and now - self._heard >= self._wait:
             self._wait = min(2 * self._wait, LONGEST_SILENCE)
@@ -169,6 +172,7 @@ class Order:
 
     def _settle(self, now: float, why: str) -> None:
         """No more of an answer comes: what was held is delivered."""
+        self._progress = self._progress or self._late
         while self._held:
             if not self._next_held(now, why):
                 return
@@ -182,7 +186,7 @@ class Order:
 
     def _ask(self, now: float) -> None:
         self.asking, self.checking, self._progress = True, False, False
-        self._asked, self._top = now, -1
+        self._asked, self._top, self._late = now, -1, False
         self._tell.ask(max(self.last, 0))
 
     def _hold(self, seq: int, payload: bytes) -> None:

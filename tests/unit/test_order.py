@@ -75,6 +75,21 @@ def test_a_first_connection_asks_from_0_and_holds_what_comes_live() -> None:
     assert not ordered.asking and ordered.duplicates == 0
 
 
+def test_what_is_lost_while_an_answer_without_news_comes_is_asked_for() -> None:
+    ordered, told = following(0, 1)
+    ordered.live(*message(2), 1.0)
+    ordered.check(1.1)
+    ordered.answer(*message(2), 1.2)
+    ordered.live(*message(4), 1.3)  # 3 was sent after the answer was made, and lost
+    told.question = None
+    ordered.answers_end(1.4)
+    assert told.question == 2 and ordered.asking
+    for number in (2, 3, 4):
+        ordered.answer(*message(number), 1.5)
+    ordered.answers_end(1.6)
+    assert [each[0] for each in told.take()] == [2, 3, 4] and not ordered.asking
+
+
 def test_a_gap_is_asked_for_from_the_last_message_on() -> None:
     ordered, told = following(0, 1)
     ordered.live(*message(4), 1.0)
