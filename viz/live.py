@@ -14,6 +14,7 @@
     python -m viz.live --publish tcp://127.0.0.1:5557      tells routers what the tree holds, as SGLang does
     python -m viz.live --export run.html             no server: run to the end, write one file, leave
     python -m viz.live --connect tcp://host:5557     the cache of another server (viz/web/stream.py)
+    python -m viz.live --connect tcp://host:5557 --subscriber lessons/15_your_own_server/exercise.py
     python -m viz.live --serve 8000                  OpenAI's API over the same engine (viz/web/served.py)
     python -m viz.live --workers 4 --route random    several engines behind a router (viz/web/routed.py)
 
@@ -72,6 +73,7 @@ from viz.web.settings import DISK_MB, Settings, telling_workload
 from viz.words import decoder_from
 
 if TYPE_CHECKING:
+    from lessons.grading.subscriber import Subscriber
     from minirad.fleet.publish import Publisher
     from viz.web.ranks import Ranks
     from viz.web.stream import FlightSource
@@ -337,13 +339,25 @@ def _follow(options: argparse.Namespace) -> int:
 
     _check_flight(options)
     tokenizer = stream.tokenizer(options.tokenizer) if options.tokenizer is not None else None
+    subscriber = _subscriber(options.subscriber)
     info = stream.followed(options)
     for notice in info.notices:
         print(f"python -m viz.live: {command.one_line(notice)}", file=sys.stderr)
-    source = stream.FleetSource(info, tokenizer, options.record, bind=options.bind is not None)
+    source = stream.FleetSource(info, tokenizer, options.record, options.bind is not None, subscriber)
     if not options.export:
-        return _serve_page(source, options)
+        return _serve_page(source, options, subscriber is not None)
     return _export_flight(source, options, lambda: stream.until_told(source, options.steps))
+
+
+def _subscriber(path: str | None) -> Subscriber | None:
+    """A learner's file as what follows a stream, and one line on it. ValueError: nothing in it runs."""
+    if path is None:
+        return None
+    from lessons.grading.subscriber import student_subscriber
+
+    found = student_subscriber(path)
+    print(found.line, flush=True)
+    return found
 
 
 def _route(options: argparse.Namespace) -> int:
@@ -381,6 +395,8 @@ def _export_flight(source: FlightSource, options: argparse.Namespace, wait: Call
     for path in options.export:
         size = export(source.run_now.page, path, title=source.run_now.workload.title)
         print(f"{path}: {len(source.run_now.trace)} steps, {size / 1000:.0f} KB")
+    if source.error:
+        print(f"{source.what} stopped: {source.error}", file=sys.stderr)
     return 1 if source.error else 0
 
 
@@ -413,8 +429,9 @@ def _driver(
 
 
 def _serve_page(driver: Driver | FlightSource, options: argparse.Namespace, students: bool = False) -> int:
-    """Until Ctrl-C. students: the tree is a learner's, and the page shows how it broke."""
+    """Until Ctrl-C. students: the tree, or what follows it, is a learner's, and the page shows how it broke."""
     what = driver.what
+    theirs = "your tree" if isinstance(driver, Driver) else what
     with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
         if live.server.address not in LOOPBACK:
@@ -431,7 +448,7 @@ def _serve_page(driver: Driver | FlightSource, options: argparse.Namespace, stud
                 told = _tell_refusals(driver.run_now, told)
             time.sleep(1.5)  # so that open pages hear of it
             if students:
-                print(f"your tree broke: {driver.error}   (see the page; Ctrl-C ends it)", flush=True)
+                print(f"{theirs} broke: {driver.error}   (see the page; Ctrl-C ends it)", flush=True)
                 threading.Event().wait()
         except KeyboardInterrupt:
             print()

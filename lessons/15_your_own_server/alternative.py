@@ -1,4 +1,4 @@
-"""Lesson 15, solved another way: fields by a look-up function, recursion upwards, one walk for all that is held."""
+"""Lesson 15, solved another way: fields are looked up by name or place, leaves go in rounds."""
 
 from __future__ import annotations
 

@@ -194,7 +194,9 @@ def hit(blocks: dict[Hash, Block], tokens: Sequence[int], space: tuple[str, ...]
     return _below(blocks, None, tuple(tokens), space)
 
 
-def _below(blocks: dict[Hash, Block], parent: Hash | None, tokens: tuple[int, ...], space: tuple[str, ...]) -> int:
+def _below(
+    blocks: dict[Hash, Block], parent: Hash | None, tokens: tuple[int, ...], space: tuple[str, ...]
+) -> int:
     best = 0
     for name, block in blocks.items():
         size = len(block.tokens)

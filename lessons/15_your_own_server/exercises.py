@@ -61,9 +61,7 @@ def read(impl: ModuleType, sent: Any, hint: int = 0) -> None:
     for place, (mine, theirs) in enumerate(zip(found[1], ours.events, strict=False), start=1):
         wrong = record_fault(mine)
         expect(not wrong, f"{what}: record {place} is {shown(mine)}: {wrong}", hint=hint)
-        expect(
-            mine == theirs, f"{what}: record {place} should be {theirs}, it is {shown(mine)}", hint=hint
-        )
+        expect(mine == theirs, f"{what}: record {place} should be {theirs}, it is {shown(mine)}", hint=hint)
     count = len(ours.events)
     expect(len(found[1]) == count, f"{what} gave {len(found[1])} records; it should be {count}", hint=hint)
 
@@ -119,7 +117,10 @@ def sizes_that_are_not_so(impl: ModuleType) -> None:
 
 def spaces_of_blocks(impl: ModuleType) -> None:
     """Adapters, salts and extra keys."""
-    read(impl, [1.0, [{**ONE, "lora_name": "law"}, {**NEXT, "cache_salt": "school"}, {**NEXT, "lora_name": ""}]])
+    read(
+        impl,
+        [1.0, [{**ONE, "lora_name": "law"}, {**NEXT, "cache_salt": "school"}, {**NEXT, "lora_name": ""}]],
+    )
     read(impl, [1.0, [{**ONE, "lora_name": "law", "extra_keys": [["law", "image"], None]}]])
     read(impl, [1.0, [{**ONE, "extra_keys": [None, None]}, {**ONE, "extra_keys": [["a", "b"], ["b"]]}]])
 
@@ -216,7 +217,9 @@ def difference(own: Any, forest: engine.RankBlocks) -> str:
     return f"block {shown(extra[0])} should not be in blocks: it is {shown(own[extra[0]])}" if extra else ""
 
 
-def told(hashes: Sequence[Any], parent: Any, medium: str = "GPU", space: str = "", tokens: bool = True) -> Stored:
+def told(
+    hashes: Sequence[Any], parent: Any, medium: str = "GPU", space: str = "", tokens: bool = True
+) -> Stored:
     """Blocks of two tokens each: block 12 has the tokens 120 and 121."""
     rows = tuple((10 * name, 10 * name + 1) for name in hashes) if tokens else ()
     return Stored(tuple(hashes), parent, rows, 2, medium, spaces=((space,),) * len(hashes) if space else ())
@@ -260,7 +263,11 @@ def a_hole_that_is_filled(impl: ModuleType) -> None:
 
 def spaces_are_kept(impl: ModuleType) -> None:
     """Blocks of two tenants."""
-    play(impl, "store", [told([11, 12], None, space="a"), told([13], None, space="b"), told([14], 12, space="a")])
+    play(
+        impl,
+        "store",
+        [told([11, 12], None, space="a"), told([13], None, space="b"), told([14], 12, space="a")],
+    )
 
 
 def copies_of_what_is_not_known(impl: ModuleType) -> None:
@@ -295,12 +302,22 @@ def a_hole_stays(impl: ModuleType) -> None:
 
 def an_orphan_leaves(impl: ModuleType) -> None:
     """What follows a placeholder leaves: then the placeholder has nobody to stay for."""
-    play(impl, "remove", [told([13, 14], 12), told([15], 12), Removed((15,)), Removed((13,)), Removed((14,))], hint=1)
+    play(
+        impl,
+        "remove",
+        [told([13, 14], 12), told([15], 12), Removed((15,)), Removed((13,)), Removed((14,))],
+        hint=1,
+    )
 
 
 def removals_of_what_is_not_there(impl: ModuleType) -> None:
     """Names that are not known, and media that a block is not in."""
-    play(impl, "remove", [told([13], 12), Removed((99, 12, 13), "CPU"), Removed((12,)), Removed((98, 13))], hint=2)
+    play(
+        impl,
+        "remove",
+        [told([13], 12), Removed((99, 12, 13), "CPU"), Removed((12,)), Removed((98, 13))],
+        hint=2,
+    )
 
 
 def everything_is_cleared(impl: ModuleType) -> None:
@@ -356,8 +373,8 @@ class Ours:
 class Stream:
     """One publisher, and two who listen: the student's functions and the engine's Order.
 
-    A message is known by its number and by which publisher sent it, b"A" at first, b"B" after it began anew. keeps:
-    how many messages its buffer has.
+    A message is known by its number and by which publisher sent it, b"A" at first, b"B" after it began anew.
+    keeps: how many messages its buffer has.
     """
 
     def __init__(self, impl: ModuleType, replay: bool = True, keeps: int = 1000) -> None:
@@ -417,22 +434,14 @@ class Stream:
             self.answer = None  # what comes of the earlier answer is thrown away
         story = " | ".join(self.story[-12:])
         story = f"{'... | ' if len(self.story) > 12 else ''}{story}"
-        kind = "" if self.rank.replay else " (no replay)"
+        where = f"{mine}{'' if self.rank.replay else ' (no replay)'}, after {story}"
         told, right = self.rank.log[before:], self.listener.log[after:]
-        expect(
-            told == right,
-            f"{mine}{kind}, after {story}: should tell {_listed(right)}; it told {_listed(told)}", hint=hint,
-        )  # fmt: skip
-        expect(
-            self.rank.last == self.order.last,
-            f"{mine}{kind}, after {story}: rank.last should be {self.order.last}, it is {shown(self.rank.last)}",
-            hint=hint,
-        )
-        expect(
-            self.rank.asking == self.order.asking,
-            f"{mine}{kind}, after {story}: rank.asking should be {self.order.asking}, it is {shown(self.rank.asking)}",
-            hint=hint,
-        )
+        words = f"{where}: should tell {_listed(right)}; it told {_listed(told)}"
+        expect(told == right, words, hint=hint)
+        for name in ("last", "asking"):
+            mine_is, right_is = getattr(self.rank, name), getattr(self.order, name)
+            words = f"{where}: rank.{name} should be {right_is}, it is {shown(mine_is)}"
+            expect(mine_is == right_is, words, hint=hint)
 
     def _asked_for(self) -> int:
         return int(next(line for line in reversed(self.listener.log) if line.startswith("ask")).split()[-1])
@@ -597,15 +606,24 @@ def forest_of(*events: Record) -> dict[Any, Block]:
 
 
 def hits(
-    impl: ModuleType, own: dict[Any, Block], asked: Sequence[tuple[Sequence[int], tuple[str, ...], int]], what: str
+    impl: ModuleType,
+    own: dict[Any, Block],
+    asked: Sequence[tuple[Sequence[int], tuple[str, ...], int]],
+    what: str,
 ) -> None:
     """hit of each (tokens, space), which should be the third; blocks stay as they are."""
-    before = {name: (block.parent, block.tokens, block.space, set(block.media), block.seen) for name, block in own.items()}
+    before = {
+        name: (block.parent, block.tokens, block.space, set(block.media), block.seen)
+        for name, block in own.items()
+    }
     for tokens, space, wanted in asked:
         got = impl.hit(own, tokens, space) if space else impl.hit(own, tokens)
         words = f"{what}: hit of {list(tokens)}{f' in space {space}' if space else ''} is {shown(got)}"
         expect(got == wanted and type(got) is int, f"{words}; it should be {wanted}")
-    after = {name: (block.parent, block.tokens, block.space, set(block.media), block.seen) for name, block in own.items()}
+    after = {
+        name: (block.parent, block.tokens, block.space, set(block.media), block.seen)
+        for name, block in own.items()
+    }
     expect(before == after, f"{what}: hit changed blocks; they should stay as they are")
 
 
@@ -618,8 +636,9 @@ def whole_blocks(impl: ModuleType) -> None:
     """Prompts that agree with what is there for a while, for all of it, and for nothing."""
     own = forest_of(told([11, 12, 13], None), told([14], 12))
     asked = [
-        (tokens_of(11, 12, 13), 6), (tokens_of(11, 12, 13, 99), 6), (tokens_of(11, 12, 14), 6), (tokens_of(11, 12), 4),
-        (tokens_of(11, 12)[:3], 2), (tokens_of(11)[:1], 0), (tokens_of(12, 13), 0), (tokens_of(11, 13), 2), ([], 0),
+        (tokens_of(11, 12, 13), 6), (tokens_of(11, 12, 13, 99), 6), (tokens_of(11, 12, 14), 6),
+        (tokens_of(11, 12), 4), (tokens_of(11, 12)[:3], 2), (tokens_of(11)[:1], 0), (tokens_of(12, 13), 0),
+        (tokens_of(11, 13), 2), ([], 0),
     ]  # fmt: skip
     hits(impl, own, [(tokens, (), wanted) for tokens, wanted in asked], "blocks 11 12 13, and 14 after 12")
 
@@ -645,9 +664,17 @@ def orphans_are_not_hit(impl: ModuleType) -> None:
 def spaces_are_apart(impl: ModuleType) -> None:
     """The same tokens for two tenants."""
     rows = ((1, 2), (3, 4))
-    one, two = (Stored((name, name + 1), None, rows, 2, spaces=((space,),) * 2) for name, space in ((1, "a"), (5, "b")))
+    one, two = (
+        Stored((name, name + 1), None, rows, 2, spaces=((space,),) * 2)
+        for name, space in ((1, "a"), (5, "b"))
+    )
     own = forest_of(one, two, Removed((6,)))
-    asked: list[Any] = [([1, 2, 3, 4], ("a",), 4), ([1, 2, 3, 4], ("b",), 2), ([1, 2, 3, 4], (), 0), ([1, 2], ("a", "b"), 0)]
+    asked: list[Any] = [
+        ([1, 2, 3, 4], ("a",), 4),
+        ([1, 2, 3, 4], ("b",), 2),
+        ([1, 2, 3, 4], (), 0),
+        ([1, 2], ("a", "b"), 0),
+    ]
     hits(impl, own, asked, "[1 2] [3 4] in space ('a',), [1 2] in space ('b',)")
 
 
@@ -660,22 +687,25 @@ EXERCISES = [
         ],
         hints=(
             "Make one shape of two: turn a list into a map with the same names first, and read maps only.",
-            "dict(zip(names, event[1:])) stops where the shorter of the two ends: so it takes short lists and long ones.",
-            "Compare len(token_ids) with block_size * len(block_hashes) before you cut; where tokens are not told, "
-            "there is nothing to compare.",
+            "dict(zip(names, event[1:])) stops where the shorter of the two ends: so it takes short lists "
+            "and long ones.",
+            "Compare len(token_ids) with block_size * len(block_hashes) before you cut; where tokens are "
+            "not told, there is nothing to compare.",
         ),
     ),
     Exercise(
         "store", 2,
         [
-            a_prompt_in_two_parts, a_copy_in_host_memory, a_late_start, a_hole_that_is_filled, spaces_are_kept,
-            copies_of_what_is_not_known,
+            a_prompt_in_two_parts, a_copy_in_host_memory, a_late_start, a_hole_that_is_filled,
+            spaces_are_kept, copies_of_what_is_not_known,
         ],
         hints=(
-            "Walk through event.hashes with a variable for the block before: event.parent at first, then each name.",
-            "A parent that is not in blocks gets Block(None, (), (), set(), False) there. When it is told itself, "
-            "it is in blocks and not seen: treat it like a new one.",
-            "Ask first: is it known and seen? Then only its media change. Else: are its tokens told? If not, leave it.",
+            "Walk through event.hashes with a variable for the block before: event.parent at first, then "
+            "each name.",
+            "A parent that is not in blocks gets Block(None, (), (), set(), False) there. When it is told "
+            "itself, it is in blocks and not seen: treat it like a new one.",
+            "Ask first: is it known and seen? Then only its media change. Else: are its tokens told? If "
+            "not, leave it.",
         ),
     ),
     Exercise(
@@ -685,35 +715,39 @@ EXERCISES = [
             everything_is_cleared,
         ],
         hints=(
-            "First take the medium away. Then ask whether the block is in any, and whether any block has it as parent.",
-            "When a block goes, look at its parent: is that in no medium, and was this the last that followed it? Then "
-            "it goes too, and so on upwards.",
-            "Take the medium away only where the name is in blocks and the medium in its media; a placeholder has none.",
+            "First take the medium away. Then ask whether the block is in any, and whether any block has it "
+            "as parent.",
+            "When a block goes, look at its parent: is that in no medium, and was this the last that "
+            "followed it? Then it goes too, and so on upwards.",
+            "Take the medium away only where the name is in blocks and the medium in its media; a "
+            "placeholder has none.",
         ),
     ),
     Exercise(
         "order", 4,
         [
             nothing_is_lost, you_came_late, you_came_too_late, a_gap, live_ones_wait, lost_while_you_wait,
-            asking_does_not_help, lost_while_nothing_is_new, another_publisher, a_connection_breaks_while_you_wait,
-            another_publisher_without_a_replay,
+            asking_does_not_help, lost_while_nothing_is_new, another_publisher,
+            a_connection_breaks_while_you_wait, another_publisher_without_a_replay,
         ],
         hints=(
-            "Write three helpers first: one that asks, one that begins anew, one that gives a message its turn. The four "
-            "functions are short then.",
-            "Compare with rank.last (what was delivered) or with rank.newest (what came live)? A message that an answer "
-            "had already is no new publisher, and a live message that is held was not delivered yet.",
-            "At the end of an answer: while something is held, look at the first. If its number is beyond rank.last + 1 and "
-            "rank.again is True, ask and return with held as it is; else it has its turn.",
+            "Write three helpers first: one that asks, one that begins anew, one that gives a message its "
+            "turn. The four functions are short then.",
+            "Compare with rank.last (what was delivered) or with rank.newest (what came live)? A message "
+            "that an answer had already is no new publisher, and a live message that is held was not "
+            "delivered yet.",
+            "At the end of an answer: while something is held, look at the first. If its number is beyond "
+            "rank.last + 1 and rank.again is True, ask and return with held as it is; else it has its turn.",
         ),
         functions=("connected", "live", "answer", "answered"),
     ),
     Exercise(
         "hit", 1, [whole_blocks, holes_end_it, orphans_are_not_hit, spaces_are_apart],
         hints=(
-            "Begin with parent None and 0 tokens. Look for a block with this parent and the next tokens; go on from it.",
-            "A placeholder has parent None, too, and its () are the beginning of every prompt: ask for seen, or for media.",
+            "Begin with parent None and 0 tokens. Look for a block with this parent and the next tokens; go "
+            "on from it.",
+            "A placeholder has parent None, too, and its () are the beginning of every prompt: ask for "
+            "seen, or for media.",
         ),
     ),
 ]  # fmt: skip
-

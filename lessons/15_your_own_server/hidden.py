@@ -1,8 +1,8 @@
 """Hidden cases of lesson 15: two servers that tell, the engine's listeners, and the student's.
 
-First some that are the same for every student, then random ones. One of the servers is the engine's own tree with
-its own publisher's events; the other one is made up, and does what vLLM's does: it removes blocks wherever they
-stand, copies some without their tokens, and names blocks by bytes.
+First some that are the same for every student, then random ones. One of the servers is the engine's own tree
+with its own publisher's events; the other one is made up, and does what vLLM's does: it removes blocks
+wherever they stand, copies some without their tokens, and names blocks by bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Prompt = tuple[list[int], str]  # tokens, and the space that it is asked in ("":
 
 
 class OwnTree:
-    """The engine's radix tree and what its publisher says of it. A call is a request; it returns what it told."""
+    """The engine's radix tree with its publisher's events. A call is a request; it returns what was told."""
 
     def __init__(self, rng: Random, page: int = 2, room: int = 24) -> None:
         self.rng, self.page, self.room = rng, page, room
@@ -156,13 +156,25 @@ def random_batch(rng: Random) -> Any:
         elif kind < 0.5:
             event = {**event, "of_tomorrow": [None, {"x": 1}]}
         elif kind < 0.55:
-            event = rng.choice(({"type": "BlockPinned", "block_hashes": [1]}, ["BlockPinned", [1]], ["CacheResized"]))
+            event = rng.choice(
+                ({"type": "BlockPinned", "block_hashes": [1]}, ["BlockPinned", [1]], ["CacheResized"])
+            )
         events.append(event)
     ts = rng.choice((0.0, 3, 1700000000.25, rng.random()))
     if rng.random() < 0.5:
         named = rng.choice(("data_parallel_rank", "attn_dp_rank"))
-        return {"events": events, named: rng.randrange(3), "ts": ts, **({"seq": 7} if rng.random() < 0.3 else {})}
-    return [ts, events, *([rng.randrange(3)] if rng.random() < 0.7 else []), *(["x"] if rng.random() < 0.1 else [])]
+        return {
+            "events": events,
+            named: rng.randrange(3),
+            "ts": ts,
+            **({"seq": 7} if rng.random() < 0.3 else {}),
+        }
+    return [
+        ts,
+        events,
+        *([rng.randrange(3)] if rng.random() < 0.7 else []),
+        *(["x"] if rng.random() < 0.1 else []),
+    ]
 
 
 def random_event(rng: Random) -> dict[str, Any]:
@@ -172,7 +184,9 @@ def random_event(rng: Random) -> dict[str, Any]:
         return dict(exercises.CLEARED)
     name = (lambda: rng.randbytes(4)) if rng.random() < 0.3 else (lambda: rng.randrange(-(2**63), 2**64))
     hashes = [name() for _ in range(rng.randint(1, 4))]
-    medium: dict[str, Any] = {} if rng.random() < 0.3 else {"medium": rng.choice(("GPU", "CPU", "DISK", None))}
+    medium: dict[str, Any] = (
+        {} if rng.random() < 0.3 else {"medium": rng.choice(("GPU", "CPU", "DISK", None))}
+    )
     if kind < 0.4:
         return exercises.removed(hashes, **medium)
     size = rng.choice((1, 2, 3, 16))
@@ -196,7 +210,10 @@ def as_published(impl: ModuleType, server: Any, requests: int) -> None:
         payload = encode(Batch(float(number), tuple(server()), 0))
         ours, found = decode(payload), impl.read_batch(payload)
         what = f"read_batch of {msgspec.msgpack.decode(payload)}"
-        expect(found == (ours.ts, list(ours.events)), f"{what} should be {(ours.ts, list(ours.events))}, it is {shown(found)}")
+        expect(
+            found == (ours.ts, list(ours.events)),
+            f"{what} should be {(ours.ts, list(ours.events))}, it is {shown(found)}",
+        )
 
 
 # ---------------------------------------------------------------------- store, remove
@@ -281,7 +298,10 @@ def random_stream(impl: ModuleType, rng: Random, moves: int) -> None:
     stream.send(True)
     stream.reply()
     if stream.rank.replay:
-        expect(not stream.rank.asking, "the stream is over, all questions are answered, and rank.asking is still True")
+        expect(
+            not stream.rank.asking,
+            "the stream is over, all questions are answered, and rank.asking is still True",
+        )
 
 
 # ---------------------------------------------------------------------- hit
@@ -311,7 +331,9 @@ def random_hits(impl: ModuleType, rng: Random) -> None:
             asked = []
             for tokens, space in rng.sample(server.prompts, 8):
                 tokens = tokens[: rng.randint(0, len(tokens))] + [rng.randrange(3)] * rng.randrange(3)
-                asked.append((tokens, (space,) if space else (), known_length(server, forest, tokens, space, late)))
+                asked.append(
+                    (tokens, (space,) if space else (), known_length(server, forest, tokens, space, late))
+                )
             held = "; ".join(f"{name!r}: {block}" for name, block in list(own.items())[:12])
             exercises.hits(impl, own, asked, f"blocks {{{held}{', ...' if len(own) > 12 else ''}}}")
 
@@ -340,7 +362,7 @@ def known_length(server: Any, forest: Any, tokens: list[int], space: str, late: 
 
 
 def _names_by_the_publisher(server: OwnTree, tokens: list[int], space: str) -> list[Any]:
-    """The names that the engine's publisher gives to this prompt's blocks: it is told them by a tree of its own."""
+    """The names that the engine's publisher gives to this prompt's blocks, from a tree of its own."""
     cache, told = RadixCache(server.page), []
     KVEventStream(cache, told.append)
     if len(tokens) >= server.page:

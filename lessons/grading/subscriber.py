@@ -3,17 +3,19 @@
     python -m viz.live --connect tcp://127.0.0.1:5557 --subscriber lessons/15_your_own_server/exercise.py
 
 What is written of lesson 15 takes the engine's place, the rest is the engine's own: `read_batch` that of
-fleet/wire.Decoder, `store` and `remove` that of fleet/blocks.RankBlocks, the four of `order` (all of them or none)
-that of fleet/order.Order. The page draws what they make of the messages, right or wrong; where they raise or return
-what cannot be drawn, following ends with a sentence that names the function and the moment.
+fleet/wire.Decoder, `store` and `remove` that of fleet/blocks.RankBlocks, the four of `order` (all of them or
+none) that of fleet/order.Order. The page draws what they make of the messages, right or wrong; where they
+raise or return what cannot be drawn, following ends with a sentence that names the function and the moment.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from lessons.grading.spec import load_file, todo_functions
@@ -29,8 +31,8 @@ PARTS = ("read_batch", "store", "remove", *ORDER)
 class Block:
     """A block as lesson 15 keeps it.
 
-    parent: name of the block that it follows, None where it begins a prompt. space: what names its namespace. media:
-    where it is. seen: False where only its name was told, as another one's parent.
+    parent: name of the block that it follows, None where it begins a prompt. space: what names its namespace.
+    media: where it is. seen: False where only its name was told, as another one's parent.
     """
 
     parent: Hash | None
@@ -77,6 +79,8 @@ class SubscriberBroke(Exception):
 class Subscriber:
     """What is written in a file, each in the engine's place. parts: the student's functions by name."""
 
+    broke = SubscriberBroke
+
     def __init__(self, file: Path, parts: dict[str, Callable[..., Any]]) -> None:
         self.file = file
         self.missing = [name for name in PARTS if name not in parts]
@@ -100,7 +104,12 @@ class Subscriber:
         except SubscriberBroke:
             raise
         except Exception as error:
-            raise SubscriberBroke(f"your {name} raised {said(error)}, at {moment}") from error
+            lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if self._is_own(frame)]
+            where = f" ({self.file.name}, line {lines[-1]})" if lines else ""
+            raise SubscriberBroke(f"your {name} raised {said(error)}{where}, at {moment}") from error
+
+    def _is_own(self, frame: FrameType) -> bool:
+        return frame.f_code.co_filename == str(self.file)
 
     def decoder(self) -> Decoder:
         """Reads a rank's payloads."""
@@ -129,10 +138,14 @@ def student_subscriber(path: str | Path) -> Subscriber:
         own = vars(load_file(file))
     except Exception as error:
         raise ValueError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
-    found = Subscriber(file, {name: own[name] for name in PARTS if name not in todo and callable(own.get(name))})
+    found = Subscriber(
+        file, {name: own[name] for name in PARTS if name not in todo and callable(own.get(name))}
+    )
     if not found.parts:
         some = "" if set(ORDER) <= set(found.missing) else f"; of {', '.join(ORDER)} all are needed"
-        raise ValueError(f"{file}: nothing is written yet that could follow a server ({', '.join(PARTS)}){some}")
+        raise ValueError(
+            f"{file}: nothing is written yet that could follow a server ({', '.join(PARTS)}){some}"
+        )
     return found
 
 
@@ -154,7 +167,9 @@ class StudentDecoder(Decoder):
         moment = f"a message of {len(payload)} bytes with {len(ours.events)} events"
         found = self._subscriber.call("read_batch", moment, payload)
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], list)):
-            raise SubscriberBroke(f"your read_batch returned {shown(found)}, which is no (time, list), at {moment}")
+            raise SubscriberBroke(
+                f"your read_batch returned {shown(found)}, which is no (time, list), at {moment}"
+            )
         ts, records = found
         if type(ts) not in (int, float) or not 0 <= ts < 1e14:
             raise SubscriberBroke(f"your read_batch returned the time {shown(ts)}, at {moment}")
@@ -184,7 +199,11 @@ def record_fault(record: Any) -> str:
         return "the tokens of a block must be a tuple of ints"
     if not isinstance(record.spaces, tuple) or len(record.spaces) not in (0, len(record.hashes)):
         return "spaces must be (), or a tuple with one tuple for each block"
-    return "" if all(_is_row(row, str) for row in record.spaces) else "the space of a block must be a tuple of texts"
+    return (
+        ""
+        if all(_is_row(row, str) for row in record.spaces)
+        else "the space of a block must be a tuple of texts"
+    )
 
 
 def _is_row(row: Any, kind: type) -> bool:
@@ -256,7 +275,9 @@ def forest_fault(own: Any) -> str:
     """Why a student's dict is no forest of blocks, in words; "" if it is."""
     if not isinstance(own, dict):
         return f"{shown(own)} in the place of the dict"
-    if wrong := next((f"{_named(name)} as {shown(block)}" for name, block in own.items() if not _is_block(block)), ""):
+    if wrong := next(
+        (f"{_named(name)} as {shown(block)}" for name, block in own.items() if not _is_block(block)), ""
+    ):
         return f"block {wrong}"
     followed = Counter(block.parent for block in own.values())
     for name, block in own.items():
@@ -320,14 +341,17 @@ class _LiveRank(Rank):
     def deliver(self, seq: int, payload: bytes) -> None:
         self.owner.told("deliver", type(seq) is int and type(payload) is bytes and seq > self.delivered, seq)
         self.delivered = seq
-        self.owner.checking = False
-        self.owner.listener.deliver(seq, payload, seq == self.owner.answering)
+        self.owner.delivers(seq, payload)
 
     def lost(self, first: int, last: int) -> None:
         right = type(first) is type(last) is int and self.delivered < first <= last
         self.owner.told("lost", right, first, last)
         self.delivered = last
-        why = "the student's order says that they are lost" if self.replay else "there is no replay endpoint to ask"
+        why = (
+            "the student's order says that they are lost"
+            if self.replay
+            else "there is no replay endpoint to ask"
+        )
         self.owner.listener.gap(first, last, why)
 
     def restart(self) -> None:
@@ -384,6 +408,13 @@ class StudentOrder(order.Order):
         self._rank.top, self._rank.again = max(self._rank.top, self._rank.last), False
         self._call("answered", now, why)
 
+    def delivers(self, seq: int, payload: bytes) -> None:
+        """The next message, of an answer or a live one."""
+        replayed = seq == self.answering
+        if replayed:
+            self.checking, self._wait = False, order.SILENCE
+        self.listener.deliver(seq, payload, replayed)
+
     def asked(self) -> None:
         """A question is put."""
         self._asked = self._now
@@ -392,7 +423,9 @@ class StudentOrder(order.Order):
         """SubscriberBroke where the student told what cannot be."""
         if not right:
             words = f"rank.{what}({', '.join(map(shown, numbers))})"
-            before = f"after message {self._rank.delivered}" if what != "ask" else f"with replay {self._replay}"
+            before = (
+                f"after message {self._rank.delivered}" if what != "ask" else f"with replay {self._replay}"
+            )
             raise SubscriberBroke(f"your {self._doing} called {words} {before}")
 
     def _call(self, name: str, now: float, moment: str, *arguments: Any) -> None:

@@ -54,6 +54,7 @@ def add_stream(parser: argparse.ArgumentParser) -> None:
     where("--topic", metavar="T", help="only messages whose topic begins with it (default: all)")
     where("--tokenizer", metavar="DIR|ID",
           help="a folder, or a name in the local cache (nothing is fetched): token ids as text")  # fmt: skip
+    where("--subscriber", metavar="FILE.py", help="lesson 15's exercise.py as what follows the stream")
 
 
 def stream_asked(options: argparse.Namespace) -> bool:
@@ -64,7 +65,7 @@ def stream_asked(options: argparse.Namespace) -> bool:
 def check_stream(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """ValueError, in one sentence, for options that do not go together. Opens nothing."""
     if not stream_asked(options):
-        for name in ("ranks", "topic"):
+        for name in ("ranks", "topic", "subscriber"):
             if getattr(options, name) is not None:
                 raise ValueError(f"--{name} {getattr(options, name)} goes with --connect, --bind or --server")
         if options.tokenizer is not None and options.replay is None:

@@ -20,17 +20,21 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
 from minirad.fleet.flight import Flight, FlightRecording, rare_collections
 from minirad.fleet.follow import Follower, Told
 from minirad.fleet.follow import State as RankState
+from minirad.fleet.tree import FleetTree
 from viz.trace import Decode, Trace, ids_as_text
 from viz.view.text import short
 from viz.web.asked import SILENCE, endpoints_of
 from viz.web.fleet import FleetPage
 from viz.words import decoder_from
+
+if TYPE_CHECKING:
+    from lessons.grading.subscriber import Subscriber
 
 Json = dict[str, Any]
 PACE = 0.1  # seconds between two frames that a page is told of
@@ -148,8 +152,10 @@ class FlightSource(threading.Thread):
                     self._wait()
                     self._look()
         except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
-            if not isinstance(error, self.plain):
+            if isinstance(error, self.plain):
+                self.error = str(error)
+            else:
+                self.error = f"{type(error).__name__}: {error}"
                 traceback.print_exc()
         finally:
             self._end()
@@ -240,23 +246,29 @@ class FleetSource(FlightSource):
     """Follows a stream and has a live page of it. Opens its sockets when it is made.
 
     tokenizer: a folder; None: token ids are shown as numbers. record: a file that is written as it grows.
+    subscriber: a learner's parts in the engine's place; where they break, that is the stream's end.
     ValueError for endpoints that cannot be had.
     """
 
     def __init__(
-        self, info: ServerInfo, tokenizer: str | None = None, record: str | None = None, bind: bool = False
-    ) -> None:
+        self, info: ServerInfo, tokenizer: str | None = None, record: str | None = None, bind: bool = False,
+        subscriber: Subscriber | None = None,
+    ) -> None:  # fmt: skip
         where = info.endpoints
         title = f"{where[0]} and {len(where) - 1} more" if len(where) > 1 else where[0]
         super().__init__("stream", title, ids_as_text if tokenizer is None else decoder_from(tokenizer))
-        self.info = info
+        self.info, self.subscriber = info, subscriber
         self._states = ["connecting"] * len(where)
         self._flight = Flight(
             where, block_size=info.block_size or None, path=record, tokenizer=tokenizer,
-            notes={"title": title},
+            notes={"title": title}, tree=FleetTree(subscriber.blocks) if subscriber else None,
         )  # fmt: skip
         self._begin()
-        self._follower = Follower(where, info.replays, info.topic, bind=bind, tell=self._take)
+        parts: Json = {}
+        if subscriber is not None:
+            parts = {"decoder": subscriber.decoder, "order": subscriber.order}
+            self.what, self.plain = "your subscriber", (subscriber.broke,)
+        self._follower = Follower(where, info.replays, info.topic, bind=bind, tell=self._take, **parts)
 
     def _take(self, told: Told) -> None:
         """In the follower's thread."""
@@ -278,6 +290,8 @@ class FleetSource(FlightSource):
         run = super()._run_of(number)
         run.page.sized = bool(self.info.block_size) or run.recording.chapter > 1
         run.notices = [short(notice, 400) for notice in self.info.notices]
+        if self.subscriber is not None:
+            run.notices.append(short(self.subscriber.line, 400))
         return run
 
     def _state(self) -> tuple[str, str]:
