@@ -429,7 +429,7 @@ def _driver(
 
 
 def _serve_page(driver: Driver | FlightSource, options: argparse.Namespace, students: bool = False) -> int:
-    """Until Ctrl-C. students: the tree, or what follows it, is a learner's, and the page shows how it broke."""
+    """Until Ctrl-C. students: the page shows how a learner's tree or subscriber broke."""
     what = driver.what
     theirs = "your tree" if isinstance(driver, Driver) else what
     with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
