@@ -91,11 +91,12 @@ class Subscriber:
     @property
     def line(self) -> str:
         """What is used and what is not written yet, in one line."""
-        used = ", ".join(self.parts) or "nothing"
-        ours = [name for name in PARTS if name not in self.parts]
-        rest = f"; the engine's own {', '.join(ours)}" if ours else ""
-        missing = f" (not written yet: {', '.join(self.missing)})" if self.missing else ""
-        return f"your subscriber: {used}{rest}{missing}"
+        line = f"your subscriber: {', '.join(self.parts)}"
+        if self.missing:
+            line += f"; not written yet, so the engine's own: {', '.join(self.missing)}"
+        if 0 < len(set(ORDER) & set(self.missing)) < len(ORDER):
+            line += f" (of {', '.join(ORDER)} all are needed)"
+        return line
 
     def call(self, name: str, moment: str, *arguments: Any) -> Any:
         """Calls a student's function; SubscriberBroke, which names it and the moment, where it raises."""

@@ -245,9 +245,11 @@ def test_what_cannot_be_told_is_a_sentence(tmp_path: Path, old: str, new: str, w
 def test_a_line_says_what_is_used_and_what_is_not_written(tmp_path: Path) -> None:
     line = student_subscriber(written(tmp_path, "store", "live")).line
     assert line == (
-        "your subscriber: store; the engine's own read_batch, remove, connected, live, answer, answered "
-        "(not written yet: read_batch, remove, connected, answer, answered)"
+        "your subscriber: store; not written yet, so the engine's own: read_batch, remove, connected, answer, "
+        "answered "
+        "(of connected, live, answer, answered all are needed)"
     )
+    assert student_subscriber(LESSON / "solution.py").line == f"your subscriber: {', '.join(PARTS)}"
 
 
 def test_nothing_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
