@@ -4,7 +4,7 @@
 
 The words used here:
 
-page     page_size slots one after the other; slot s lies in page s // page_size. Page 0 is a dummy and nobody's.
+page     page_size slots one after the other; slot s lies in page s // page_size. Page 0 is nobody's.
 tail     the tokens behind the last whole page: fewer than page_size of them, often none
 row      says for each token of one request in which slot it lies. Token i lies at offset i % page_size of
          its page, always.
@@ -34,9 +34,7 @@ def match_pages(index: dict[Any, Any], tokens: Tokens, page_size: int) -> list[i
     raise NotImplementedError("todo: match_pages")
 
 
-def insert_pages(
-    index: dict[Any, Any], tokens: Tokens, pages: Sequence[int], page_size: int
-) -> list[int]:
+def insert_pages(index: dict[Any, Any], tokens: Tokens, pages: Sequence[int], page_size: int) -> list[int]:
     """A request has ended: its whole pages go into the index. Returns its pages that are free now.
 
     index: what it holds and how is yours: no tree is asked for, a dictionary does. But everything that you
@@ -122,7 +120,7 @@ def measure_samples(engine: Engine, prompt: Tokens, params: SamplingParams) -> d
 
 
 def measure_branches(engine: Engine, prefix: Tokens, ends: Sequence[Tokens]) -> dict[str, Any]:
-    """Runs the same kind of fork as a program does it (`fork` of minirad.frontend), and says what was computed.
+    """Forks as a program does it (`fork` of minirad.frontend), and says what was computed.
 
     1. The prefix alone is sent ahead, as a request that generates nothing (max_new_tokens=0), to its end.
     2. It is pinned (`engine.pin(prefix)`), so that it is not evicted.
@@ -145,7 +143,7 @@ def claims_tried() -> dict[str, tuple[int, int, int, int]]:
 
     "Copy-on-write: the samples of one prompt share all of its pages, also the last one, which is not full. A
     page is copied when a sample is about to write into it, not before."
-    "A radix cache never copies a page: the branches of a fork share the prefix by pointing at the same slots."
+    "A radix cache never copies a page: the branches of a fork share the prefix by pointing at its slots."
 
     An experiment is (page_size, prompt_tokens, samples, new_tokens): a prompt of so many tokens that the
     engine has never seen, so many samples of it, each of exactly so many new tokens. At most (16, 64, 8, 8).

@@ -24,9 +24,7 @@ def match_pages(index: dict[Any, Any], tokens: Tokens, page_size: int) -> list[i
     return found
 
 
-def insert_pages(
-    index: dict[Any, Any], tokens: Tokens, pages: Sequence[int], page_size: int
-) -> list[int]:
+def insert_pages(index: dict[Any, Any], tokens: Tokens, pages: Sequence[int], page_size: int) -> list[int]:
     """The chain goes on from the index's page, also where the request computed one of its own."""
     free = []
     before = 0
@@ -95,9 +93,7 @@ def measure_samples(engine: Engine, prompt: Tokens, params: SamplingParams) -> d
 
     with Recorder(engine) as recording:
         outputs = engine.generate(list(prompt), params)
-    forked = [
-        event for frame in recording for event in frame.events if isinstance(event, RequestForked)
-    ]
+    forked = [event for frame in recording for event in frame.events if isinstance(event, RequestForked)]
     silent = {f"{output.request_id}.{output.index}" for output in outputs if len(output.token_ids) < 2}
     parted = [event for event in forked if event.row >= 0]
     return {
