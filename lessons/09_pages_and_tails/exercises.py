@@ -74,6 +74,8 @@ class Books:
         self.page_size = page_size
         self.bus = ev.EventBus()
         self.allocator = PageAllocator(num_pages * page_size, page_size)
+        # Pages are handed out as in a pool that has been in use for long: scattered.
+        self.allocator._stack = np.arange(1, num_pages + 1) * 37 % (num_pages + 1)
         self.rows = ReqToTokenPool(32, num_pages * page_size)
         self.manager = CacheManager(RadixCache(page_size, bus=self.bus), self.allocator, self.rows, self.bus)
         self.freed = listen(self, ev.SlotsFreed)
