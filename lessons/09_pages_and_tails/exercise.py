@@ -41,7 +41,8 @@ def insert_pages(index: dict[Any, Any], tokens: Tokens, pages: Sequence[int], pa
         know from one call to the next is in it: there may be several indexes at a time.
     tokens: those of the request that have KV.
     pages: its page table, a page number for each page that its tokens begin: pages[j] holds the tokens from
-        j * page_size on. It begins with the pages that the request took from this index, if any.
+        j * page_size on. It begins with the pages that the request took from this index: those that
+        match_pages gave, or one less (a token at least is always computed, in a page of the request's own).
 
     Each page belongs to the index afterwards, or it is free. Free are, in the order of `pages`:
     * duplicates: the index had the same beginning already, in another page (it keeps the one that it has);
@@ -104,6 +105,7 @@ def measure_samples(engine: Engine, prompt: Tokens, params: SamplingParams) -> d
 
     engine: a real one, but not always the one that you know: with other pages, with little room, without
         a radix tree, or changed in a way that you cannot see. So look at what happens; do not calculate.
+        It has no other requests; it may have served some before.
 
     Returns a dictionary:
         "copied"    a list: for each sample that parted from its leader, how many slots were copied for it,
@@ -128,7 +130,7 @@ def measure_branches(engine: Engine, prefix: Tokens, ends: Sequence[Tokens]) -> 
        max_new_tokens=1, to their end.
     4. The pin is given back.
 
-    engine: as in measure_samples. It has no other requests.
+    engine: as in measure_samples.
 
     Returns a dictionary:
         "hint"      tokens that were computed in step 1
