@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import plotly.graph_objects as go
 
@@ -52,4 +53,25 @@ def groups(
     chart = go.Figure(bars, {"title": {"text": title}, "height": 300, "template": "none"})
     if percent:
         chart.update_yaxes(tickformat=".0%")
+    return kv.KvFigure(chart)
+
+
+def stairs(
+    title: str, x: Sequence[float], series: Mapping[str, Sequence[float]], across: str = "", up: str = ""
+) -> kv.KvFigure:
+    """A line for each name that keeps its height from one place to the next; at most four. across, up: axes."""
+    ends = [end for at, after in pairwise(x) for end in (at, after)]
+    drawn = [
+        go.Scatter(
+            x=ends,
+            y=[y for y in list(ys)[:-1] for _ in range(2)],
+            name=name,
+            mode="lines",
+            line={"color": colour},
+        )
+        for (name, ys), (colour, _) in zip(series.items(), LOOKS, strict=False)
+    ]
+    chart = go.Figure(drawn, {"title": {"text": title}, "height": 320, "template": "none"})
+    chart.update_xaxes(title={"text": across})
+    chart.update_yaxes(title={"text": up})
     return kv.KvFigure(chart)

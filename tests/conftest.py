@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -22,8 +23,16 @@ __all__ = ["TINY", "CheckedEngine", "tiny_config"]  # for those who import them 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background like this
     signal.signal(signal.SIGINT, signal.default_int_handler)  # and some tests press Ctrl-C
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # and nohup like this
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 torch.set_num_threads(1)  # two threads beside another busy process are slower than one
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all of torch stay to the end: the collector need not walk through them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -25,7 +25,7 @@ def case(name):
         expect(got == 1, f"{name}() gave {got!r}")
     return run
 
-EXERCISES = [Exercise(name, 1, [case(name)], hints=("return 1",), seconds=2) for name in "abc"]
+EXERCISES = [Exercise(name, 1, [case(name)], hints=("return 1",), seconds=1) for name in "abc"]
 """
 GOOD = "def {}():\n    return 1\n"
 LIMITS = Limits(memory_mb=300, output=1 << 18, file_mb=1)
@@ -54,7 +54,7 @@ def graded(
 
 
 BAD = {
-    "endless loop": ("while True: pass", "stuck", "b did not come back within 2 seconds"),
+    "endless loop": ("while True: pass", "stuck", "b did not come back within 1 seconds"),
     "loop that swallows everything": (
         "while True:\n    try:\n        while True: pass\n    except BaseException:\n        pass",
         "stuck",

@@ -245,9 +245,8 @@ def test_what_cannot_be_told_is_a_sentence(tmp_path: Path, old: str, new: str, w
 def test_a_line_says_what_is_used_and_what_is_not_written(tmp_path: Path) -> None:
     line = student_subscriber(written(tmp_path, "store", "live")).line
     assert line == (
-        "your subscriber: store; not written yet, so the engine's own: read_batch, remove, connected, answer, "
-        "answered "
-        "(of connected, live, answer, answered all are needed)"
+        "your subscriber: store; not written yet, so the engine's own: read_batch, remove, connected, "
+        "answer, answered (of connected, live, answer, answered all are needed)"
     )
     assert student_subscriber(LESSON / "solution.py").line == f"your subscriber: {', '.join(PARTS)}"
 

@@ -69,6 +69,7 @@ def played(classroom: Classroom, jobs: tuple[Job, ...]) -> dict[str, Played]:
     }
 
 
+@pytest.mark.slow
 def test_no_setting_changes_an_answer(played: dict[str, Played], jobs: tuple[Job, ...]) -> None:
     values = {name: [outcome.value for outcome in each.outcomes] for name, each in played.items()}
     assert all(each == values[FULL] for each in values.values())
@@ -129,6 +130,7 @@ def test_a_program_that_asks_for_one_thing_at_a_time_needs_more_steps(played: di
     assert full.steps < serial.steps and full.batch > serial.batch
 
 
+@pytest.mark.slow
 def test_an_order_that_looks_at_the_cache_saves_tokens_in_a_small_pool(classroom: Classroom) -> None:
     """Two subjects' examples fit, of five: who comes next decides whether they are there."""
     jobs = KIND.make(40, random.Random("order"))

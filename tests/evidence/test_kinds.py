@@ -156,6 +156,7 @@ OTHER_WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_programs_ask_and_say_the_same(
     way: str, jobs: list[Job], together: Run, classroom: dict[str, Any]
@@ -165,6 +166,7 @@ def test_programs_ask_and_say_the_same(
     assert other.requests == together.requests  # every prompt and every reply, token for token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"hints": False}, {"parallel": False}])
 def test_programs_say_the_same_without_hints_and_without_parallelism(
     options: dict[str, bool], jobs: list[Job], together: Run, classroom: dict[str, Any]

@@ -255,6 +255,7 @@ def require_told(run: Run, rank: int, *words: str, traceback: bool = False) -> N
 # ---------------------------------------------------------------------- a rank is killed
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_rank_killed_at_work_ends_the_run_with_a_sentence(start: Start) -> None:
     """Here rank 0 is a user's program, which does not catch the error: Python shows where it was."""

@@ -72,6 +72,7 @@ def told(run) -> list[str]:
     return [event.describe() for frame in run.recorder for event in frame.events]
 
 
+@pytest.mark.slow
 def test_each_side_is_what_its_engine_alone_would_do(pair):
     for name, side in zip(pair.names, pair.sides, strict=True):
         alone = live.Run(1, Settings(workload="mixed", schedule_policy=name), some())

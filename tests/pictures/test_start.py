@@ -45,6 +45,7 @@ print(json.dumps({"before": before, "drawn": drawn, "modules": sorted(sys.module
 """
 
 
+@pytest.mark.slow
 def test_the_first_tree_is_drawn_without_what_it_does_not_need_and_the_page_comes_before_torch() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST_VIEW], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -68,6 +69,7 @@ def test_help_names_the_routing_policies_that_there_are() -> None:
     assert tuple(POLICIES) == asked.ROUTES and asked.ROUTE in POLICIES
 
 
+@pytest.mark.slow
 def test_a_start_is_measured_from_the_command_to_the_tree() -> None:
     marks = {**start.finished("interpreter", "-c", "pass"), **start.one_start()}
     assert list(marks) == ["interpreter", "address", "page", "engine", "event", "tree"]

@@ -153,7 +153,7 @@ def best_of_leaves(requests: list[Request], page: int, capacity: int) -> int:
     return best
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
 def test_the_bound_against_every_choice_and_every_policy(part: int) -> None:
     """Of prompts it is what the best choice of pages reaches, exactly; no choice of leaves passes it."""
     met = below = tight = 0
@@ -175,6 +175,7 @@ def test_the_bound_against_every_choice_and_every_policy(part: int) -> None:
     assert met > 300 and below > 50 and tight > 50, (met, below, tight)
 
 
+@pytest.mark.slow
 def test_with_replies_no_choice_passes_it() -> None:
     met = []
     for seed in range(200):
@@ -307,6 +308,7 @@ def over_time(
     return engine.stats.first.cached, presence.bound(), one_by_one(served, page)
 
 
+@pytest.mark.slow
 def test_over_time_no_policy_and_no_choice_passes_the_bound_of_its_own_run() -> None:
     reached = less = below = 0
     for seed in range(60):

@@ -357,6 +357,7 @@ def two() -> Iterator[Moves]:
         yield pair
 
 
+@pytest.mark.slow
 def test_two_ranks_play_the_whole_game(two: Moves) -> None:
     play(2, two, EXAMPLES)
 

@@ -271,6 +271,7 @@ def play(examples: int, derandomize: bool = True) -> None:
     )
 
 
+@pytest.mark.slow
 def test_tiers_that_do_their_worst_change_no_token() -> None:
     play(EXAMPLES)
 

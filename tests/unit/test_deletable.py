@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,8 @@ MODULES = {
 }
 
 
-def imports(module: str) -> set[str]:
+@cache
+def imports(module: str) -> frozenset[str]:
     """Modules of minirad that this one names in an import, wherever it stands."""
     found = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
@@ -167,7 +169,7 @@ def imports(module: str) -> set[str]:
             found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
         elif isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
-    return found & set(MODULES)
+    return frozenset(found & set(MODULES))
 
 
 def test_only_the_folders_and_their_benchmarks_import_them() -> None:

@@ -47,6 +47,7 @@ def test_a_lease_is_counted_from_the_last_use_and_grows_with_hits() -> None:
     assert ends(node) - node.last_access == 700
 
 
+@pytest.mark.slow
 def test_it_beats_the_others_on_the_trace_at_every_size(keys: list[RadixKey]) -> None:
     sizes = learn.sizes_of(keys)[::2]  # 1/64, 1/16 and 1/4 of all
     assert sizes == [1564, 6258, 25_032]

@@ -257,6 +257,7 @@ def test_a_finished_conversion_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(calls) == 1 and len(list((tmp_path / "cache").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_importing_the_loader_does_not_import_transformers() -> None:
     code = (
         "import sys, minirad.model; assert 'torch' not in sys.modules\n"

@@ -155,6 +155,7 @@ def test_so_are_a_file_that_cuts_fills_or_adds_and_a_file_more(tmp_path: Path, p
     assert plain_tokenizer(tmp_path, lambda: None) is None
 
 
+@pytest.mark.slow
 def test_an_engine_that_reads_and_writes_text_imports_no_transformers() -> None:
     code = (
         "import sys; from minirad import Engine, EngineConfig\n"

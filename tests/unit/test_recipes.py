@@ -142,7 +142,7 @@ def test_a_lesson_is_graded(copied: Path) -> None:
             assert words[0] == "python", line
             said.append(run(copied, copied, *words[1:]))
     before, after = said
-    assert "09_pages" in before and "1/1" not in before
+    assert "16_pages" in before and "1/1" not in before
     assert "1/1" in after
 
 

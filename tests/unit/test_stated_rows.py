@@ -205,6 +205,7 @@ def lines() -> Iterator[Callable[[], int]]:
         sys.settrace(before)
 
 
+@pytest.mark.slow
 def test_a_look_up_grows_with_nodes_and_not_with_tokens() -> None:
     with lines() as clock:
         short, long = (scaling.look_up_long(scaling.KINDS["radix"], n, clock) for n in (64, 4096))
@@ -214,6 +215,7 @@ def test_a_look_up_grows_with_nodes_and_not_with_tokens() -> None:
     assert loop > 512 and 10 * long < loop, "a loop over tokens goes over tokens"
 
 
+@pytest.mark.slow
 def test_a_kept_heap_does_not_grow_with_the_tree() -> None:
     with lines() as clock:
         kept = [scaling.evict(scaling.KINDS["radix"], leaves, clock) for leaves in (50, 400)]
@@ -448,6 +450,7 @@ def tree(classroom: Classroom) -> dict[str, Played]:
     return {name: play(classroom, jobs, name, 770) for name in names}
 
 
+@pytest.mark.slow
 def test_whole_prompts_help_where_they_are_what_is_shared(
     rag: dict[str, Played], tree: dict[str, Played]
 ) -> None:
