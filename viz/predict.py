@@ -81,7 +81,7 @@ class Prediction:
             )
         else:
             remember_prediction(self.key, taken)
-            words = f"Committed: {taken}. Now run the next cell."
+            words = f"Committed: {taken}. Now run the cells below."
         if self._widget is not None:
             self._widget.settle(words)
         return words

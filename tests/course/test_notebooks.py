@@ -22,8 +22,8 @@ pytestmark = [
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-LARGEST = 500_000  # bytes
-PICTURES = ("kv.", "tour", "small", "roofline.")  # how the last line of a cell with a picture begins
+LARGEST = 400_000  # bytes
+PICTURES = ("kv.", "tour", "small", "roofline.", "chart")  # how the last line of a cell with a picture begins
 
 
 @pytest.fixture(scope="module")

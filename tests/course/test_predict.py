@@ -59,7 +59,7 @@ def test_right_and_wrong_guesses_get_their_replies(capsys, file: Path) -> None:
     ):
         guess = asked(lesson)
         guess.commit(said)
-        assert capsys.readouterr().out == f"Committed: {said}. Now run the next cell.\n"
+        assert capsys.readouterr().out == f"Committed: {said}. Now run the cells below.\n"
         assert answered(guess, 6, capsys, because="two need one", wrong=replies) == words
     rows = json.loads(file.read_text(encoding="utf-8"))["predictions"]
     assert {key: (row["guess"], row["right"]) for key, row in rows.items()} == {
@@ -203,7 +203,7 @@ def test_the_button_commits(more: dict[str, Any], wrong: str, words: str) -> Non
     widget.received("nonsense")
     widget.received({"commit": "3"})
     assert guess.guess == "3" == kept.predictions()["09"]["guess"]
-    assert widget.state == {"guess": "3", "words": "Committed: 3. Now run the next cell."}
+    assert widget.state == {"guess": "3", "words": "Committed: 3. Now run the cells below."}
     again = asked("09", **more)
     again._repr_mimebundle_()
     assert again._widget is not None
