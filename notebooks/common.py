@@ -42,13 +42,13 @@ def groups(
         raise ValueError(f"{len(series)} series of bars cannot be told apart; at most {len(LOOKS)}")
     bars = [
         go.Bar(
-            x=[f"{name} {where}" for where in heights],  # in the still picture each needs its place
+            x=[where + " " * at for where in heights],  # in the still picture each bar needs its own place
             y=list(heights.values()),
             name=name,
             text=[words.format(height) for height in heights.values()],
             marker={"color": colour, "pattern": {"shape": pattern}},
         )
-        for (name, heights), (colour, pattern) in zip(series.items(), LOOKS, strict=False)
+        for at, ((name, heights), (colour, pattern)) in enumerate(zip(series.items(), LOOKS, strict=False))
     ]
     chart = go.Figure(bars, {"title": {"text": title}, "height": 300, "template": "none"})
     if percent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,11 +175,15 @@ def test_a_file_that_cannot_be_written_is_no_reason_to_fail(file: Path, monkeypa
     assert "right" in answered(guess, "6", capsys)
 
 
-def test_without_a_widget_the_question_is_text() -> None:
+def test_without_a_widget_the_question_is_text(monkeypatch) -> None:
+    other = asked("13")
     text = repr(asked())
     assert text.startswith("Predict: How many slots are copied?\n  ( ) none\n  ( ) 3\n  ( ) 6\n")
     assert text.endswith('guess.commit("one of these")')
-    assert "a number of tokens: ____" in repr(asked("10", number="tokens"))
+    assert "\n  ____ tokens\n" in repr(asked("10", number="tokens"))
+    shell = SimpleNamespace(user_ns={"_": other, "tails": other, "guess": asked("12")})
+    monkeypatch.setattr(module, "get_ipython", lambda: shell)
+    assert repr(other).endswith('or: tails.commit("one of these")')
     guess = asked("11")
     bundle, _ = guess._repr_mimebundle_()
     assert bundle["text/plain"] == repr(guess) and "application/vnd.jupyter.widget-view+json" in bundle

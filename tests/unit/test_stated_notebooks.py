@@ -39,7 +39,7 @@ NOTEBOOKS = {
 
 
 def played(notebook: str, *starts: str) -> dict[str, Any]:
-    """Names after the first cell, the predictions, and the cells that contain one of these, in their order."""
+    """Names after the first cell, the predictions, and cells with one of these, in their order."""
     text = (ROOT / "notebooks" / f"{notebook}.md").read_text(encoding="utf-8")
     first, *cells = CELL.findall(text)
     for start in starts:
@@ -292,7 +292,7 @@ def test_nine_steps() -> None:
         "A larger pool tells a duller story",
         "A smaller one forgets what the next request needs",
     )
-    it = played("08_nine_steps", "def rows(**changes)")
+    it = played("08_nine_steps", "recording, panels = ", "def rows(**changes)")
     assert not it["broken"] and len(it["panels"][4]["evicted"]) == 1
     wrong = {policy: it["rows"](eviction_policy=policy) for policy in ("lru", "lfu")}
     assert wrong["lru"][0] == [] and 8 in wrong["lfu"][0]
