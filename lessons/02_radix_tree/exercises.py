@@ -135,7 +135,7 @@ def _split(impl: ModuleType, tree: Tree, node: Node, at: int) -> None:
             got = getattr(half, name)
             must(got == wanted, f"the {which} half's {name} is {got}, the node's was {wanted}", 1)
     tree.evictable_size, tree.protected_size = _sizes(tree)
-    whole(tree, where, before)
+    whole(tree, where, before, hint=2)
 
 
 def _sizes(tree: Tree) -> tuple[int, int]:
@@ -364,7 +364,7 @@ def _insert(impl: ModuleType, tree: Tree, tokens: list[int], prefix: int, ends: 
         whole_pages or 2,
     )
     tree.evictable_size = size + stop - prefix
-    whole(tree, where, before)
+    whole(tree, where, before, hint=2)
 
 
 # ---------------------------------------------------------------------- a claim
