@@ -42,13 +42,13 @@ def groups(
         raise ValueError(f"{len(series)} series of bars cannot be told apart; at most {len(LOOKS)}")
     bars = [
         go.Bar(
-            x=[f"{name} {where}" for where in heights],  # in the still picture each needs its place
+            x=[where + " " * at for where in heights],  # in the still picture each bar needs its own place
             y=list(heights.values()),
             name=name,
             text=[words.format(height) for height in heights.values()],
             marker={"color": colour, "pattern": {"shape": pattern}},
         )
-        for (name, heights), (colour, pattern) in zip(series.items(), LOOKS, strict=False)
+        for at, ((name, heights), (colour, pattern)) in enumerate(zip(series.items(), LOOKS, strict=False))
     ]
     chart = go.Figure(bars, {"title": {"text": title}, "height": 300, "template": "none"})
     if percent:
@@ -75,3 +75,64 @@ def stairs(
     chart.update_xaxes(title={"text": across})
     chart.update_yaxes(title={"text": up})
     return kv.KvFigure(chart)
+
+
+def same_or_not(title: str, words: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> kv.KvFigure:
+    """A square per token and row: equal up to rounding, or not (then marked with an x).
+
+    words: one per token. rows: a name, and how far each token's vectors differ, as a share of their size.
+    """
+    grid = go.Heatmap(
+        z=[[int(x > 1e-4) for x in row] for _, row in rows],
+        text=[[("x " if x > 1e-4 else "") + w for x, w in zip(row, words, strict=True)] for _, row in rows],
+        y=[name for name, _ in rows],
+        texttemplate="%{text}",
+        xgap=1.5,
+        ygap=1.5,
+        showscale=False,
+        colorscale=[(0, "#a8d8b9"), (0.5, "#a8d8b9"), (0.5, "#f2a9a0"), (1, "#f2a9a0")],
+        zmin=0,
+        zmax=1,
+    )
+    layout = {
+        "title": {"text": title},
+        "height": 60 + 30 * len(rows),
+        "template": "none",
+        "yaxis": {"autorange": "reversed"},
+        "xaxis": {"visible": False},
+    }
+    return kv.KvFigure(go.Figure(grid, layout))
+
+
+PARTS = (
+    ("the tree's already", "#8fc1e3", ""),
+    ("duplicates, freed", "#cc3311", "x"),
+    ("new in the tree", "#009e73", ""),
+    ("tail", "#e69f00", "/"),
+)
+
+
+def number_lines(commits: Sequence[tuple[str, Sequence[int]]], title: str) -> kv.KvFigure:
+    """Each commit as a bar. commits: a name, and the ends of its parts: protected, prefix_len, aligned, committed."""
+    bars = []
+    for at, (part, colour, pattern) in enumerate(PARTS):
+        found = [(name, ([0, *ends])[at], ends[at]) for name, ends in commits]
+        found = [(name, start, stop) for name, start, stop in found if start < stop]
+        bars.append(
+            go.Bar(
+                y=[name for name, _, _ in found],
+                base=[start for _, start, _ in found],
+                x=[stop - start for _, start, stop in found],
+                name=part,
+                orientation="h",
+                marker={"color": colour, "pattern": {"shape": pattern}},
+            )
+        )
+    names = [name for name, _ in commits]
+    layout = {
+        "title": {"text": title}, "height": 110 + 26 * len(names), "template": "none", "barmode": "overlay",
+        "xaxis": {"title": {"text": "token of the row"}},
+        "yaxis": {"autorange": "reversed", "categoryorder": "array", "categoryarray": names}, "margin": {"l": 90},
+        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+    }  # fmt: skip
+    return kv.KvFigure(go.Figure(bars, layout))

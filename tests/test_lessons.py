@@ -5,10 +5,12 @@ Solutions and mutants run in this process; tests/course/test_grading_isolation.p
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,7 @@ from lessons.grading.report import text as report_text
 from lessons.grading.run import Result, grade_module, run_exercise, verdict
 from lessons.grading.show import page
 from lessons.grading.spec import (
+    ROOT,
     Case,
     Lesson,
     find_folder,
@@ -137,14 +140,61 @@ def test_stubs_and_solutions_are_called_alike(lesson: Lesson) -> None:
 def test_a_lesson_has_its_pages(lesson: Lesson) -> None:
     for name in ("README.md", "exercise.py", "exercises.py", "test_lesson.py", "teacher.md"):
         assert (lesson.folder / name).is_file(), f"{lesson.name} has no {name}"
-    assert all(exercise.hints for exercise in lesson.exercises)
+
+
+def one_line(text: str) -> str:
+    """Without what only Markdown needs."""
+    return " ".join(text.replace("`", "").split())
+
+
+@every_lesson
+def test_every_exercise_has_hints_and_the_page_folds_the_same(lesson: Lesson) -> None:
+    page = (lesson.folder / "README.md").read_text(encoding="utf-8")
+    folds = re.findall(r"<details><summary>(\w+): [^<]+</summary>\n\n(.+?)</details>", page, re.DOTALL)
+    hints = [(each.name, one_line(hint)) for each in lesson.exercises for hint in each.hints]
+    if lesson.name < "09":
+        assert [(name, one_line(text)) for name, text in folds] == hints
+    assert {name for name, _ in folds} >= {each.name for each in lesson.exercises}
+    assert all(len(each.hints) in (2, 3) for each in lesson.exercises)
+
+
+@every_lesson
+def test_a_lesson_asks_for_a_prediction(lesson: Lesson) -> None:
+    """On its page, and in its notebook before the first picture, behind the imports alone."""
+    page = (lesson.folder / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"Predict first: [^.]+\?", page)
+    text = (ROOT.parent / "notebooks" / f"{lesson.name}.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    at = next(at for at, cell in enumerate(cells) if f'predict(\n    "{lesson.name[:2]}"' in cell
+              or f'predict("{lesson.name[:2]}"' in cell)  # fmt: skip
+    for before in cells[:at]:
+        imports = (ast.Import, ast.ImportFrom, ast.Expr)  # and torch.set_num_threads(1)
+        assert all(isinstance(node, imports) for node in ast.parse(before).body), before
+    answers = [cell for cell in cells[at + 1 :] if ".answer(" in cell]
+    assert answers and all("assert " in cell for cell in answers)
+
+
+def test_a_failure_says_the_hint_that_fits_and_where_the_next_one_is() -> None:
+    lesson = load_lesson(find_folder("01"))
+    exercise = lesson.exercise("reusable_prefix")
+    right = load_file(lesson.folder / "solution.py").reusable_prefix
+    said = []
+    for wrong in (
+        lambda cached, prompt, page_size=1: 1,
+        lambda cached, prompt, page_size=1: right([*cached, 0], [*prompt, 0], page_size),
+        lambda cached, prompt, page_size=1: right(cached, prompt),
+    ):
+        said.append(run_exercise(lesson, exercise, SimpleNamespace(reusable_prefix=wrong)).hint)  # type: ignore[arg-type]
+    where = "the next: lessons/01_kv_cache/README.md"
+    ends = [f" (1 of 3; {where})", f" (2 of 3; {where})", " (3 of 3)"]
+    assert said == [hint + end for hint, end in zip(exercise.hints, ends, strict=True)]
 
 
 @every_lesson
 def test_open_cases_do_not_need_what_is_withheld(lesson: Lesson) -> None:
     text = (lesson.folder / "exercises.py").read_text(encoding="utf-8")
     for name in ("solution", "hidden", "mutants"):
-        assert f'"{name}' not in text and f"import {name}" not in text
+        assert not re.search(rf'"{name}(\.py)?"|import {name}', text)
 
 
 # ---------------------------------------------------------------------- the machinery

@@ -20,6 +20,7 @@ from typing import Any
 
 import anywidget
 import traitlets
+from IPython import get_ipython
 
 from lessons.grading.progress import predictions, remember_prediction, settle_prediction
 
@@ -81,7 +82,7 @@ class Prediction:
             )
         else:
             remember_prediction(self.key, taken)
-            words = f"Committed: {taken}. Now run the next cell."
+            words = f"Committed: {taken}. Now run the cells below."
         if self._widget is not None:
             self._widget.settle(words)
         return words
@@ -153,11 +154,17 @@ class Prediction:
         """The question in full, for where no widget is drawn: a terminal, a saved notebook."""
         if self.choices:
             lines = [f"  ( ) {choice}" for choice in self.choices]
-            how = 'guess.commit("one of these")'
+            how = f'{self._called()}.commit("one of these")'
         else:
-            lines, how = [f"  a number of {self.unit}: ____"], "guess.commit(a number)"
+            lines, how = [f"  ____ {self.unit}"], f"{self._called()}.commit(your number)"
         end = f"You committed to {self.guess}." if self.guess else f"Commit with the button, or: {how}"
         return "\n".join([f"Predict: {self.question}", *lines, end])
+
+    def _called(self) -> str:
+        """The name that it has in the notebook."""
+        shell = get_ipython()
+        names = shell.user_ns if shell else {}
+        return next((name for name, each in names.items() if each is self and name[0] != "_"), "guess")
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         if self._widget is None:

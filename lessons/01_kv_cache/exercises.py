@@ -31,7 +31,8 @@ def check_prefix(impl: ModuleType, cached: list[int], prompt: list[int], page: i
     kept = list(cached), list(prompt)
     got = impl.reusable_prefix(cached, prompt, page)
     asked = f"reusable_prefix({short(kept[0])}, {short(kept[1])}, page_size={page})"
-    expect(got == wanted, f"{asked} gave {got!r} instead of {wanted}{reason(*kept, page, wanted)}")
+    hint = 2 if page > 1 else int(wanted == len(prompt) - 1 or not prompt)
+    expect(got == wanted, f"{asked} gave {got!r} instead of {wanted}{reason(*kept, page, wanted)}", hint=hint)
     expect((cached, prompt) == kept, f"{asked} must not change the lists that it compares")
 
 
@@ -132,10 +133,21 @@ MODELS: dict[str, dict[str, Any]] = {
 def check_bytes(impl: ModuleType, name: str, config: dict[str, Any], dtype: str, wanted: int) -> None:
     kept = dict(config)
     got = impl.kv_bytes_per_token(config, dtype)
-    expect(got == wanted, f"{name} ({kept}) in {dtype}: {got!r} bytes per token instead of {wanted:,}")
+    words = f"{name} ({kept}) in {dtype}: {got!r} bytes per token instead of {wanted:,}"
+    expect(got == wanted, words, hint=_wrong_heads(kept, got, wanted))
     whole = isinstance(got, int) or getattr(got, "dtype", None) is not None
     expect(whole, f"{name} in {dtype}: bytes are counted in whole numbers, this is {got!r}")
     expect(config == kept, "kv_bytes_per_token must not change the config")
+
+
+def _wrong_heads(config: dict[str, Any], got: Any, wanted: int) -> int:
+    """Which hint: 1 where all query heads were counted, 2 where head_dim was not taken, else 0."""
+    heads = config["num_attention_heads"]
+    kept = config.get("num_key_value_heads") or heads
+    plain = config["hidden_size"] // heads
+    if got == wanted * heads // kept != wanted:
+        return 1
+    return 2 if got == wanted * plain // (config.get("head_dim") or plain) != wanted else 0
 
 
 def real_models(impl: ModuleType) -> None:
@@ -155,7 +167,9 @@ def real_models(impl: ModuleType) -> None:
 # ---------------------------------------------------------------------- prefill_saved
 
 
-def check_stream(impl: ModuleType, prompts: list[list[int]], page: int, wanted: int, what: str = "") -> None:
+def check_stream(
+    impl: ModuleType, prompts: list[list[int]], page: int, wanted: int, what: str = "", hint: int = 0
+) -> None:
     kept = [list(prompt) for prompt in prompts]
     answer = impl.prefill_saved(prompts, page)
     where = f"{what or 'the stream ' + '; '.join(map(short, kept))}, page_size={page}"
@@ -165,10 +179,10 @@ def check_stream(impl: ModuleType, prompts: list[list[int]], page: int, wanted: 
     )
     saved, share = answer
     total = sum(map(len, kept))
-    expect(saved == wanted, f"{where}: {saved!r} tokens saved instead of {wanted} of {total}")
+    expect(saved == wanted, f"{where}: {saved!r} tokens saved instead of {wanted} of {total}", hint=hint)
     part = wanted / total if total else 0.0
     right = isinstance(share, (int, float)) and math.isclose(share, part, abs_tol=1e-9)
-    expect(right, f"{where}: the share is {share!r} instead of {wanted} / {total} = {part:.4f}")
+    expect(right, f"{where}: the share is {share!r} instead of {wanted} / {total} = {part:.4f}", hint=2)
     expect(prompts == kept, f"{where}: the prompts must not be changed")
 
 
@@ -181,11 +195,11 @@ def three_prompts(impl: ModuleType) -> None:
 
 def any_earlier_prompt_helps(impl: ModuleType) -> None:
     """The prompt that helps is not always the one just before, and only one of them can."""
-    check_stream(impl, [[1, 2, 3, 4], [9, 9], [1, 2, 3, 5]], 1, 3)
-    check_stream(impl, [[1, 2, 3, 4], [1, 2, 9], [1, 2, 3, 4, 5]], 1, 2 + 4)
-    check_stream(impl, [[1, 2, 9], [1, 2, 3, 8], [1, 2, 3, 4]], 1, 2 + 3)
+    check_stream(impl, [[1, 2, 3, 4], [9, 9], [1, 2, 3, 5]], 1, 3, hint=1)
+    check_stream(impl, [[1, 2, 3, 4], [1, 2, 9], [1, 2, 3, 4, 5]], 1, 2 + 4, hint=1)
+    check_stream(impl, [[1, 2, 9], [1, 2, 3, 8], [1, 2, 3, 4]], 1, 2 + 3, hint=1)
     # alike in what one prompt has at the beginning and the other at the end: no prefix
-    check_stream(impl, [[1, 2], [3, 4], [1, 2, 3, 4]], 1, 2)
+    check_stream(impl, [[1, 2], [3, 4], [1, 2, 3, 4]], 1, 2, hint=1)
 
 
 def equal_prompts(impl: ModuleType) -> None:
@@ -197,8 +211,8 @@ def equal_prompts(impl: ModuleType) -> None:
 
 def streams_of_nothing(impl: ModuleType) -> None:
     """No prompts, or empty ones."""
-    check_stream(impl, [], 1, 0, "no prompt at all")
-    check_stream(impl, [[], []], 1, 0, "two empty prompts")
+    check_stream(impl, [], 1, 0, "no prompt at all", hint=2)
+    check_stream(impl, [[], []], 1, 0, "two empty prompts", hint=2)
 
 
 def saved_in_pages(impl: ModuleType) -> None:
@@ -215,18 +229,39 @@ EXERCISES = [
         "reusable_prefix", 3,
         [two_short_rows, the_same_again, one_token_inserted, pages_of_several_tokens,
          page_size_is_one_unless_said],
-        hints=("Count equal tokens, take at most len(prompt) - 1 of them, and round down to pages last. "
-        "Mind the empty prompt.",),
+        hints=(
+            "Three steps: count what is alike, leave the prompt's last token to be computed, keep whole "
+            "pages. In which order?",
+            "Keys and values are kept, the model's last answer is not: take at most `len(prompt) - 1` of "
+            "what is alike. For an empty prompt that would be -1, and there is no such number of tokens.",
+            "Rounding comes last: `min(alike, len(prompt) - 1) // page_size * page_size`. With 4 equal "
+            "tokens and pages of 2, what would the other order give?",
+        ),
     ),
     Exercise(
         "kv_bytes_per_token", 2, [real_models],
-        hints=("A key and a value, in every layer, for every head that is kept: those are num_key_value_heads, "
-        "often fewer than the heads that ask. Use head_dim where the config has it.",),
+        hints=(
+            "A key and a value, in every layer, for every head that is kept, with so many numbers to a "
+            "head. The result is in bytes.",
+            "Many models let several query heads share one key/value head (grouped-query attention). Only "
+            "the shared ones are kept: `num_key_value_heads`. Older models do not have that key, and keep "
+            "one for each query head.",
+            "`hidden_size // num_attention_heads` is only what holds where the config does not say, or says "
+            "None. The classroom Llama has hidden size 160 and 4 heads of 64.",
+        ),
     ),
     Exercise(
         "prefill_saved", 3,
         [three_prompts, any_earlier_prompt_helps, equal_prompts, streams_of_nothing, saved_in_pages],
-        hints=("For each prompt the best reusable_prefix over all prompts before it; 0 for the first.",),
+        hints=(
+            "Each prompt is helped by those that came before it, and `reusable_prefix` says how much. "
+            "Nobody helps the first one.",
+            "A prompt has one beginning. The earlier prompt with the longest match serves it, whichever "
+            "that is; the others add nothing.",
+            "Add up, over all prompts, the largest `reusable_prefix(earlier, prompt, page_size)`, or 0 "
+            "where there is none. The share is that divided by all prompt tokens, and 0.0 where there are "
+            "no tokens.",
+        ),
         stands_on={"reusable_prefix": reusable},
     ),
 ]  # fmt: skip

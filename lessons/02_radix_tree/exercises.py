@@ -37,6 +37,7 @@ def prefixes_by_hand(impl: ModuleType) -> None:
             got == wanted,
             f"common_prefix({a}, {b}, page_size={page}) gave {got!r}; "
             f"they share {wanted} tokens in whole pages",
+            hint=int(page > 1),
         )
         expect((a, b) == kept, "common_prefix must not change the lists that it compares")
 
@@ -100,12 +101,12 @@ def _split(impl: ModuleType, tree: Tree, node: Node, at: int) -> None:
     upper = impl.split_node(tree, node, at)
     where = f"split_node of {tokens} after {at}"
 
-    def must(condition: bool, words: str) -> None:
-        expect(condition, f"{where}: {words}", pictures(tree, before))
+    def must(condition: bool, words: str, hint: int = 0) -> None:
+        expect(condition, f"{where}: {words}", pictures(tree, before), hint)
 
     must(upper is not None, "it returned nothing; return the upper half")
-    must(upper is not node, "it returned the lower half; return the new upper one")
-    must(node.id == number, "the node itself must stay the lower half and keep its id")
+    must(upper is not node, "it returned the lower half; return the new upper one", 1)
+    must(node.id == number, "the node itself must stay the lower half and keep its id", 1)
     for half, name, part in ((upper, "upper", slice(0, at)), (node, "lower", slice(at, None))):
         must(
             _ints(half.tokens) == tokens[part],
@@ -119,20 +120,22 @@ def _split(impl: ModuleType, tree: Tree, node: Node, at: int) -> None:
             half.last_access == tree.now,
             f"the {name} half's last_access is {half.last_access}; both halves were just used ({tree.now})",
         )
-    must(upper.parent is parent, f"the upper half's parent should be {name_of(parent)}")
-    must(node.parent is upper, "the lower half's parent should be the upper half")
-    must(list(upper.children.values()) == [node], "the upper half should have one child: the lower half")
-    must(dict(node.children) == children, "the lower half should keep the children")
-    must(upper in list(parent.children.values()), f"{name_of(parent)} does not know the upper half")
+    must(upper.parent is parent, f"the upper half's parent should be {name_of(parent)}", 2)
+    must(node.parent is upper, "the lower half's parent should be the upper half", 2)
+    must(list(upper.children.values()) == [node], "the upper half should have one child: the lower half", 2)
+    must(dict(node.children) == children, "the lower half should keep the children", 2)
+    must(upper in list(parent.children.values()), f"{name_of(parent)} does not know the upper half", 2)
     must(
-        node not in list(parent.children.values()), f"{name_of(parent)} still has the lower half as its child"
+        node not in list(parent.children.values()),
+        f"{name_of(parent)} still has the lower half as its child",
+        2,
     )
     for name, wanted in (("lock_ref", lock), ("hits", 7), ("priority", 3), ("created", 1)):
         for half, which in ((upper, "upper"), (node, "lower")):
             got = getattr(half, name)
-            must(got == wanted, f"the {which} half's {name} is {got}, the node's was {wanted}")
+            must(got == wanted, f"the {which} half's {name} is {got}, the node's was {wanted}", 1)
     tree.evictable_size, tree.protected_size = _sizes(tree)
-    whole(tree, where, before)
+    whole(tree, where, before, hint=2)
 
 
 def _sizes(tree: Tree) -> tuple[int, int]:
@@ -169,9 +172,9 @@ def match_whole_nodes(impl: ModuleType) -> None:
 def match_splits(impl: ModuleType) -> None:
     """A match that ends inside a node."""
     tree = tree_of([1, 2, 3, 4, 5], [8])
-    _match(impl, tree, [1, 2, 9], [1000, 1001], 3)
+    _match(impl, tree, [1, 2, 9], [1000, 1001], 3, hint=1)
     node_at(tree, [1, 2])
-    _match(impl, tree_of([1, 2, 3, 4, 5], [8]), [1, 2], [1000, 1001], 3)
+    _match(impl, tree_of([1, 2, 3, 4, 5], [8]), [1, 2], [1000, 1001], 3, hint=1)
 
 
 def match_whole_pages(impl: ModuleType) -> None:
@@ -183,7 +186,7 @@ def match_whole_pages(impl: ModuleType) -> None:
         ([1], [], 1),
         ([1, 2, 3, 4, 5, 6, 7], [1000, 1001, 1002, 1003, 1004, 1005], 1),
     ]:
-        _match(impl, tree_of([1, 2, 3, 4, 5, 6], page_size=2), tokens, wanted, nodes)
+        _match(impl, tree_of([1, 2, 3, 4, 5, 6], page_size=2), tokens, wanted, nodes, hint=1)
 
 
 def match_touches_the_path_only(impl: ModuleType) -> None:
@@ -201,7 +204,7 @@ def match_touches_the_path_only(impl: ModuleType) -> None:
             f"after a match of [1, 2, 3] at tick {tree.now}, last_access of {name_of(node)} is "
             f"{node.last_access}; it should be {wanted}"
         )
-        expect(node.last_access == wanted, words, pictures(tree, before))
+        expect(node.last_access == wanted, words, pictures(tree, before), hint=2)
 
 
 def match_gives_its_own_list(impl: ModuleType) -> None:
@@ -215,10 +218,13 @@ def match_gives_its_own_list(impl: ModuleType) -> None:
         "the list that match_prefix returned is the node's own: "
         "who changes it changes the tree; return a copy",
         pictures(tree),
+        hint=2,
     )
 
 
-def _match(impl: ModuleType, tree: Tree, tokens: list[int], wanted: list[int], nodes: int) -> None:
+def _match(
+    impl: ModuleType, tree: Tree, tokens: list[int], wanted: list[int], nodes: int, hint: int = 0
+) -> None:
     before, asked = snapshot(tree), list(tokens)
     tree.now += 1
     answer = impl.match_prefix(tree, tokens)
@@ -230,11 +236,11 @@ def _match(impl: ModuleType, tree: Tree, tokens: list[int], wanted: list[int], n
     slots, node = answer
     expect(hasattr(node, "parent"), f"{where} returned {node!r} in the place of a node")
     shown = pictures(tree, before)
-    expect(_ints(slots) == wanted, f"{where} gave slots {_ints(slots)} instead of {wanted}", shown)
+    expect(_ints(slots) == wanted, f"{where} gave slots {_ints(slots)} instead of {wanted}", shown, hint)
     expect(tokens == asked, f"{where} changed the tokens it was given", shown)
     ends = spelled(node)
     words = f"{where} returned {name_of(node)}, whose path spells {ends} instead of {asked[: len(wanted)]}"
-    expect(ends == asked[: len(wanted)], words, shown)
+    expect(ends == asked[: len(wanted)], words, shown, hint)
     whole(tree, where, before)
     count = len(list(tree.nodes())) - 1
     split = len(before["nodes"]) + (count > len(before["nodes"]))
@@ -242,6 +248,7 @@ def _match(impl: ModuleType, tree: Tree, tokens: list[int], wanted: list[int], n
         count <= split,
         f"{where} made {count - len(before['nodes'])} new nodes; a match splits once at most",
         shown,
+        hint=1,
     )
 
 
@@ -259,7 +266,7 @@ def insert_what_is_there(impl: ModuleType) -> None:
     _insert(impl, tree, [1, 2, 3], 3, [[1, 2, 3]])
     kept = _ints(node_at(tree, [1, 2, 3]).slots)
     words = f"the tree had slots [1000, 1001, 1002] for [1, 2, 3] and must keep them; it has {kept}"
-    expect(kept == [1000, 1001, 1002], words, pictures(tree))
+    expect(kept == [1000, 1001, 1002], words, pictures(tree), hint=1)
 
 
 def insert_parts(impl: ModuleType) -> None:
@@ -268,7 +275,10 @@ def insert_parts(impl: ModuleType) -> None:
     _insert(impl, tree, [1, 2, 8, 9], 2, [[1, 2], [1, 2, 3, 4], [1, 2, 8, 9]])
     kept = _ints(node_at(tree, [1, 2, 8, 9]).slots)
     expect(
-        kept == [502, 503], f"the new leaf [8, 9] should have slots [502, 503], it has {kept}", pictures(tree)
+        kept == [502, 503],
+        f"the new leaf [8, 9] should have slots [502, 503], it has {kept}",
+        pictures(tree),
+        hint=2,
     )
 
 
@@ -320,6 +330,7 @@ def insert_keeps_its_own_slots(impl: ModuleType) -> None:
         kept == [500, 501],
         "the tree shares its list of slots with whoever called insert: keep a copy",
         pictures(tree),
+        hint=2,
     )
 
 
@@ -333,22 +344,27 @@ def _insert(impl: ModuleType, tree: Tree, tokens: list[int], prefix: int, ends: 
     two = isinstance(answer, tuple) and len(answer) == 2
     expect(two, f"{where} returned {answer!r}; it should be (prefix_len, node)")
     done, node = answer
+    whole_pages = int(page > 1)  # which hint
     expect(hasattr(node, "parent"), f"{where} returned {node!r} in the place of a node")
     shown = pictures(tree, before)
     expect(
-        done == prefix, f"{where} says that {done!r} tokens were in the tree before; it was {prefix}", shown
+        done == prefix,
+        f"{where} says that {done!r} tokens were in the tree before; it was {prefix}",
+        shown,
+        whole_pages,
     )
     stop = len(asked) // page * page
     words = f"{where} returned {name_of(node)}, whose path spells {spelled(node)} instead of {asked[:stop]}"
-    expect(spelled(node) == asked[:stop], words, shown)
+    expect(spelled(node) == asked[:stop], words, shown, whole_pages)
     found = sorted(spelled(node) for node in tree.nodes() if node is not tree.root)
     expect(
         found == sorted(ends),
         f"{where}: nodes should end after {sorted(ends)}, they end after {found}",
         shown,
+        whole_pages or 2,
     )
     tree.evictable_size = size + stop - prefix
-    whole(tree, where, before)
+    whole(tree, where, before, hint=2)
 
 
 # ---------------------------------------------------------------------- a claim
@@ -371,7 +387,7 @@ def one_child(impl: ModuleType) -> None:
     words = (
         f"after inserting {prompts}, the nodes below the root have {counts} children: none has exactly one"
     )
-    expect(1 in counts, words, [("the engine's tree", cache.snapshot())])
+    expect(1 in counts, words, [("the engine's tree", cache.snapshot())], hint=int(len(prompts) > 1))
 
 
 FIRST_TWO = {"common_prefix": underlay.common_prefix, "split_node": underlay.split_node}
@@ -380,15 +396,26 @@ EXERCISES = [
         "common_prefix",
         2,
         [prefixes_by_hand, page_size_is_one_unless_said, large_ids],
-        hints=("Count equal tokens first and round down at the end: length // page_size * page_size.",),
+        hints=(
+            "Walk along both until they differ or one of them ends. How many whole pages that is, is asked "
+            "only then.",
+            "Round down once, at the end: `length // page_size * page_size`. With pages of 2, `[1, 2, 3]` "
+            "and `[1, 2, 3]` share 2 tokens: the third does not fill a page.",
+        ),
     ),
     Exercise(
         "split_node",
         2,
         [split_by_hand, split_in_the_middle_of_the_tree, split_pages, split_a_locked_node],
         hints=(
-            "Four links change: parent to upper, upper to parent, upper to node, node to upper. "
-            "The key under which a node is filed is its own first page.",
+            "Draw parent, upper half and node before you write. Tokens and slots are cut in two, both "
+            "halves were just used, and four links change.",
+            "A request that holds the node holds the end of its path. If the node kept the upper part, that "
+            "request's lock would end too early. So the node stays the lower half, and the new one above it "
+            "gets the same `lock_ref`, `hits` and the rest.",
+            "The parent's child is now the upper half; the upper half's parent is the parent; the upper "
+            "half's child is the node; the node's parent is the upper half. A child is filed under its own "
+            "first page, so the node is filed anew.",
         ),
     ),
     Exercise(
@@ -403,8 +430,13 @@ EXERCISES = [
             match_gives_its_own_list,
         ],
         hints=(
-            "At each node look up the first page of what is left. If the child matches only in part, "
-            "split it there; that was the last step.",
+            "At each node, look up the first page of what is left: "
+            "`node.children.get(tuple(rest[:page_size]))`. None: done.",
+            "`common_prefix(child.tokens, rest, page_size)` is at least one page, since the first page is "
+            "equal. If it is all of the child, go on below it; if not, split the child there, take the "
+            "upper half, done.",
+            "`last_access = tree.now` for every node on the path, whether it was split or not; the root has "
+            "no time. The slots go into a list of your own: `child.slots` is the tree's.",
         ),
         stands_on=FIRST_TWO,
     ),
@@ -422,8 +454,12 @@ EXERCISES = [
             insert_keeps_its_own_slots,
         ],
         hints=(
-            "Cut off what is no whole page, then match_prefix does most of the work: what it did not find "
-            "becomes one leaf below the node that it returned.",
+            "`match_prefix` does most of the work. What it did not find becomes one leaf below the node "
+            "that it returned.",
+            "Cut tokens and slots to whole pages before you begin. If the match then found everything, you "
+            "are done: what was there keeps its slots.",
+            "`tree.new_node(...)` makes it, of the tokens and slots behind the match and with lists of its "
+            "own. It is still to be filed among its parent's children, under its first page.",
         ),
         stands_on={**FIRST_TWO, "match_prefix": underlay.match_prefix},
     ),
@@ -432,8 +468,9 @@ EXERCISES = [
         1,
         [one_child],
         hints=(
-            "A node is split where two prompts part. What if one prompt simply goes on "
-            "where another one ended?",
+            "A node is split where two prompts part. What if they do not part at all?",
+            "Let one prompt go on where another one ended. Try it: `RadixCache(page_size=1)`, a few "
+            "inserts, and `[(len(node), len(node.children)) for node in cache.walk()]`.",
         ),
     ),
 ]

@@ -107,8 +107,9 @@ def unlock_what_is_not_locked(impl: ModuleType) -> None:
         raise Failure(
             "dec_lock_ref of node [3 4 5], which nobody holds, should raise ValueError",
             pictures(tree, before),
+            hint=1,
         )
-    _locks(tree, {"[1 2]": 1, "[3 4 5]": 0, "[6]": 1}, "after dec_lock_ref refused", before)
+    _locks(tree, {"[1 2]": 1, "[3 4 5]": 0, "[6]": 1}, "after dec_lock_ref refused", before, hint=1)
 
 
 def _lock(impl: ModuleType, tree: Tree, path: list[int], moved: int, locks: dict[str, int]) -> None:
@@ -128,6 +129,7 @@ def _turn(
     got = function(tree, node)
     where = f"after {name} of {name_of(node)}"
     _locks(tree, locks, where, before)
+    tokens_move = int(name == "inc_lock_ref")  # which hint
     shown = pictures(tree, before)
     expect(
         tree.root.lock_ref == 0,
@@ -137,9 +139,9 @@ def _turn(
     for size, was, by in (("evictable_size", sizes[0], -moved), ("protected_size", sizes[1], moved)):
         now = getattr(tree, size)
         words = f"{where} {size} should be {was + by} ({was} before, {_tokens(moved)} moved); it is {now!r}"
-        expect(now == was + by, words, shown)
+        expect(now == was + by, words, shown, tokens_move)
     words = f"{name} of {name_of(node)} returned {got!r} instead of {abs(moved)}: {_tokens(moved)} moved"
-    expect(got == abs(moved), words, shown)
+    expect(got == abs(moved), words, shown, tokens_move)
     whole(tree, where, before)
 
 
@@ -147,12 +149,12 @@ def _tokens(count: int) -> str:
     return "1 token" if abs(count) == 1 else f"{abs(count)} tokens"
 
 
-def _locks(tree: Tree, locks: dict[str, int], where: str, before: dict[str, Any]) -> None:
+def _locks(tree: Tree, locks: dict[str, int], where: str, before: dict[str, Any], hint: int = 0) -> None:
     for node in tree.nodes():
         wanted = locks.get(name_of(node).removeprefix("node "))
         if wanted is not None and node.lock_ref != wanted:
             words = f"{where} {name_of(node)} has lock_ref {node.lock_ref} instead of {wanted}"
-            raise Failure(words, pictures(tree, before))
+            raise Failure(words, pictures(tree, before), hint)
 
 
 # ---------------------------------------------------------------------- evict
@@ -184,8 +186,8 @@ class Shelf:
     def node(self, name: str) -> Node:
         return node_at(self.tree, self.tokens(name))
 
-    def evict(self, tokens: int, wanted: str, story: str) -> None:
-        """story: what happened before, and why these had to go."""
+    def evict(self, tokens: int, wanted: str, story: str, hint: int = 0) -> None:
+        """story: what happened before, and why these had to go. hint: for when others go."""
         tree, before, size = self.tree, snapshot(self.tree), self.tree.evictable_size
         names = {name_of(node): chr(int(node.tokens[0])) for node in tree.nodes() if node is not tree.root}
         tree.freed = []
@@ -199,13 +201,13 @@ class Shelf:
         words = f"{story}, evict({tokens}) freed {_list(freed)}; {_list(wanted)} had to go"
         if sorted(freed) == sorted(wanted):
             words += " (in this order)"
-        expect(freed == wanted, words, shown)
+        expect(freed == wanted, words, shown, hint)
         count = len(wanted) * self.size
         call, went = f"{story}, evict({tokens})", f"{_tokens(count)} went"
-        expect(got == count, f"{call} returned {got!r} instead of {count}: {went}", shown)
+        expect(got == count, f"{call} returned {got!r} instead of {count}: {went}", shown, hint=2)
         now = tree.evictable_size
         words = f"{call} left evictable_size at {now!r}; it should be {size - count} ({size} before, {went})"
-        expect(now == size - count, words, shown)
+        expect(now == size - count, words, shown, hint=2)
         whole(tree, f"{story}, after evict({tokens})", before)
 
 
@@ -224,13 +226,13 @@ def used_again(impl: ModuleType) -> None:
     """A leaf that was used again is not the oldest any more."""
     shelf = Shelf(impl, "ABC")
     shelf.use("A")
-    shelf.evict(2, "BC", "after touching A (the oldest unlocked leaf was B)")
+    shelf.evict(2, "BC", "after touching A (the oldest unlocked leaf was B)", hint=1)
     shelf = Shelf(impl, "ABC")
     for _ in range(3):
         shelf.use("B")
     shelf.use("A")
-    shelf.evict(1, "C", "after touching B three times, then A")
-    shelf.evict(1, "B", "after touching B three times, then A, with C gone")
+    shelf.evict(1, "C", "after touching B three times, then A", hint=1)
+    shelf.evict(1, "B", "after touching B three times, then A, with C gone", hint=1)
 
 
 def nothing_to_do(impl: ModuleType) -> None:
@@ -250,22 +252,22 @@ def locked_leaves_stay(impl: ModuleType) -> None:
     """Leaves that a request holds are passed over."""
     shelf = Shelf(impl, "ABC")
     shelf.tree.lock(shelf.node("A"))
-    shelf.evict(1, "B", "with A locked")
-    shelf.evict(5, "C", "with A locked and B gone")
-    shelf.evict(5, "", "with only A left, and A locked")
+    shelf.evict(1, "B", "with A locked", hint=1)
+    shelf.evict(5, "C", "with A locked and B gone", hint=1)
+    shelf.evict(5, "", "with only A left, and A locked", hint=1)
     shelf.tree.unlock(shelf.node("A"))
-    shelf.evict(5, "A", "after A was unlocked again")
+    shelf.evict(5, "A", "after A was unlocked again", hint=1)
 
 
 def locked_and_used(impl: ModuleType) -> None:
     """A leaf that was locked when it came up, and used since."""
     shelf = Shelf(impl, "ABC")
     shelf.tree.lock(shelf.node("A"))
-    shelf.evict(1, "B", "with A locked")
+    shelf.evict(1, "B", "with A locked", hint=1)
     shelf.put("D")
     shelf.use("A")
     shelf.tree.unlock(shelf.node("A"))
-    shelf.evict(2, "CD", "after D came, A was used and then unlocked")
+    shelf.evict(2, "CD", "after D came, A was used and then unlocked", hint=1)
 
 
 def from_the_ends(impl: ModuleType) -> None:
@@ -274,9 +276,9 @@ def from_the_ends(impl: ModuleType) -> None:
     for name in ("A", "AB", "C"):
         shelf.put(name)
     shelf.use("A")  # now C is older than A, and B below A is older than both
-    shelf.evict(1, "B", "B hangs below A, and A was used since")
-    shelf.evict(1, "C", "B is gone and A a leaf, but C is older")
-    shelf.evict(1, "A", "A is the last one")
+    shelf.evict(1, "B", "B hangs below A, and A was used since", hint=1)
+    shelf.evict(1, "C", "B is gone and A a leaf, but C is older", hint=2)
+    shelf.evict(1, "A", "A is the last one", hint=2)
 
 
 def a_chain(impl: ModuleType) -> None:
@@ -284,7 +286,7 @@ def a_chain(impl: ModuleType) -> None:
     shelf = Shelf(impl, "")
     for name in ("A", "AB", "ABC"):
         shelf.put(name)
-    shelf.evict(9, "CBA", "A, below it B, below it C")
+    shelf.evict(9, "CBA", "A, below it B, below it C", hint=2)
 
 
 def locked_path_stays(impl: ModuleType) -> None:
@@ -293,7 +295,7 @@ def locked_path_stays(impl: ModuleType) -> None:
     for name in ("A", "AB", "ABC", "D"):
         shelf.put(name)
     shelf.tree.lock(shelf.node("AB"))
-    shelf.evict(9, "CD", "A, below it B, which is locked, below it C; and D")
+    shelf.evict(9, "CD", "A, below it B, which is locked, below it C; and D", hint=1)
 
 
 def equal_times(impl: ModuleType) -> None:
@@ -317,11 +319,11 @@ def other_policies(impl: ModuleType) -> None:
     """evict goes by tree.key, whatever that is."""
     shelf = Shelf(impl, "ABC", key=lambda node: -node.last_access)
     shelf.use("A")
-    shelf.evict(2, "AC", "with the most recently used first (key: -last_access), after touching A")
+    shelf.evict(2, "AC", "with the most recently used first (key: -last_access), after touching A", hint=1)
     shelf = Shelf(impl, "ABC", key=lambda node: (node.hits, node.last_access))
     for name in "AAB":
         shelf.use(name)
-    shelf.evict(3, "CBA", "with the fewest hits first (A has 2, B 1, C none)")
+    shelf.evict(3, "CBA", "with the fewest hits first (A has 2, B 1, C none)", hint=1)
 
 
 def many_small_evictions(impl: ModuleType) -> None:
@@ -382,7 +384,7 @@ def _order(key: Callable[[Any], Any], name: str, wanted: str) -> None:
     got = "".join(sorted(LEAVES, key=lambda letter: key(nodes[letter])))
     table = "; ".join(f"{letter}: last used {a}, {h} hits" for letter, (a, _, h) in LEAVES.items())
     words = f"{name} lets them go in the order {_list(got)}; it should be {_list(wanted)} ({table})"
-    expect(got == wanted, words)
+    expect(got == wanted, words, hint=int(name == "slru_key"))
 
 
 # ---------------------------------------------------------------------- a claim
@@ -405,7 +407,7 @@ def two_ways_to_evict(impl: ModuleType) -> None:
     )
     expect(len(freed[0]) == len(freed[1]), words, shown)
     words = f"{where} frees the same slots both ways, {sorted(freed[0])}: that refutes nothing"
-    expect(set(freed[0]) != set(freed[1]), words, shown)
+    expect(set(freed[0]) != set(freed[1]), words, shown, hint=1)
 
 
 def _played(moves: Sequence[tuple[str, list[int]]]) -> Tree:
@@ -469,14 +471,22 @@ EXERCISES = [
         "inc_lock_ref",
         2,
         LOCKS,
-        hints=("Go from the node up to the root. A node's tokens move only when its lock_ref was 0 before.",),
+        hints=(
+            "Go from the node up to the root, which is left out. Every node on the way counts one reader "
+            "more.",
+            "When `lock_ref` was 0 before: a node's tokens move from evictable to protected once, however "
+            "many requests share it.",
+        ),
     ),
     Exercise(
         "dec_lock_ref",
         2,
         UNLOCKS,
         hints=(
-            "The mirror image of inc_lock_ref: a node's tokens move only when its lock_ref has become 0.",
+            "All that `inc_lock_ref` does, backwards: a node's tokens move back when its `lock_ref` has "
+            "become 0.",
+            "The node itself is enough: every node above it is locked at least as often. Check before you "
+            "change anything.",
         ),
     ),
     Exercise(
@@ -485,8 +495,13 @@ EXERCISES = [
         EVICTIONS,
         functions=("offer", "evict"),
         hints=(
-            "offer pushes (tree.key(node), node.id, node). evict pops: is the node still a leaf, unlocked, "
-            "in the tree? Is its key still the one in the entry? Only then it goes. Its parent may be next.",
+            "`(tree.key(node), node.id, node)`, into `tree.heap`, which stays between the calls. The id "
+            "settles ties, and keeps Python from comparing nodes.",
+            "May it go at all? `not node.children and node.lock_ref == 0 and node.parent is not None`. If "
+            "not: drop it. Is its key still the one in the entry? If not: put it back under the present "
+            "key. Only else it is the victim.",
+            "Keep its parent in a variable before `tree.remove`. Has the parent, if it is not the root, no "
+            "child left? `offer` it. And `tree.evictable_size` shrinks by all that went.",
         ),
     ),
     Exercise(
@@ -494,15 +509,23 @@ EXERCISES = [
         2,
         (lru_order, lfu_order, slru_order),
         functions=("lru_key", "lfu_key", "slru_key"),
-        hints=("Tuples compare from left to right, and False sorts before True.",),
+        hints=(
+            "Tuples compare from left to right: what stands first decides, and the next one only among "
+            "equals.",
+            "`False < True`: a comparison can stand first in the tuple. Which of the two groups is to go "
+            "first, and what decides within it?",
+        ),
     ),
     Exercise(
         "claim_collapse",
         1,
         (two_ways_to_evict,),
         hints=(
-            "A parent is at least as young as its youngest child. Make it younger than some other leaf: "
-            "a look-up that ends at the parent does that.",
+            "A parent is at least as young as its youngest child. When the child goes, the parent may be "
+            "much younger than some other leaf.",
+            "It was touched by a request that ended there, or went another way. So touch it once more after "
+            "the other leaf has come. A look-up that ends inside a node splits it, and both halves count as "
+            "just used: let it end at a node's end.",
         ),
     ),
 ]

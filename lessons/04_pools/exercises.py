@@ -53,9 +53,9 @@ class Watched:
     def where(self) -> str:
         return "; ".join(self.story[-4:])
 
-    def expect(self, condition: bool, words: str) -> None:
+    def expect(self, condition: bool, words: str, hint: int = 0) -> None:
         """As the grader's `expect`, with the pool for a picture."""
-        expect(condition, words, [("what was asked, and the pool as it should be now", self.drawn())])
+        expect(condition, words, [("what was asked, and the pool as it should be now", self.drawn())], hint)
 
     def drawn(self) -> str:
         """The calls so far, and every page with its slots."""
@@ -66,9 +66,11 @@ class Watched:
             pages.append(f"page {page:2}   {slots:20} {state if page else 'the dummy'}")
         return "\n".join([*self.story, "", *pages])
 
-    def check_available(self) -> None:
+    def check_available(self, hint: int = 0) -> None:
         got, wanted = self.own.available, len(self.free_pages) * self.page_size
-        self.expect(got == wanted, f"after {self.where}: available is {got!r} slots, it should be {wanted}")
+        self.expect(
+            got == wanted, f"after {self.where}: available is {got!r} slots, it should be {wanted}", hint
+        )
         for given, then in self.handed_out:
             now = list(given)
             self.expect(
@@ -88,17 +90,22 @@ class Watched:
         self.expect(answer is not None, f"{self.where}: there is room, and it gave None")
         slots = as_ints(answer, self.where)
         words = f"{self.where}: it gave {slots}"
+        hint = int(not any("free(" in call for call in self.story))  # what a page's slots are
         self.expect(
-            len(slots) == num_tokens, f"{words}: that is {len(slots)} slots, {num_tokens} were asked for"
+            len(slots) == num_tokens,
+            f"{words}: that is {len(slots)} slots, {num_tokens} were asked for",
+            hint,
         )
         pages = [slot // self.page_size for slot in slots[:: self.page_size]]
         laid = [page * self.page_size + i for page in pages for i in range(self.page_size)]
         self.expect(
-            slots == laid, f"{words}: these are not whole pages of {self.page_size}, slots in rising order"
+            slots == laid,
+            f"{words}: these are not whole pages of {self.page_size}, slots in rising order",
+            hint,
         )
         for page in pages:
-            self.expect(page != 0, f"{words}: page 0 is the dummy and is never handed out")
-            self.expect(page in self.free_pages, f"{words}: page {page} {self._state(page)}")
+            self.expect(page != 0, f"{words}: page 0 is the dummy and is never handed out", hint)
+            self.expect(page in self.free_pages, f"{words}: page {page} {self._state(page)}", hint)
             self.free_pages.remove(page)
         self.handed_out.append((answer, slots[:]))
         self.check_available()
@@ -118,9 +125,9 @@ class Watched:
         try:
             getattr(self.own, name)(argument)
         except ValueError:
-            self.check_available()
+            self.check_available(hint=int(name == "free"))
             return
-        self.expect(False, f"{self.where}: {why}, and no ValueError came")
+        self.expect(False, f"{self.where}: {why}, and no ValueError came", 2 * (name == "free"))
 
     def _state(self, page: int) -> str:
         return (
@@ -269,14 +276,19 @@ def extend(impl: ModuleType, pool: Given, start: int, stop: int, last_slot: int)
     answer = impl.alloc_extend(pool, start, stop, last_slot)
     taken = before - set(pool.engine.free_pages().tolist())
     if needed > len(before):
-        expect(answer is None, f"{where}: {needed} new pages are needed, and it gave {answer!r}, not None")
-        expect(not taken, f"{where}: it gave None, but {len(taken)} pages were taken and are lost")
+        expect(
+            answer is None,
+            f"{where}: {needed} new pages are needed, and it gave {answer!r}, not None",
+            hint=2,
+        )
+        expect(not taken, f"{where}: it gave None, but {len(taken)} pages were taken and are lost", hint=2)
         return None
-    expect(answer is not None, f"{where}: {needed} new pages are needed and there, and it gave None")
+    words = f"{where}: {needed} new pages are needed and there, and it gave None"
+    expect(answer is not None, words, hint=2 if needed else 1)
     slots = as_ints(answer, where)
     words = f"{where}: it gave {slots}"
     expect(len(slots) == stop - start, f"{words}: {len(slots)} slots for {stop - start} tokens")
-    expect(len(taken) == needed, f"{words}: {needed} new pages are needed, {len(taken)} were taken")
+    expect(len(taken) == needed, f"{words}: {needed} new pages are needed, {len(taken)} were taken", hint=2)
     last = last_slot
     for position, slot in zip(range(start, stop), slots, strict=True):
         if position % page:
@@ -284,11 +296,14 @@ def extend(impl: ModuleType, pool: Given, start: int, stop: int, last_slot: int)
                 slot == last + 1,
                 f"{words}: token {position} is in the middle of a page and belongs into slot {last + 1}, "
                 f"behind token {position - 1}; it got {slot}",
+                hint=1,
             )
         else:
             begins = slot % page == 0 and slot // page in taken
             expect(
-                begins, f"{words}: token {position} begins a page, and slot {slot} does not begin a new one"
+                begins,
+                f"{words}: token {position} begins a page, and slot {slot} does not begin a new one",
+                hint=2,
             )
             taken.remove(slot // page)
         last = slot
@@ -376,7 +391,11 @@ def check_table(
         for j in range(most):
             got = int(answer[b, j])
             if j * page >= length:
-                expect(got == 0, f"{where}[{b}, {j}] is {got}: request {b} has no such page, it should be 0")
+                expect(
+                    got == 0,
+                    f"{where}[{b}, {j}] is {got}: request {b} has no such page, it should be 0",
+                    hint=1,
+                )
                 continue
             slot = int(rows[row, j * page])
             words = (
@@ -450,34 +469,59 @@ EXERCISES = [
     Exercise(
         "alloc", 2,
         [slots_one_by_one, whole_pages, too_many, not_whole_pages, page_size_one_unless_said],
-        hints=("Check everything first, then take. Page p has the slots p * page_size to (p + 1) * "
-        "page_size - 1.",),
+        hints=(
+            "Refuse first, take afterwards: numbers that are no whole pages, and more than there is.",
+            "A list of free page numbers will do: `list(range(1, num_pages + 1))`. Page p has the slots `p "
+            "* page_size` to `(p + 1) * page_size - 1`.",
+        ),
         functions=("PageAllocator",),
     ),
     Exercise(
         "free", 3,
         [freed_and_given_again, one_slot_stands_for_its_page, freed_twice, freed_twice_by_another_slot,
          never_handed_out, the_same_slot_twice, slots_that_do_not_exist],
-        hints=("Two loops: one that only looks and may raise, and after it one that only changes. To "
-        "refuse a page that is free you must know quickly which pages are.",),
+        hints=(
+            "`{slot // page_size for slot in slots}`. A page may be named by one of its slots or by all of "
+            "them. To see quickly whether it is free already, keep a set (or an array of bits) beside your "
+            "list.",
+            "Two passes: the first only looks, and raises; the second only changes. If one loop does both, "
+            "the pages before the faulty one have gone back already when the error comes, and whoever "
+            "called still believes to own them.",
+            "A slot on a page that is free, a slot on no page from 1 to `num_pages` (negative slots, too), "
+            "and the same slot twice in one call.",
+        ),
         functions=("PageAllocator",),
     ),
     Exercise(
         "alloc_extend", 3,
         [three_parts, one_part_only, begins_a_page, one_token_at_a_time, the_fill_needs_no_page,
          too_few_pages, extend_pages_of_one, backwards],
-        hints=("The first page boundary at or after start is -(-start // page_size) * page_size. Up to "
-        "there (or to stop, if that comes first) the row fills its own page. Ask alloc once, for "
-        "all new pages together.",),
+        hints=(
+            "`boundary = -(-start // page_size) * page_size` is the first page start at or after `start`. "
+            "What lies before it, and what behind?",
+            "Up to `min(boundary, stop)` the row fills its own page, from `last_slot + 1` on. That needs no "
+            "new page, so it works in a full pool, too.",
+            "What is left, `stop - boundary` tokens if that is positive, needs new pages: ask for all of "
+            'them in one call, in whole pages, so that a "no" costs nothing. Use as many of their slots as '
+            "there are tokens.",
+        ),
     ),
     Exercise(
         "page_table", 2,
         [one_request, several_requests, old_numbers_behind_the_end, table_of_slots],
-        hints=("Every page_size-th token of a row begins a page: rows[r, :length:page_size] // "
-        "page_size.",),
+        hints=(
+            "Only page starts need a look-up: every `page_size`-th token of a row begins a page.",
+            "`rows[r, :length:page_size] // page_size`. The slice ends at `length`, so old numbers behind "
+            "it never show; what is left of the line is 0.",
+        ),
     ),
     Exercise(
         "claim_of_the_edge", 1, [the_engine_decides],
-        hints=("Try it: RadixCache(page_size=16), insert, match_prefix, walk.",),
+        hints=(
+            "Where does the last whole page of 16 end within 1,587 tokens? Does a split move a page's "
+            "border?",
+            "Ask the engine: `RadixCache(page_size=16)`, `insert` one prompt, `match_prefix` the other, "
+            "look at `walk()`.",
+        ),
     ),
 ]  # fmt: skip

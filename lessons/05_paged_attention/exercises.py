@@ -91,7 +91,7 @@ def log_sums(s: Scene) -> Tensor:
     return lse
 
 
-def check_attention(impl: ModuleType, s: Scene, words: str = "") -> None:
+def check_attention(impl: ModuleType, s: Scene, words: str = "", hint: int = 0) -> None:
     kept = [tensor.clone() for tensor in (s.q, s.pool.k[0], s.pool.v[0])]
     answer = impl.gather_attention(
         s.q, s.pool.k[0], s.pool.v[0], list(s.pages), s.kv_len, s.page_size, s.scale
@@ -101,24 +101,24 @@ def check_attention(impl: ModuleType, s: Scene, words: str = "") -> None:
     expect(same, f"{s.where}: q or the pool was changed")
     two = isinstance(answer, tuple) and len(answer) == 2
     expect(two, f"{s.where}: it returned {type(answer).__name__}; it should be (out, lse)")
-    close(answer[0], engines_answer(s), f"{s.where}: out", words)
-    close(answer[1], log_sums(s), f"{s.where}: lse", words)
+    close(answer[0], engines_answer(s), f"{s.where}: out", words, hint)
+    close(answer[1], log_sums(s), f"{s.where}: lse", words, hint)
 
 
-def close(got: Any, wanted: Tensor, where: str, words: str = "") -> None:
+def close(got: Any, wanted: Tensor, where: str, words: str = "", hint: int = 0) -> None:
     """Equal up to rounding, or a Failure that names the first query and head that differ."""
     tensor = torch.as_tensor(got).to(torch.float32)
     shapes = list(tensor.shape), list(wanted.shape)
-    expect(shapes[0] == shapes[1], f"{where} has shape {shapes[0]} instead of {shapes[1]}")
+    expect(shapes[0] == shapes[1], f"{where} has shape {shapes[0]} instead of {shapes[1]}", hint=hint)
     behind = f" ({words})" if words else ""
     if torch.isnan(tensor).any() and not torch.isnan(wanted).any():
-        expect(False, f"{where} holds NaN{behind}")
+        expect(False, f"{where} holds NaN{behind}", hint=hint)
     wrong = ~torch.isclose(tensor, wanted, rtol=TOLERANCE, atol=TOLERANCE)
     if wrong.any():
         at = [int(i) for i in wrong.nonzero()[0]]
         names = ", ".join(f"{name} {i}" for name, i in zip(("query", "head", "number"), at, strict=False))
         numbers = f"{tensor[tuple(at)].item():.4f} instead of {wanted[tuple(at)].item():.4f}"
-        expect(False, f"{where} is wrong at {names}: {numbers}{behind}")
+        expect(False, f"{where} is wrong at {names}: {numbers}{behind}", hint=hint)
 
 
 def one_key(impl: ModuleType) -> None:
@@ -154,26 +154,26 @@ def longer_page_table(impl: ModuleType) -> None:
 
 def several_queries_are_causal(impl: ModuleType) -> None:
     """A prefill from the beginning: no query sees what comes after it."""
-    check_attention(impl, scene(6, 6, [2, 1], 4), "a query at position p sees the tokens 0 to p")
+    check_attention(impl, scene(6, 6, [2, 1], 4), "a query at position p sees the tokens 0 to p", 2)
 
 
 def a_chunk_behind_a_cached_prefix(impl: ModuleType) -> None:
     """The last 3 of 10 tokens: the first query is at position 7."""
-    check_attention(impl, scene(3, 10, [2, 7, 4], 4), "the first of T queries is at position kv_len - T")
+    check_attention(impl, scene(3, 10, [2, 7, 4], 4), "the first of T queries is at position kv_len - T", 2)
 
 
 def grouped_heads(impl: ModuleType) -> None:
     """4 query heads on 2 key/value heads, and 6 on 2."""
-    check_attention(impl, scene(1, 5, [2, 1], 4, heads=4), "query head h reads key/value head h // 2")
-    check_attention(impl, scene(2, 5, [2, 1], 4, heads=6), "query head h reads key/value head h // 3")
-    check_attention(impl, scene(2, 5, [2, 1], 4, heads=3, kept=1))
+    check_attention(impl, scene(1, 5, [2, 1], 4, heads=4), "query head h reads key/value head h // 2", 1)
+    check_attention(impl, scene(2, 5, [2, 1], 4, heads=6), "query head h reads key/value head h // 3", 1)
+    check_attention(impl, scene(2, 5, [2, 1], 4, heads=3, kept=1), hint=1)
 
 
 def another_scale(impl: ModuleType) -> None:
     """A scale that is not 1 / sqrt(D), and large scores."""
-    check_attention(impl, scene(2, 5, [2, 1], 4, scale=1.0), "use the scale that is given")
+    check_attention(impl, scene(2, 5, [2, 1], 4, scale=1.0), "use the scale that is given", 2)
     check_attention(
-        impl, scene(1, 5, [2, 1], 4, scale=60.0), "scores of a hundred: exp of them is too large a number"
+        impl, scene(1, 5, [2, 1], 4, scale=60.0), "scores of a hundred: exp of them is too large a number", 2
     )
 
 
@@ -194,12 +194,14 @@ def check_ragged(
     entries = [BatchEntry(row, length - 1, length) for row, length in zip(row_ids, lengths, strict=True)]
     engine = build_metadata(rows, entries, page, "cpu")
     truth = (engine.kv_indptr, engine.kv_indices.numpy(), engine.last_page_len)
-    for name, got, wanted in zip(("indptr", "indices", "last_page_len"), answer, truth, strict=True):
+    parts = ("indptr", "indices", "last_page_len")  # each with its hint
+    for hint, (name, got, wanted) in enumerate(zip(parts, answer, truth, strict=True)):
         array = np.asarray(got)
-        expect(np.issubdtype(array.dtype, np.integer), f"{where}: {name} holds {array.dtype}, not integers")
+        whole = np.issubdtype(array.dtype, np.integer)
+        expect(whole, f"{where}: {name} holds {array.dtype}, not integers", hint=hint)
         same = array.tolist() == wanted.tolist()
         words = f"{where}: {name} should be {said(wanted.tolist())}, it is {said(array.tolist())}"
-        expect(same, words)
+        expect(same, words, hint=hint)
 
 
 def one_line(impl: ModuleType) -> None:
@@ -232,7 +234,11 @@ def part(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_merge(
-    impl: ModuleType, sides: Sequence[tuple[Tensor, Tensor]], whole: tuple[Tensor, Tensor], what: str
+    impl: ModuleType,
+    sides: Sequence[tuple[Tensor, Tensor]],
+    whole: tuple[Tensor, Tensor],
+    what: str,
+    hint: int = 0,
 ) -> None:
     (out_a, lse_a), (out_b, lse_b) = sides
     given = [tensor.clone() for tensor in (out_a, lse_a, out_b, lse_b)]
@@ -241,8 +247,8 @@ def check_merge(
     expect(same, f"{what}: one of the tensors that were given was changed")
     two = isinstance(answer, tuple) and len(answer) == 2
     expect(two, f"{what}: it returned {type(answer).__name__}; it should be (out, lse)")
-    close(answer[0], whole[0], f"{what}: out")
-    close(answer[1], whole[1], f"{what}: lse")
+    close(answer[0], whole[0], f"{what}: out", hint=hint)
+    close(answer[1], whole[1], f"{what}: lse", hint=hint)
 
 
 def split_keys(
@@ -255,7 +261,7 @@ def split_keys(
     what = f"{keys} keys in parts of {cut} and {keys - cut}"
     if size > 1:
         what += f", with scores up to {float(torch.einsum('thd,shd->ths', q, k).abs().max()):.0f}"
-    check_merge(impl, sides, part(q, k, v), what)
+    check_merge(impl, sides, part(q, k, v), what, int(size > 1))
 
 
 def two_halves(impl: ModuleType) -> None:
@@ -284,7 +290,7 @@ def large_scores(impl: ModuleType) -> None:
     for level in (1000.0, -1000.0):
         lse = torch.tensor([[level]])
         whole = torch.tensor([[[2.0]]]), lse + math.log(2.0)
-        check_merge(impl, [(out[0], lse), (out[1], lse.clone())], whole, f"both lse are {level:g}")
+        check_merge(impl, [(out[0], lse), (out[1], lse.clone())], whole, f"both lse are {level:g}", 1)
 
 
 def one_side_is_empty(impl: ModuleType) -> None:
@@ -292,8 +298,8 @@ def one_side_is_empty(impl: ModuleType) -> None:
     random = torch.Generator().manual_seed(5)
     out, lse = torch.randn((2, 2, 4), generator=random), torch.randn((2, 2), generator=random)
     nothing = torch.zeros_like(out), torch.full_like(lse, float("-inf"))
-    check_merge(impl, [(out, lse), nothing], (out, lse), "the second part has no keys")
-    check_merge(impl, [nothing, (out, lse)], (out, lse), "the first part has no keys")
+    check_merge(impl, [(out, lse), nothing], (out, lse), "the second part has no keys", 2)
+    check_merge(impl, [nothing, (out, lse)], (out, lse), "the first part has no keys", 2)
 
 
 # ---------------------------------------------------------------------- a claim
@@ -333,25 +339,47 @@ EXERCISES = [
         [one_key, decode_through_pages_in_order, decode_through_scattered_pages, last_page_not_full,
          longer_page_table, several_queries_are_causal, a_chunk_behind_a_cached_prefix, grouped_heads,
          another_scale],
-        hints=("First the slots of tokens 0 to kv_len - 1 as one index tensor, then k_pool[slots] and "
-        "v_pool[slots]: from there on it is attention as always, in order. Repeat each key/value "
-        "head H // K times.",),
+        hints=(
+            "`position = torch.arange(kv_len)`, then `torch.as_tensor(pages)[position // page_size] * "
+            "page_size + position % page_size`. `k_pool[slots]` is `[kv_len, K, D]`, in order, and nothing "
+            "of anybody else's: from there on it is attention as always.",
+            "`k.repeat_interleave(H // K, dim=1)`: 0 0 1 1, not 0 1 0 1.",
+            "It is at position `kv_len - T + t`, and sees the positions up to and including that one. The "
+            "scale is the one that is given, and with large scores only a softmax that takes out the "
+            "maximum survives.",
+        ),
         seconds=20,
     ),
     Exercise(
         "ragged_pages", 2, [one_line, three_lines, lines_of_slots],
-        hints=("Pages of a request: length divided by page_size, rounded up. indptr is their running sum "
-        "with a 0 in front. A last page is never empty: it has 1 to page_size tokens.",),
+        hints=(
+            "Pages of a request: its length divided by `page_size`, rounded up. `indptr` is their running "
+            "sum with a 0 in front.",
+            "The page numbers of all requests, one behind the other: a request's are `rows[r, "
+            ":length:page_size] // page_size`.",
+            "Length 8 with pages of 4: two full pages, and the last one has 4 used slots, not 0. `(length - "
+            "1) % page_size + 1`.",
+        ),
         seconds=20,
     ),
     Exercise(
         "merge", 3, [two_halves, by_numbers, a_large_and_a_small_part, large_scores, one_side_is_empty],
-        hints=("Each out is a mean with weights exp(score), and exp(lse) is the sum of these weights. So "
-        "the two sides weigh exp(lse_a) and exp(lse_b). torch.logaddexp adds without overflowing.",),
+        hints=(
+            "Each `out` is a mean with the weights exp(score), and exp(lse) is the sum of these weights. So "
+            "the two sides weigh `exp(lse_a)` and `exp(lse_b)`.",
+            "`exp(1000)` is infinite. The lse of both together is `torch.logaddexp(lse_a, lse_b)`: take it "
+            "out of the exponents before you take exp.",
+            "`exp(lse_a - lse)` and `exp(lse_b - lse)` are between 0 and 1 and add up to 1. To multiply "
+            "`out`, they need one dimension more at the end.",
+        ),
         seconds=20,
     ),
     Exercise(
         "claim_of_the_tail", 1, [the_engine_decides],
-        hints=("Try it: RadixCache(page_size=16), insert, peek.",),
+        hints=(
+            "Only whole pages are shared. In which page of 16 is the 20th token, and what follows it in "
+            "each of the two prompts?",
+            "`RadixCache(page_size=16)`, `insert` the first prompt, `peek` the second.",
+        ),
     ),
 ]  # fmt: skip

@@ -70,6 +70,7 @@ class Tree:
             node is self.cache.root or getattr(node, "parent", None) is not None,
             f"tree.{what} was called for a node that is not in the tree any more: once it was unlocked, it "
             "was evicted. Lock the new end first, then let the old one go",
+            hint=2,
         )
 
 
@@ -127,6 +128,7 @@ class World:
             impl.commit_finished(self.tree, request, all_freed)
         else:
             impl.commit_unfinished(self.tree, request, all_freed)
+        hint = int(not finished)  # what is freed
         old_ones, freed = all_freed[: len(self.freed)], all_freed[len(self.freed) :]
         picture = [("the row before", _say(before, tokens)), ("the row after", _say(request.row, tokens))]
         wanted = before[protected:known] + (before[aligned:] if finished else [])
@@ -136,16 +138,23 @@ class World:
             f"{where}: `freed` held {self.freed} before, and begins with {old_ones} now: append, and leave "
             "what is there",
             picture,
+            hint,
         )
         for slot in sorted(set(freed)):
             expect(
-                freed.count(slot) == 1, f"{where}: slot {slot} was freed {freed.count(slot)} times", picture
+                freed.count(slot) == 1,
+                f"{where}: slot {slot} was freed {freed.count(slot)} times",
+                picture,
+                hint,
             )
         for position, slot in enumerate(before):
             if (slot in freed) != (slot in wanted):
-                raise Failure(f"{where}: {_fate(position, slot, protected, known, aligned)}", picture)
+                raise Failure(f"{where}: {_fate(position, slot, protected, known, aligned)}", picture, hint)
         expect(
-            set(freed) == set(wanted), f"{where}: freed {freed}, of which not all were in the row", picture
+            set(freed) == set(wanted),
+            f"{where}: freed {freed}, of which not all were in the row",
+            picture,
+            hint,
         )
         self.freed += freed
         self.free |= {*freed, *self.tree.evicted}
@@ -155,8 +164,8 @@ class World:
             self._is_gone(request, where)
         else:
             self._goes_on(request, where, tokens, aligned, before, old)
-        self._locks(where)
-        self._books(where, picture)
+        self._locks(where, hint=1 if finished else 2)
+        self._books(where, picture, hint)
 
     def _goes_on(
         self, request: Request, where: str, tokens: list[int], aligned: int, before: list[int], old: Any
@@ -173,6 +182,7 @@ class World:
             request.protected == aligned,
             f"{where}: protected is {request.protected}; {aligned} tokens are in whole pages of {self.page}",
             picture,
+            hint=2,
         )
         end = self.tree.cache.peek(RadixKey(tokens[:aligned]))
         expect(end == aligned, f"{where}: only {end} of {aligned} tokens are in the tree", picture)
@@ -183,13 +193,16 @@ class World:
                 f"{where}: row[{position}] is slot {row[position]}, but the tree's slot for that token is "
                 f"{slot}: the row reads what is not its own",
                 picture,
+                hint=1,
             )
-        expect(row[aligned:] == before[aligned:], f"{where}: the tail's slots must stay in the row", picture)
+        tail = row[aligned:] == before[aligned:]
+        expect(tail, f"{where}: the tail's slots must stay in the row", picture, hint=1)
         expect(
             request.node is theirs.last_node,
             f"{where}: request.node is {_node(request.node)}; the whole pages end at "
             f"{_node(theirs.last_node)}",
             picture,
+            hint=2,
         )
 
     def _is_gone(self, request: Request, where: str) -> None:
@@ -198,9 +211,10 @@ class World:
             expect(
                 (list(got) if name == "row" else got) == wanted,
                 f"{where}: request.{name} is {got!r} instead of {wanted!r}; a finished request holds nothing",
+                hint=2,
             )
 
-    def _locks(self, where: str) -> None:
+    def _locks(self, where: str, hint: int) -> None:
         for node in self.tree.cache.walk():
             if node.parent is None:
                 continue
@@ -209,9 +223,10 @@ class World:
             expect(
                 own == held,
                 f"{where}: {_node(node)} is locked {own} times, and {held} live requests end there",
+                hint=hint,
             )
 
-    def _books(self, where: str, picture: list[tuple[str, Any]]) -> None:
+    def _books(self, where: str, picture: list[tuple[str, Any]], hint: int) -> None:
         """Every slot that was ever given out is free, the tree's, or one request's: exactly once."""
         self.tree.cache.check()
         free = self.free
@@ -224,7 +239,7 @@ class World:
         for slot, names in owners.items():
             names += ["free"] if slot in free else []
             who = " and ".join(names) or "nobody, and it is not free: a leak"
-            expect(len(names) == 1, f"{where}: slot {slot} belongs to {who}", picture)
+            expect(len(names) == 1, f"{where}: slot {slot} belongs to {who}", picture, hint)
 
 
 def _fate(position: int, slot: int, protected: int, known: int, aligned: int) -> str:
@@ -372,7 +387,7 @@ def chunks_by_hand(impl: ModuleType) -> None:
     ]:
         got = _plain(impl.plan_chunks(list(lengths), list(cached), chunk, page))
         call = f"plan_chunks({lengths}, {cached}, chunk_tokens={chunk}, page_size={page})"
-        expect(got == wanted, f"{call} gave {got} instead of {wanted}")
+        expect(got == wanted, f"{call} gave {got} instead of {wanted}", hint=2 if any(cached) else 1)
     got = _plain(impl.plan_chunks([2], [1], 4))
     expect(
         got == [[(0, 1, 2)]], f"plan_chunks([2], [1], 4) gave {got}; without a page size a page is one token"
@@ -408,7 +423,9 @@ def _same(got: Any, wanted: dict[int, list[str]], what: str) -> None:
     expect(isinstance(got, dict), f"{what}: page_owners returned {type(got).__name__}, not a dict")
     for page, names in wanted.items():
         expect(page in got, f"{what}: page {page} is missing; every page from 1 on is to be listed")
-        expect(list(got[page]) == names, f"{what}: page {page} should have {names}, it has {got[page]!r}")
+        expect(
+            list(got[page]) == names, f"{what}: page {page} should have {names}, it has {got[page]!r}", hint=1
+        )
     extra = sorted(set(got) - set(wanted))
     expect(not extra, f"{what}: pages {extra} are not among those asked for")
 
@@ -422,8 +439,16 @@ EXERCISES = [
         4,
         COMMITS,
         hints=(
-            "Write the number line on paper with real numbers. Between protected and prefix_len the slots "
-            "change twice: the old ones are freed, and the row is pointed at tree.path_slots(node).",
+            "Write the row of a request with 9 tokens on pages of 4 on paper: `protected` is 4, and "
+            "`tree.insert` says that 8 were there. Which slots are duplicates? Which is the tail? `insert` "
+            "says all that you need, you look nothing up.",
+            "Between `protected` and `prefix_len` the slots change twice. Read the duplicates out of the "
+            "row before you overwrite them, and free those. Then point the row at the tree's slots: "
+            "`tree.path_slots(node)` gives all of them from token 0 on, as many as are in whole pages. The "
+            "simplest remap takes all of it.",
+            "Lock the new end first, then unlock the old one: in between, the path would be held by nobody. "
+            "And which slots may the request never free from now on? All in whole pages, its own new ones "
+            "among them.",
         ),
     ),
     Exercise(
@@ -431,8 +456,12 @@ EXERCISES = [
         3,
         ENDS,
         hints=(
-            "Two parts of the row are freed: the duplicates and the tail. The lock to give back is the "
-            "one on request.node.",
+            "Two parts of the row: the duplicates, and the tail behind the last whole page. What is new in "
+            "between is the tree's from now on.",
+            "The lock to give back is the one that this request took: it is on `request.node`, not on the "
+            "node that `insert` returned.",
+            "Nothing: an empty row, `protected` 0, no node. So there is no row to remap and no new lock to "
+            "take. Insert before you unlock: what nobody holds may go at once.",
         ),
     ),
     Exercise(
@@ -440,8 +469,12 @@ EXERCISES = [
         3,
         [chunks_by_hand],
         hints=(
-            "Keep one number: what is left of this step's budget. A new step begins when it is 0 and "
-            "somebody still has tokens.",
+            "One number: what is left of this step's budget. A new step begins when it is 0 and somebody "
+            "still has tokens.",
+            "It begins all the same, with as many tokens as the budget has left, whole pages or not. The "
+            "next step goes on with it before anybody else.",
+            "A prompt that is cached to its end still computes one token, and with pages of 4 that means a "
+            "whole page of it: the used part is cut to whole pages after the one token is taken off.",
         ),
     ),
     Exercise(
@@ -449,8 +482,10 @@ EXERCISES = [
         2,
         [owners_by_hand, owners_of_a_leak],
         hints=(
-            "Begin with an empty set for every page, then let free list, tree and rows claim theirs. A row "
-            "claims only what lies behind `protected`.",
+            "Begin with an empty set for every page, then let free list, tree and rows claim theirs. A list "
+            "that is sorted comes last.",
+            "Two requests that share a prefix both read its pages. A row claims only what lies behind "
+            "`protected`.",
         ),
     ),
 ]

@@ -88,7 +88,7 @@ def names(order: Any) -> list[str]:
     return [request.name for request in order]
 
 
-def same_order(got: Any, wanted: Sequence[str], queue: Sequence[Request], what: str) -> None:
+def same_order(got: Any, wanted: Sequence[str], queue: Sequence[Request], what: str, hint: int = 0) -> None:
     """The first place where two orders differ, in words."""
     expect(got is not None, f"{what} returned nothing")
     ours = names(got)
@@ -98,6 +98,7 @@ def same_order(got: Any, wanted: Sequence[str], queue: Sequence[Request], what: 
         expect(
             mine == theirs,
             f"{what} gave {ours}: place {place} should be {theirs}, not {mine} ({list(wanted)})",
+            hint=hint,
         )
 
 
@@ -130,13 +131,15 @@ def lpm_by_hand(impl: ModuleType) -> None:
 def lpm_ties(impl: ModuleType) -> None:
     """Equal matches: who came earlier."""
     queue, match = queue_of(C=(3, 5), A=(1, 5), B=(2, 5), D=(0, 4))
-    _lpm(impl, queue, match, "ABCD", "A, B and C all match 5, arrivals 1, 2, 3; D matches 4")
+    _lpm(impl, queue, match, "ABCD", "A, B and C all match 5, arrivals 1, 2, 3; D matches 4", hint=1)
 
 
 def lpm_priorities(impl: ModuleType) -> None:
     """Larger priority before a longer match."""
     queue, match = queue_of(A=(1, 50, 0), B=(2, 0, 1), C=(3, 9, 1), D=(4, 99, -1))
-    _lpm(impl, queue, match, "CBAD", "B and C have priority 1, A 0, D -1; matches A 50, B 0, C 9, D 99")
+    _lpm(
+        impl, queue, match, "CBAD", "B and C have priority 1, A 0, D -1; matches A 50, B 0, C 9, D 99", hint=1
+    )
 
 
 def lpm_asks_once(impl: ModuleType) -> None:
@@ -152,12 +155,14 @@ def lpm_of_nobody(impl: ModuleType) -> None:
     expect(list(got) == [], f"lpm_order of an empty queue gave {got!r}")
 
 
-def _lpm(impl: ModuleType, queue: list[Request], match: Lengths, wanted: str, what: str) -> None:
+def _lpm(
+    impl: ModuleType, queue: list[Request], match: Lengths, wanted: str, what: str, hint: int = 0
+) -> None:
     before = list(queue)
     got = impl.lpm_order(queue, match)
     expect(queue == before, f"{what}: lpm_order changed the queue it was given; return a new list")
     expect(got is not queue, f"{what}: lpm_order returned the queue itself; return a new list")
-    same_order(got, list(wanted), queue, f"lpm_order, {what},")
+    same_order(got, list(wanted), queue, f"lpm_order, {what},", hint)
 
 
 # ---------------------------------------------------------------------- dfs
@@ -183,29 +188,29 @@ def dfs_weights(impl: ModuleType) -> None:
     deep = Node([], [Node([], [Node([r["A"], r["B"], r["C"]])])])
     wide = Node([], [Node([r["D"]]), Node([r["E"]])])
     root = Node([], [wide, deep, Node([r["F"]])])
-    _dfs(impl, root, "ABCDEF", "a deep branch with A, B, C; a wide one with D, E; and F")
+    _dfs(impl, root, "ABCDEF", "a deep branch with A, B, C; a wide one with D, E; and F", hint=1)
 
 
 def dfs_ties(impl: ModuleType) -> None:
     """Branches of equal weight: the one with the earliest request."""
     r = {name: Request(name, arrival=i) for i, name in enumerate("ABCDEF")}
     root = Node([], [Node([r["F"], r["B"]]), Node([r["C"]], [Node([r["A"]])]), Node([r["E"], r["D"]])])
-    _dfs(impl, root, "ACBFDE", "three branches of 2: F B; A below C; E D")
+    _dfs(impl, root, "ACBFDE", "three branches of 2: F B; A below C; E D", hint=2)
 
 
 def dfs_of_little(impl: ModuleType) -> None:
     """A tree with nobody, and one with somebody at the root only."""
-    expect(list(impl.dfs_order(Node())) == [], "dfs_order of an empty tree should be []")
+    expect(list(impl.dfs_order(Node())) == [], "dfs_order of an empty tree should be []", hint=2)
     b, a = Request("B", arrival=2), Request("A", arrival=1)
     _dfs(impl, Node([b, a]), "AB", "A and B at the root")
 
 
-def _dfs(impl: ModuleType, root: Node, wanted: Sequence[str], what: str) -> None:
+def _dfs(impl: ModuleType, root: Node, wanted: Sequence[str], what: str, hint: int = 0) -> None:
     queue = everybody(root)
     shape = shape_of(root)
     got = impl.dfs_order(root)
     expect(shape_of(root) == shape, f"dfs_order, {what}: the tree must stay as it is")
-    same_order(got, list(wanted), queue, f"dfs_order, {what},")
+    same_order(got, list(wanted), queue, f"dfs_order, {what},", hint)
 
 
 def everybody(root: Node) -> list[Request]:
@@ -229,34 +234,34 @@ def admit_by_hand(impl: ModuleType) -> None:
 def admit_what_is_cached(impl: ModuleType) -> None:
     """What is cached needs no slot, but one token is always computed."""
     tree = lambda: Tree([1, 2, 3, 4])  # noqa: E731
-    run_admit(impl, tree, [("A", [1, 2, 3, 4, 5, 6], 0)], 2, 0, "A", 0)
-    run_admit(impl, tree, [("A", [1, 2, 3, 4], 0)], 1, 0, "A", 0)
-    run_admit(impl, tree, [("A", [1, 2, 3, 4], 0)], 0, 0, "", 0)
+    run_admit(impl, tree, [("A", [1, 2, 3, 4, 5, 6], 0)], 2, 0, "A", 0, hint=2)
+    run_admit(impl, tree, [("A", [1, 2, 3, 4], 0)], 1, 0, "A", 0, hint=2)
+    run_admit(impl, tree, [("A", [1, 2, 3, 4], 0)], 0, 0, "", 0, hint=2)
 
 
 def admit_counts_the_lock(impl: ModuleType) -> None:
     """A request cannot be given the room of the prefix that it uses itself."""
     tree = lambda: Tree([1, 2, 3, 4])  # noqa: E731
-    run_admit(impl, tree, [("A", [1, 2, 3, 4, 5, 6, 7], 0)], 2, 0, "", 2)
-    run_admit(impl, tree, [("A", [1, 2, 5, 6, 7], 0)], 2, 0, "A", 1)
+    run_admit(impl, tree, [("A", [1, 2, 3, 4, 5, 6, 7], 0)], 2, 0, "", 2, hint=1)
+    run_admit(impl, tree, [("A", [1, 2, 5, 6, 7], 0)], 2, 0, "A", 1, hint=1)
 
 
 def admit_evicts_the_shortfall(impl: ModuleType) -> None:
     """Only what the free slots lack is evicted."""
     tree = lambda: Tree([1, 2], [5, 6], [8, 9])  # noqa: E731
-    run_admit(impl, tree, [("A", [20, 21, 22, 23], 0)], 3, 0, "A", 1, cached=4)
-    run_admit(impl, tree, [("A", [20, 21, 22], 0)], 3, 0, "A", 0, cached=6)
-    run_admit(impl, tree, [("A", [20, 21, 22, 23, 24], 0)], 0, 0, "A", 1, cached=0)
+    run_admit(impl, tree, [("A", [20, 21, 22, 23], 0)], 3, 0, "A", 1, cached=4, hint=2)
+    run_admit(impl, tree, [("A", [20, 21, 22], 0)], 3, 0, "A", 0, cached=6, hint=2)
+    run_admit(impl, tree, [("A", [20, 21, 22, 23, 24], 0)], 0, 0, "A", 1, cached=0, hint=2)
 
 
 def admit_keeps_the_reserve(impl: ModuleType) -> None:
     """What running and just admitted requests will still generate is left over."""
-    run_admit(impl, Tree, [("A", [1, 2, 3], 0)], 5, 3, "", 5)
-    run_admit(impl, Tree, [("A", [1, 2, 3], 0)], 6, 3, "A", 3)
-    run_admit(impl, Tree, [("A", [1, 2, 3], 4)], 6, 0, "", 6)
-    run_admit(impl, Tree, [("A", [1, 2, 3], 4), ("B", [5, 6], 1)], 9, 0, "A", 6)
-    run_admit(impl, Tree, [("A", [1, 2, 3], 4), ("B", [5, 6], 1)], 10, 0, "AB", 5)
-    run_admit(impl, lambda: Tree([7, 8, 9]), [("A", [1, 2, 3], 3)], 3, 0, "A", 0, cached=3)
+    run_admit(impl, Tree, [("A", [1, 2, 3], 0)], 5, 3, "", 5, hint=2)
+    run_admit(impl, Tree, [("A", [1, 2, 3], 0)], 6, 3, "A", 3, hint=2)
+    run_admit(impl, Tree, [("A", [1, 2, 3], 4)], 6, 0, "", 6, hint=2)
+    run_admit(impl, Tree, [("A", [1, 2, 3], 4), ("B", [5, 6], 1)], 9, 0, "A", 6, hint=2)
+    run_admit(impl, Tree, [("A", [1, 2, 3], 4), ("B", [5, 6], 1)], 10, 0, "AB", 5, hint=2)
+    run_admit(impl, lambda: Tree([7, 8, 9]), [("A", [1, 2, 3], 3)], 3, 0, "A", 0, cached=3, hint=2)
 
 
 def admit_waits_for_the_first(impl: ModuleType) -> None:
@@ -268,8 +273,8 @@ def admit_waits_for_the_first(impl: ModuleType) -> None:
 def admit_matches_late(impl: ModuleType) -> None:
     """What B could have used was evicted for A."""
     tree = lambda: Tree([5, 6, 7], [8, 9])  # noqa: E731
-    run_admit(impl, tree, [("A", [1, 2], 0), ("B", [5, 6, 7, 8, 4], 0)], 1, 0, "A", 2, cached=2)
-    run_admit(impl, tree, [("A", [1, 2], 0), ("B", [5, 6, 7, 8, 4], 0)], 3, 0, "AB", 1, cached=3)
+    run_admit(impl, tree, [("A", [1, 2], 0), ("B", [5, 6, 7, 8, 4], 0)], 1, 0, "A", 2, cached=2, hint=1)
+    run_admit(impl, tree, [("A", [1, 2], 0), ("B", [5, 6, 7, 8, 4], 0)], 3, 0, "AB", 1, cached=3, hint=1)
 
 
 def queue_to_admit(described: Sequence[tuple[str, list[int], int]]) -> list[Request]:
@@ -289,6 +294,7 @@ def run_admit(
     wanted: Sequence[str],
     left: int,
     cached: int | None = None,
+    hint: int = 0,
 ) -> None:
     """One call: who is admitted, what is left, what is cached still, and who holds which lock."""
     tree = make()
@@ -305,17 +311,19 @@ def run_admit(
     )
     admitted, free_left = answer
     got = names(admitted)
-    expect(got == list(wanted), f"{what}: admitted {got}, it should be {list(wanted)}")
+    expect(got == list(wanted), f"{what}: admitted {got}, it should be {list(wanted)}", hint=hint)
     gone = tree.calls
     expect(
         free_left == left,
         f"{what}: {free_left} free slots are left, it should be {left} (evict was called {gone})",
+        hint=hint,
     )
     if cached is not None:
         total = tree.cache.total_size
         expect(
             total == cached,
             f"{what}: {total} tokens are cached afterwards, it should be {cached} (evict was called {gone})",
+            hint=hint,
         )
     ends = [tree.match(request)[1] for request in admitted]
     held = sorted(node.id for node in tree.locks if node.parent is not None)
@@ -324,6 +332,7 @@ def run_admit(
         held == due,
         f"{what}: {len(held)} locks are held on nodes, it should be {len(due)}: "
         "one for each admitted request's match",
+        hint=1,
     )
     tree.cache.check()
 
@@ -383,6 +392,7 @@ def nobody_starves(impl: ModuleType) -> None:
             most == limit,
             f"limit {limit}: a request without a match was passed by {most} others before it ran, it should "
             f"be {limit} (one is served per step, one comes with a long match)",
+            hint=1,
         )
 
 
@@ -402,19 +412,30 @@ def _fair(
     expect(
         [r.passes for r in queue] == [d[3] for d in described.values()], "fair_order must not change passes"
     )
-    same_order(got, list(wanted), queue, f"fair_order with limit {limit} of {what}")
+    due = sum(r.passes >= limit for r in queue)
+    same_order(got, list(wanted), queue, f"fair_order with limit {limit} of {what}", 2 if due > 1 else 1)
 
 
 EXERCISES = [
     Exercise(
         "lpm_order", 2, [lpm_by_hand, lpm_ties, lpm_priorities, lpm_asks_once, lpm_of_nobody],
-        hints=("sorted with a key that is a tuple: what comes first in it decides first. A minus turns the "
-        "direction round.",),
+        hints=(
+            "`sorted(queue, key=...)` with a tuple as the key does most of the work: what stands first in "
+            "it decides first. It asks the key once for each element.",
+            "A minus turns one place of the tuple round. `reverse=True` turns all of them round, the "
+            "arrival, too.",
+        ),
     ),
     Exercise(
         "dfs_order", 3, [dfs_by_hand, dfs_own_last, dfs_weights, dfs_ties, dfs_of_little],
-        hints=("A function that calls itself for each child, and one that counts what is below a node. Own "
-        "requests come after the children.",),
+        hints=(
+            "A function that calls itself for each child. A request that ends at an inner node comes after "
+            "those below it: what it needs is locked by them anyway.",
+            "Write a second function that gives the weight of a node and its earliest arrival. Both are "
+            "found from the children's, and count the requests, not the children.",
+            "Children are sorted by (larger weight, smaller earliest arrival). A node with nobody at it and "
+            "below it has no arrival: infinity will do.",
+        ),
     ),
     Exercise(
         "admit", 4,
@@ -422,13 +443,26 @@ EXERCISES = [
             admit_by_hand, admit_what_is_cached, admit_counts_the_lock, admit_evicts_the_shortfall,
             admit_keeps_the_reserve, admit_waits_for_the_first, admit_matches_late,
         ],
-        hints=("Lock before you look at tree.evictable. need is for now and is taken from free; new_tokens and "
-        "reserve are for later and are only left over.",),
+        hints=(
+            "Play the docstring's steps by hand: 2 free slots, `[1, 2, 3, 4]` cached, a request `[1, 2, 3, "
+            "4, 5, 6, 7]`. It needs 3. Is there room for it?",
+            "Locking takes tokens out of `tree.evictable`: look at it only then. And what is matched for "
+            "the second request before the first one has evicted may be gone: match when its turn comes.",
+            "Four numbers: `free`, `reserve`, `need`, `tree.evictable`. `need` is for now, at least 1, and "
+            "is taken from `free`; `new_tokens` and `reserve` are for later, and are only left over. Evict "
+            "`need - free`, if that is more than 0.",
+        ),
     ),
     Exercise(
         "fair", 3, [passes_by_hand, fair_by_hand, nobody_starves],
-        hints=("Due (passes >= limit) or not is one more place in the key, between priority and match. Due "
-        "ones are by arrival alone.",),
+        hints=(
+            "Somebody was passed if his (priority, arrival) ranks before that of one who was admitted. Ask "
+            "with `any`, so that a step counts once.",
+            "First priority, then due or not, then (if not due) the match, then arrival. Due is who was "
+            "passed in `limit` steps or more.",
+            "Their match must not matter: put the same number in its place for all of them. With limit 0 "
+            "everybody is due.",
+        ),
         functions=("count_passes", "fair_order"),
     ),
 ]  # fmt: skip

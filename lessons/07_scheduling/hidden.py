@@ -99,7 +99,7 @@ def fair_of_small_queues(impl: ModuleType) -> None:
         match = exercises.Lengths(dict(zip("AB", lengths, strict=True)))
         got = impl.fair_order(list(queue), match, limit)
         what = f"fair_order with limit {limit} of A (passed 2) and B (passed 1), matches {lengths}"
-        exercises.same_order(got, wanted, queue, what)
+        exercises.same_order(got, wanted, queue, what, hint=1)
 
 
 def fair_of_wide_queues(impl: ModuleType) -> None:
@@ -112,7 +112,7 @@ def fair_of_wide_queues(impl: ModuleType) -> None:
         wanted = exercises.names(other_policies.fair(limit)(queue, match))
         got = impl.fair_order(given, match, limit)
         what = f"fair_order with limit {limit} of {said}"
-        exercises.same_order(got, wanted, queue, what)
+        exercises.same_order(got, wanted, queue, what, hint=1)
         same = given == queue and [request.passes for request in queue] == before
         expect(same, f"{what}: the queue and the passes must stay as they are")
 
@@ -230,7 +230,7 @@ def random_fair(impl: ModuleType, rng: Random) -> None:
         limit = rng.randrange(6)
         wanted = exercises.names(other_policies.fair(limit)(queue, match))
         what = f"fair_order with limit {limit} of {said}"
-        exercises.same_order(impl.fair_order(list(queue), match, limit), wanted, queue, what)
+        exercises.same_order(impl.fair_order(list(queue), match, limit), wanted, queue, what, hint=1)
         cut = rng.randint(0, len(queue))
         admitted, waiting = queue[:cut], queue[cut:]
         before = [request.passes for request in waiting]

@@ -201,7 +201,7 @@ def check_split(impl: ModuleType, system: str) -> None:
     expect(chats, f"{where}: the requests are of {one.of!r} and {two.of!r}; take two different chats")
     first, second = panels
     shown = draw(panels)
-    expect(not first["evicted"] and not second["evicted"], f"{where}: something was evicted", shown)
+    expect(not first["evicted"] and not second["evicted"], f"{where}: something was evicted", shown, hint=1)
     expect(len(first["nodes"]) == 1, f"{where}: {len(first['nodes'])} nodes after step 1, not one", shown)
     splits = [e for f in recorder.frames for e in f.events if type(e).__name__ == "NodeSplit"]
     expect(len(splits) == 1, f"{where}: {len(splits)} splits, it should be one", shown)
@@ -216,6 +216,7 @@ def check_split(impl: ModuleType, system: str) -> None:
         used == capacity,
         f"{where}: {used} of {capacity} slots are used in the end; the pool should be full",
         shown,
+        hint=2,
     )
 
 
@@ -236,15 +237,19 @@ def check_forget(impl: ModuleType, system: str) -> None:
             not gone, f"{where}, step {panel['step']}: {gone} is evicted, and nothing should be yet", shown
         )
     gone = [turns(node) for node in panels[2]["evicted"]]
-    expect(gone == [["U2"]], f"{where}, step 3: evicted are nodes with {gone}; it should be [['U2']]", shown)
+    words = f"{where}, step 3: evicted are nodes with {gone}; it should be [['U2']]"
+    expect(gone == [["U2"]], words, shown, hint=1)
     kept = sum(node["tokens"] for node in panels[2]["nodes"] if set(turns(node)) & {"S", "U1"})
     held = {turn for node in panels[2]["nodes"] for turn in turns(node)}
-    expect({"S", "U1"} <= held, f"{where}, step 3: the first turn of chat 1 should still be there", shown)
+    expect(
+        {"S", "U1"} <= held, f"{where}, step 3: the first turn of chat 1 should still be there", shown, hint=1
+    )
     cached = panels[3]["cached_tokens"]
     expect(
         cached == kept,
         f"{where}, step 4: {cached} prompt tokens were cached, not the {kept} up to the first turn's end",
         shown,
+        hint=2,
     )
 
 
@@ -266,26 +271,52 @@ def check_nine(impl: ModuleType, system: str) -> None:
     if broken:
         row = int(broken[0].partition(":")[0].split()[-1]) if broken[0].startswith("step ") else 9
         faults = [fault for fault in broken if fault.startswith(f"step {row}:")] or broken
-        raise Failure(f"{where}, {'; '.join(faults[:3])}", draw(panels[:row]))
+        raise Failure(f"{where}, {'; '.join(faults[:3])}", draw(panels[:row]), _hint_of(row))
+
+
+def _hint_of(row: int) -> int:
+    """Up to step 4 the sizes are at fault, up to step 8 the pool, and then the samples."""
+    return int(row > 4) + int(row > 8)
 
 
 EXERCISES = [
     Exercise(
         "split_story", 2, [split_happens],
-        hints=("Count: the first prompt, its reply without the last token, the second prompt without what they "
-        "share, its reply without the last token. encode says how many tokens a text has.",),
+        hints=(
+            "Draw the tree after each step on paper and write a letter for the size of each node. Only then "
+            "think about numbers.",
+            "First prompt + 3 + second prompt - shared + 3, with replies of 4: the last token of a reply is "
+            "not in the tree. `encode` says how many tokens a text has.",
+            "Not only the system prompt. Encode both first prompts and walk along the two lists up to where "
+            "they differ.",
+        ),
         seconds=60,
     ),
     Exercise(
         "forget_story", 3, [forget_happens],
-        hints=("Write an inequality for each step: what must fit (sum <= pool) and what must not "
-        "(sum > pool). The oldest leaf goes first.",),
+        hints=(
+            "Write one for each step: what must fit (sum <= pool), and what must not (sum > pool). The leaf "
+            "that was not used for longest goes first, and no more than is needed.",
+            "With s for the first turn (system prompt included), u for the second, v for what chat 2 adds: "
+            "s + u <= pool < s + u + v at least. Without u it has to fit, or U1 goes as well. So what about "
+            "s + v?",
+            "With w for the third turn: chat 1 comes back with s, u and w. Only s may be there still, and s "
+            "+ u + w has to fit at all.",
+        ),
         seconds=60,
     ),
     Exercise(
         "nine_steps", 5, [nine_happen],
-        hints=("Make U2 long. Then V1 + V2 has to be more than all few-shot queries and U3 together, and "
-        "not more than U2 and U3. The pool: what is there after step 8.",),
+        hints=(
+            "U2 has to be long, longer than everything few-shot; a long text is cheaper than a long reply. "
+            "Questions should differ in one word, and that word should be one token in all of them, or "
+            "nearly.",
+            "Write F for the part that all queries share and q for one question with its answer. After step "
+            "8 the tree holds S, U1, U2, U3, F and four q. Make the pool just that. Which inequality for V1 "
+            "+ V2 comes out of steps 5 to 7? Which one for V1 out of step 8?",
+            "The samples need more than Q1 and Q3 together, and not more than Q1, Q3 and Q4. Each sample of "
+            "n tokens needs n - 1 slots of its own.",
+        ),
         seconds=90,
     ),
 ]  # fmt: skip

@@ -43,12 +43,12 @@ def spelled(node: Node) -> list[int]:
     return [int(token) for step in reversed(path_up(node)) for token in step.tokens]
 
 
-def whole(tree: Tree, where: str, before: dict[str, Any] | None = None) -> None:
-    """The tree's invariants hold, or a Failure says which does not."""
+def whole(tree: Tree, where: str, before: dict[str, Any] | None = None, hint: int = 0) -> None:
+    """The tree's invariants hold, or a Failure says which does not. hint: as a Failure's."""
     try:
         tree.check()
     except InvariantError as error:
-        raise Failure(f"{where}: {error}", pictures(tree, before)) from error
+        raise Failure(f"{where}: {error}", pictures(tree, before), hint) from error
 
 
 def pictures(tree: Tree, before: dict[str, Any] | None = None) -> list[tuple[str, Any]]:

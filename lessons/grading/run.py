@@ -69,9 +69,19 @@ def verdict(
 ) -> Result:
     """A Result with its points: all or nothing; which: of the exercise's hints."""
     points = exercise.points if status == "passed" else 0.0
-    untold = status in ("passed", "todo") or more.get("whole_file") or not exercise.hints
-    hint = "" if untold else exercise.hints[min(which, len(exercise.hints) - 1)]
+    untold = status in ("passed", "todo") or more.get("whole_file")
+    hint = "" if untold else _hint(lesson, exercise, which)
     return Result(lesson.name, exercise.name, points, exercise.points, status, plain(words), hint, **more)
+
+
+def _hint(lesson: Lesson, exercise: Exercise, which: int) -> str:
+    """One of the hints, and where the next one is."""
+    count = len(exercise.hints)
+    if not count:
+        return ""
+    number = min(which + 1, count)
+    next_one = f"; the next: lessons/{lesson.name}/README.md" if number < count else ""
+    return f"{exercise.hints[number - 1]} ({number} of {count}{next_one})"
 
 
 def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: str = "") -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def test_right_and_wrong_guesses_get_their_replies(capsys, file: Path) -> None:
     ):
         guess = asked(lesson)
         guess.commit(said)
-        assert capsys.readouterr().out == f"Committed: {said}. Now run the next cell.\n"
+        assert capsys.readouterr().out == f"Committed: {said}. Now run the cells below.\n"
         assert answered(guess, 6, capsys, because="two need one", wrong=replies) == words
     rows = json.loads(file.read_text(encoding="utf-8"))["predictions"]
     assert {key: (row["guess"], row["right"]) for key, row in rows.items()} == {
@@ -174,11 +175,15 @@ def test_a_file_that_cannot_be_written_is_no_reason_to_fail(file: Path, monkeypa
     assert "right" in answered(guess, "6", capsys)
 
 
-def test_without_a_widget_the_question_is_text() -> None:
+def test_without_a_widget_the_question_is_text(monkeypatch) -> None:
+    other = asked("13")
     text = repr(asked())
     assert text.startswith("Predict: How many slots are copied?\n  ( ) none\n  ( ) 3\n  ( ) 6\n")
     assert text.endswith('guess.commit("one of these")')
-    assert "a number of tokens: ____" in repr(asked("10", number="tokens"))
+    assert "\n  ____ tokens\n" in repr(asked("10", number="tokens"))
+    shell = SimpleNamespace(user_ns={"_": other, "tails": other, "guess": asked("12")})
+    monkeypatch.setattr(module, "get_ipython", lambda: shell)
+    assert repr(other).endswith('or: tails.commit("one of these")')
     guess = asked("11")
     bundle, _ = guess._repr_mimebundle_()
     assert bundle["text/plain"] == repr(guess) and "application/vnd.jupyter.widget-view+json" in bundle
@@ -203,7 +208,7 @@ def test_the_button_commits(more: dict[str, Any], wrong: str, words: str) -> Non
     widget.received("nonsense")
     widget.received({"commit": "3"})
     assert guess.guess == "3" == kept.predictions()["09"]["guess"]
-    assert widget.state == {"guess": "3", "words": "Committed: 3. Now run the next cell."}
+    assert widget.state == {"guess": "3", "words": "Committed: 3. Now run the cells below."}
     again = asked("09", **more)
     again._repr_mimebundle_()
     assert again._widget is not None

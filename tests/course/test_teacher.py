@@ -124,6 +124,7 @@ def test_a_classroom_has_no_solutions_and_grades_itself(tmp_path: Path, committe
     assert (out / "notebooks" / "00_tour.ipynb").exists() == (
         ROOT.parent / "notebooks/00_tour.ipynb"
     ).exists()
+    assert (out / "notebooks/common.py").is_file() and (out / "viz/predict.py").is_file()
     assert (out / "minirad/model/classroom/weights").is_dir() and (
         out / ".github/workflows/grade.yml"
     ).is_file()

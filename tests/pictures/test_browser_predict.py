@@ -59,7 +59,7 @@ def test_a_choice_is_committed_by_clicking(notebook: Notebook) -> None:
     page.get_by_label("3 slots for each of two samples").click()
     page.get_by_label("3, once").click()
     notebook.press("Commit", 0)
-    page.get_by_text("Committed: 3, once. Now run the next cell.").wait_for()
+    page.get_by_text("Committed: 3, once. Now run the cells below.").wait_for()
     assert page.locator("input[type=radio]").first.is_disabled()
     code = "slots.answer(slots.choices[2], because='Two need it.', wrong={'3, once': 'For one?'})"
     assert page.evaluate(ASK_KERNEL, code).startswith(
@@ -78,7 +78,7 @@ def test_a_number_is_committed_with_the_keyboard(notebook: Notebook) -> None:
     page.get_by_text("'about 40' is no number of tokens: write it as 1400 or 0.5").wait_for()
     page.locator(".mr-predict input[type=text]").fill("41")
     page.keyboard.press("Enter")
-    page.get_by_text("Committed: 41. Now run the next cell.").wait_for()
+    page.get_by_text("Committed: 41. Now run the cells below.").wait_for()
     assert page.evaluate(ASK_KERNEL, "tokens.answer(40, within=1)") == (
         "You predicted 41 tokens: right. The answer: 40 tokens."
     )

@@ -39,13 +39,14 @@ NOTEBOOKS = {
 
 
 def played(notebook: str, *starts: str) -> dict[str, Any]:
-    """Names after the first cell and those that contain one of these, in the notebook's order."""
+    """Names after the first cell, the predictions, and cells with one of these, in their order."""
     text = (ROOT / "notebooks" / f"{notebook}.md").read_text(encoding="utf-8")
     first, *cells = CELL.findall(text)
     for start in starts:
         assert any(start in cell for cell in cells), f"{notebook}: no cell has {start!r}"
     names: dict[str, Any] = {"__name__": notebook}
-    for cell in (first, *(each for each in cells if any(start in each for start in starts))):
+    asked = (" = predict(", *starts)
+    for cell in (first, *(each for each in cells if any(start in each for start in asked))):
         exec(compile(cell, notebook, "exec"), names)
     return names
 
@@ -232,7 +233,7 @@ def test_request_life() -> None:
         "R2 belongs to Ada, and it says *Otto*",
         "By then two chunks were in the tree",
     )
-    it = played("06_request_life", "QUESTION = ", "PARTS = (", "class Forgetful(", "long = ")
+    it = played("06_request_life", "QUESTION = ", "def commits(", "class Forgetful(", "long = ")
     state = it["tour"].recording.state(0)
     rows = it["commits"](it["tour"].recording)
     (_, one), (_, two), *_ = rows
@@ -291,7 +292,7 @@ def test_nine_steps() -> None:
         "A larger pool tells a duller story",
         "A smaller one forgets what the next request needs",
     )
-    it = played("08_nine_steps", "def rows(**changes)")
+    it = played("08_nine_steps", "recording, panels = ", "def rows(**changes)")
     assert not it["broken"] and len(it["panels"][4]["evicted"]) == 1
     wrong = {policy: it["rows"](eviction_policy=policy) for policy in ("lru", "lfu")}
     assert wrong["lru"][0] == [] and 8 in wrong["lfu"][0]

@@ -14,7 +14,7 @@ function render({ model, el }) {
   const group = `mr-predict-${questions++}`;
   const fields = choices.length
     ? choices.map((value) => make("input", { type: "radio", name: group, value }))
-    : [make("input", { type: "text", inputMode: "decimal", placeholder: `a number of ${unit}`, ariaLabel: unit })];
+    : [make("input", { type: "text", inputMode: "decimal", placeholder: `how many ${unit}?`, ariaLabel: unit })];
   const button = make("button", { type: "submit", textContent: "Commit" });
   const said = make("output");
   const form = make(
