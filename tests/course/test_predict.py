@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +12,19 @@ import pytest
 
 from lessons.grading import progress as kept
 from lessons.grading.progress import progress
+from lessons.grading.spec import load_lesson
 from viz import predict as module
 from viz.predict import Prediction, predict
 
 CHOICES = ["none", "3", "6"]
+read_once = cache(load_lesson)  # all lessons take half a second to read
 
 
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINIRAD_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setattr(module, "_shown", set())
+    monkeypatch.setattr(kept, "load_lesson", read_once)
     return tmp_path / "progress.json"
 
 
