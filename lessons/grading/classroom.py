@@ -25,8 +25,8 @@ MACHINERY = {
     f"{name}.py"
     for name in (
         "__init__", "cache", "cases", "child", "classroom", "collect", "game", "gradescope", "isolate",
-        "mutants", "progress", "report", "run", "shared", "show", "spec", "submission", "testing", "tree",
-        "underlay", "words",
+        "mutants", "progress", "report", "run", "shared", "show", "spec", "submission", "testing", "tiers",
+        "tree", "underlay", "words",
     )
 }  # fmt: skip
 
