@@ -39,9 +39,9 @@ class Desk(Protocol):
 
 
 class Thought(Protocol):
-    tokens: list[int]  # what is added to the text before the model thinks this thought, one token at least
+    tokens: tuple[int, ...]  # what is added to the text before the model thinks this thought, 1 or more
     new_tokens: int  # how long the model's thought is, 1 or more
-    children: list[Any]  # thoughts that may follow it
+    children: tuple[Any, ...]  # thoughts that may follow it
 
 
 def computed_tokens(prefix: int, own: Sequence[int], chunk: int, hint: bool, parallel: bool) -> int:

@@ -16,11 +16,11 @@ from lessons.grading.spec import Failure
 from lessons.grading.words import shown
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.engine import Engine
-from minirad.frontend import Job, ProgramPlayer, State, play
+from minirad.frontend import Job, ProgramPlayer, State, play, run
 from minirad.outputs import StepReport
 from minirad.simulate import ModelFreeEngine
 
-ENDLESS = 1 << 16  # slots: nothing is evicted
+ENDLESS = 4096  # slots: more than any exercise needs, so that nothing is evicted
 
 
 class ExactEngine(ModelFreeEngine):
@@ -66,7 +66,7 @@ class Call(NamedTuple):
 
     kind: str
     tokens: tuple[int, ...] = ()
-    number: int = 0  # of new tokens, or of tokens pinned
+    number: int = 0  # new tokens; where scores begin; tokens pinned; requests not done when it was unpinned
     names: tuple[str, ...] = ()
 
 
@@ -122,7 +122,7 @@ class Desk:
 
     def unpin(self, pin: Any) -> None:
         """Lets go what `pin` held."""
-        self._note(Call("unpin"))
+        self._note(Call("unpin", number=list(self.answers.values()).count(None)))
         if pin not in self.held:
             raise ValueError(f"unpin: {shown(pin)} is no pin that you hold")
         self.held.remove(pin)
@@ -187,6 +187,7 @@ class Ran(NamedTuple):
     """What the engine's own frontend did for a program."""
 
     prompts: list[list[int]]  # in the order of sending
+    each: list[int]  # how many tokens of each were computed
     computed: int
     steps: int
     value: Any
@@ -200,8 +201,9 @@ def run_program(
     before, steps = computed(engine), engine.now
     play(engine, player)
     value = player.outcomes[0].result()
-    prompts = [served.prompt.tolist() for served in engine.served.values()]
-    return Ran(prompts, computed(engine) - before, engine.now - steps, value)
+    served = list(engine.served.values())
+    prompts, each = [one.prompt.tolist() for one in served], [len(one.prompt) - one.cached for one in served]
+    return Ran(prompts, each, computed(engine) - before, engine.now - steps, value)
 
 
 async def forking(
@@ -223,3 +225,84 @@ async def selecting(s: State, prefix: Sequence[int], choices: Sequence[str]) -> 
     await s.select("choice", choices)
     said = s.said("choice")
     return said.text, said.scores
+
+
+@functools.cache
+def forked(
+    prefix: int, own: tuple[int, ...], new_tokens: int, chunk: int, hint: bool, parallel: bool
+) -> tuple[int, int, tuple[int, ...]]:
+    """What a fork of these lengths costs: computed tokens, steps, and of each request the computed tokens."""
+    branches = [range(100 * place, 100 * place + size) for place, size in enumerate(own, start=1)]
+    before = range(10_000, 10_000 + prefix)
+    ran = run_program(
+        ExactEngine(chunk=chunk), forking, before, branches, new_tokens, hints=hint, parallel=parallel
+    )
+    return ran.computed, ran.steps, tuple(ran.each)
+
+
+@functools.cache
+def selected(text: str, choices: tuple[str, ...]) -> tuple[list[int], list[list[int]], int, list[float], int]:
+    """A prefix and choices as token ids, and what the frontend's select says: place, scores, computed."""
+    engine = classroom_engine()
+    engine.flush_cache()
+    prefix = engine.encode(text).tolist()
+    ids = [engine.texts.encode(choice, prefix[-1]) for choice in choices]
+    before = computed(engine)
+    chosen, scores = run(engine, selecting, prefix, choices).result()
+    return prefix, ids, choices.index(chosen), [scores[each] for each in choices], computed(engine) - before
+
+
+# ---------------------------------------------------------------------- trees of thought
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A thought as exercise.py describes it."""
+
+    tokens: tuple[int, ...]
+    new_tokens: int
+    children: tuple[Thought, ...] = ()
+
+    @property
+    def own(self) -> int:
+        return len(self.tokens) + self.new_tokens
+
+    @property
+    def longest(self) -> int:
+        """Slots for the longest way from here on."""
+        return self.own + max((child.longest for child in self.children), default=0)
+
+    @property
+    def all(self) -> int:
+        """Slots for everything from here on."""
+        return self.own + sum(child.all for child in self.children)
+
+
+class Thinking(NamedTuple):
+    """ways: all tokens of each, in the tree's order. computed: the fewest tokens. steps: one by one."""
+
+    ways: list[list[int]]
+    computed: int
+    steps: int
+
+
+@functools.cache
+def endless(root: Thought, promising: Callable[[list[int]], bool]) -> Thinking:
+    """A tree of thought level by level, thought by thought, in a pool where nothing is ever evicted."""
+    engine = ExactEngine()
+    ended: dict[tuple[int, ...], list[int]] = {}  # by the place in the tree
+    level: list[tuple[tuple[int, ...], list[int], Thought]] = [((), [], root)]
+    while level:
+        below = []
+        for place, before, thought in level:
+            prompt = [*before, *thought.tokens]
+            engine.add_request(prompt, SamplingParams(max_new_tokens=thought.new_tokens))
+            reply: list[int] = []
+            while engine.has_work:
+                reply = [token for output in engine.step().finished for token in output.token_ids]
+            if promising(reply) and thought.children:
+                below += [((*place, i), prompt + reply, child) for i, child in enumerate(thought.children)]
+            else:
+                ended[place] = prompt + reply
+        level = below
+    return Thinking([ended[place] for place in sorted(ended)], computed(engine), engine.now)
