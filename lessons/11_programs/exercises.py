@@ -156,15 +156,11 @@ def check_fork(
 
 def same_requests(where: str, desk: Desk, prompts: Sequence[Sequence[int]], news: Sequence[int]) -> None:
     """What was sent, one after another."""
-    wanted = [("send", tuple(prompt), new) for prompt, new in zip(prompts, news, strict=True)]
-    got = [call[:3] for call in desk.requests]
+    wanted = [Call("send", tuple(prompt), new) for prompt, new in zip(prompts, news, strict=True)]
+    got = [call._replace(names=()) for call in desk.requests]
     for number, (mine, theirs) in enumerate(zip(got, wanted, strict=False), start=1):
-        what = f"{len(theirs[1])} tokens and {theirs[2]} new ones"
-        expect(
-            mine == theirs,
-            f"{where}: request {number} was {mine[0]} of {len(mine[1])} tokens {shown(list(mine[1]))} with "
-            f"number {mine[2]}; it should be send of {what}: {shown(list(theirs[1]))}",
-        )
+        words = f"{where}: request {number} was {mine.told}; it should be {theirs.told}"
+        expect(mine == theirs, words)
     expect(len(got) == len(wanted), f"{where}: {len(got)} requests were sent, it should be {len(wanted)}")
 
 
@@ -242,7 +238,7 @@ def fork_that_is_refused(impl: ModuleType) -> None:
     try:
         got = impl.fork(desk, tokens(20), [[1], tokens(90, 3000)], 2)
     except ValueError:
-        given_back(f"{where}: desk.send raised ValueError, and", desk)
+        given_back(f"{where} (desk.send raises ValueError)", desk)
     else:
         raise Failure(f"{where}: desk.send raised ValueError, and it returned {shown(got)}", hint=1)
 
@@ -293,7 +289,7 @@ def check_select(impl: ModuleType, text: str, choices: tuple[str, ...]) -> None:
         first = next(iter(desk.requests), None)
         hinted = first is not None and first[:3] == ("send", tuple(prefix), 0)
         words = f"{where}: the first request should be the prefix, sent without new tokens"
-        expect(hinted, f"{words}; it was {shown(first)}")
+        expect(hinted, f"{words}; it was {first.told if first else 'none at all'}")
         count = len(desk.requests)
         expect(count == 1 + len(ids), f"{where}: {count} requests instead of {1 + len(ids)}, hint included")
         expect(
@@ -488,6 +484,14 @@ def small_pools(impl: ModuleType) -> None:
     check_explore(impl, crooked(), some, crooked().longest)
 
 
+def long_beginnings(impl: ModuleType) -> None:
+    """The root takes most of the pool: below it less fits side by side."""
+    for root, new in ((Thought((1, 2, 3, 4, 5, 6, 7, 8), 2), 5), (Thought((1, 2), 8), 4)):
+        leaves = tuple(Thought((place,), new) for place in (30, 40, 50))
+        family = tuple(Thought((place, place), 1, leaves) for place in (10, 20))
+        check_explore(impl, Thought(root.tokens, root.new_tokens, family), everything, 22)
+
+
 def middling_pools(impl: ModuleType) -> None:
     """Something fits side by side, not everything."""
     for thought in (bush([2, 3]), crooked()):
@@ -550,7 +554,7 @@ EXERCISES = [
         seconds=60,
     ),
     Exercise(
-        "explore", 3, [a_thought_alone, small_pools, middling_pools, large_pools],
+        "explore", 3, [a_thought_alone, small_pools, long_beginnings, middling_pools, large_pools],
         hints=(
             "It calls itself: await explore(branch, child, promising, left) for each branch and its child.",
             "Does everything below fit into room? Add up tokens and new tokens of the thought and all below "

@@ -69,6 +69,12 @@ class Call(NamedTuple):
     number: int = 0  # new tokens; where scores begin; tokens pinned; requests not done when it was unpinned
     names: tuple[str, ...] = ()
 
+    @property
+    def told(self) -> str:
+        """A request in words."""
+        more = f"{self.number} new tokens" if self.kind == "send" else f"scores from place {self.number} on"
+        return f"{self.kind} of {len(self.tokens)} tokens {shown(list(self.tokens))} with {more}"
+
 
 @dataclass
 class Desk:
