@@ -173,9 +173,7 @@ def sibling(file: str, stem: str) -> ModuleType:
 def todo_functions(source: str | bytes) -> set[str]:
     """Functions whose body is nothing but a docstring and `raise NotImplementedError(...)`."""
     return {
-        node.name
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, FUNCTION) and _is_stub(node)
+        node.name for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTION) and _is_stub(node)
     }
 
 
