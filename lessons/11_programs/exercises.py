@@ -519,8 +519,8 @@ EXERCISES = [
     Exercise(
         "steps", 2, [steps_by_hand],
         hints=(
-            "Three parts: the hint (a step or none), computing prompts, decoding. The step that computes the "
-            "end of a prompt gives a token, too.",
+            "Three parts: the hint (a step or none), computing prompts, decoding. How many tokens has each "
+            "request when its prompt is computed?",
             "Side by side, each step of computing is full: the tokens of the branches divided by the chunk, "
             "rounded up. The hint's own tokens are computed before.",
             "One after another, each branch takes new_tokens steps: the first one computes its prompt and "
@@ -535,7 +535,8 @@ EXERCISES = [
             fork_that_is_refused, fork_that_is_interrupted,
         ],
         hints=(
-            "Say in which order the desk is to be called: send, wait, pin, send, send, send, wait, unpin.",
+            "Say in which order the desk is to be called, before you write: send, wait, pin, send, send, "
+            "send, wait, unpin. Where there is no prefix, only the branches are left.",
             "Put all that happens while the pin is held between try: and finally:, the waiting as well.",
             "Send all branches and collect their names; then one desk.wait(names) gives the replies in "
             "order.",
@@ -545,11 +546,12 @@ EXERCISES = [
         "select", 2,
         [no_choice, equal_scores, select_that_is_interrupted, choices_by_hand, long_choices, one_choice],
         hints=(
-            "It is fork, with desk.score for the choices; the hint and the pin are the same.",
+            "It is fork, with desk.score for the choices; the hint and the pin are the same. Refuse what "
+            "cannot be chosen from before you send anything.",
             "desk.score(prefix + choice, len(prefix)) answers with the choice's own log-probabilities; the "
             "score is their mean.",
-            "scores.index(max(scores)) is the first of the best. Check for equal choices as tuples, before "
-            "anything is sent.",
+            "scores.index(max(scores)) is the first of the best. Two choices are equal if their tokens are: "
+            "compare them as tuples, in a set.",
         ),
         seconds=60,
     ),
