@@ -36,6 +36,7 @@ from lessons.grading.spec import (
     load_file,
     load_lesson,
     signature_drift,
+    solved_functions,
     todo_functions,
 )
 from minirad.errors import InvariantError
@@ -227,8 +228,9 @@ def test_signature_drift_is_found(tmp_path: Path, stub: str, solution: str) -> N
 
 def test_stubs_are_known_by_their_bodies() -> None:
     text = 'def a():\n    "text"\n    raise NotImplementedError("todo")\ndef b():\n    return 1\n'
-    text += "def c():\n    raise ValueError\ndef d():\n    raise NotImplementedError\n"
+    text += "def c():\n    raise ValueError\nasync def d():\n    raise NotImplementedError\n"
     assert todo_functions(text) == {"a", "d"}
+    assert solved_functions(text.encode(), "abcd") == ["b", "c"]
 
 
 def test_a_fault_costs_points_only_once() -> None:

@@ -64,15 +64,16 @@ def _grade(job: dict[str, Any], send: Callable[..., None]) -> None:
         try:
             result = run_exercise(lesson, exercise, impl, job["student"])
             status, words, pictures = result.status, result.words, _drawable(result.pictures)
+            which = result.which
         except BaseException as error:  # the grader itself failed: it was patched, or interrupted
-            status, words, pictures = "ended", f"the grader could not go on: {said(error)}", []
+            status, words, pictures, which = "ended", f"the grader could not go on: {said(error)}", [], 0
         if process() != own:
             leave(0)  # the submission has forked, and this is not the process that is listened to
         what = changed()
         if what:
             status, words, pictures = "tampered", f"the submission changed {what}", []
         flush_output(job["secret"])
-        send("result", exercise=name, status=status, words=words, pictures=pictures)
+        send("result", exercise=name, status=status, words=words, pictures=pictures, which=which)
         if what:
             return  # the parent begins anew with the rest
     return None

@@ -24,9 +24,9 @@ BESIDE_LESSONS = {"__init__.py", "__main__.py", "conftest.py", "ROSETTA.md"}
 MACHINERY = {
     f"{name}.py"
     for name in (
-        "__init__", "cache", "cases", "child", "classroom", "collect", "game", "gradescope", "isolate",
-        "mutants", "progress", "report", "run", "shared", "show", "spec", "submission", "testing", "tiers",
-        "tree", "underlay", "words",
+        "__init__", "cache", "cases", "child", "classroom", "collect", "desk", "game", "gradescope",
+        "isolate", "mutants", "progress", "report", "run", "shared", "show", "spec", "submission",
+        "testing", "tiers", "tree", "underlay", "words",
     )
 }  # fmt: skip
 

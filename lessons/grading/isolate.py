@@ -293,8 +293,10 @@ class _Child:
             for pair in message.get("pictures") or ()
             if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
         ]
+        told = message.get("which")
+        which = told if isinstance(told, int) and 0 <= told < len(exercise.hints) else 0
         more: dict[str, Any] = {"pictures": pictures, "output": _decoded(text), "seconds": seconds}
-        return verdict(self.lesson, exercise, status, words, **more)
+        return verdict(self.lesson, exercise, status, words, which, **more)
 
     def _broken_off(self, exercise: Exercise, why: str | None, seconds: float) -> Result:
         self.end(patience=5.0 if why is None else 0.0)

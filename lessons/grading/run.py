@@ -39,8 +39,8 @@ WORDS = {
 class Result:
     """What one exercise earned.
 
-    words: the first failing case; hint: the exercise's, if it failed. whole_file: the words are about
-    the file and the same for all exercises of the lesson, none of which was tried.
+    words: the first failing case; hint: the exercise's, if it failed, and which of them. whole_file: the
+    words are about the file and the same for all exercises of the lesson, none of which was tried.
     """
 
     lesson: str
@@ -55,6 +55,7 @@ class Result:
     seconds: float = 0.0
     line: int = 1  # where its first function stands in exercise.py
     whole_file: bool = False
+    which: int = 0
 
     @property
     def passed(self) -> bool:
@@ -103,7 +104,9 @@ def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: 
     if status == "failed" and not pictures and exercise.show is not None:
         pictures = _pictures(exercise, impl)
     seconds = time.perf_counter() - started
-    return verdict(lesson, exercise, status, words, which, pictures=pictures, seconds=seconds)
+    result = verdict(lesson, exercise, status, words, which, pictures=pictures, seconds=seconds)
+    result.which = which
+    return result
 
 
 def grade_module(lesson: Lesson, impl: ModuleType, student: str = "") -> list[Result]:

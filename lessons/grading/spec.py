@@ -28,6 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]  # the folder lessons/
 
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 Case = Callable[..., None]
 Picture = tuple[str, Any]  # a title, and a tree's snapshot, SVG text or plain text
 
@@ -172,9 +173,7 @@ def sibling(file: str, stem: str) -> ModuleType:
 def todo_functions(source: str | bytes) -> set[str]:
     """Functions whose body is nothing but a docstring and `raise NotImplementedError(...)`."""
     return {
-        node.name
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and _is_stub(node)
+        node.name for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTION) and _is_stub(node)
     }
 
 
@@ -184,13 +183,13 @@ def solved_functions(source: bytes, names: Sequence[str]) -> list[str]:
     for node in ast.parse(source).body:
         name = getattr(node, "name", "")
         parts = node.body if isinstance(node, ast.ClassDef) else [node]
-        own = [part for part in parts if isinstance(part, ast.FunctionDef)]
+        own = [part for part in parts if isinstance(part, FUNCTION)]
         if name in names and own and not all(map(_is_stub, own)):
             found.append(name)
     return found
 
 
-def _is_stub(node: ast.FunctionDef) -> bool:
+def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     body = [part for part in node.body if not _is_text(part)]
     if len(body) != 1 or not isinstance(body[0], ast.Raise):
         return False

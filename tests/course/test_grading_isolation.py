@@ -22,10 +22,10 @@ from lessons.grading import Exercise, expect
 def case(name):
     def run(impl):
         got = getattr(impl, name)()
-        expect(got == 1, f"{name}() gave {got!r}")
+        expect(got == 1, f"{name}() gave {got!r}", hint=int(got == 2))
     return run
 
-EXERCISES = [Exercise(name, 1, [case(name)], hints=("return 1",), seconds=1) for name in "abc"]
+EXERCISES = [Exercise(name, 1, [case(name)], hints=("return 1", "one less"), seconds=1) for name in "abc"]
 """
 GOOD = "def {}():\n    return 1\n"
 LIMITS = Limits(memory_mb=300, output=1 << 18, file_mb=1)
@@ -113,6 +113,11 @@ def test_it_costs_its_own_points_only(lesson: Lesson, tmp_path: Path, name: str)
     found = next(r for r in results if r.exercise == "b")
     assert found.status == status and words in found.words, found
     assert time.monotonic() - started < 60
+
+
+def test_the_hint_is_the_one_that_the_case_chose(lesson: Lesson, tmp_path: Path) -> None:
+    hints = [graded(lesson, tmp_path, f"return {wrong}")[1].hint for wrong in (3, 2)]
+    assert hints[0].startswith("return 1") and hints[1].startswith("one less")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
