@@ -3,9 +3,9 @@
     python -m viz.live --eviction-policy mine.py
     python -m minirad simulate mooncake --eviction-policy lru,mine.py
 
-`join` puts it into the table of policies under the file's name, so that whatever takes a policy's name takes it.
-The leaf with the smallest key goes first. What a key may look at, and why it may change only when its leaf is used:
-minirad/cache/other_policies.py.
+`join` puts it into the table of policies under the file's name, so that whatever takes a policy's name takes
+it. The leaf with the smallest key goes first. What a key may look at, and why it may change only when its
+leaf is used: minirad/cache/other_policies.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_file(name: object) -> bool:
 
 
 def join(name: str) -> str:
-    """Puts a file's policy among those known by name, and returns the name. ValueError says why it cannot run."""
+    """Puts a file's policy among those known by name; returns the name. ValueError if it cannot run."""
     POLICIES[name] = policy_from(name, _function(name))
     return name
 
@@ -47,7 +47,7 @@ def join_files(names: str) -> str:
 
 
 def policy_from(name: str, function: Callable[[Node], Any]) -> EvictionPolicy:
-    """A policy by a key function. ValueError where it is not written yet, or fails on the first leaf that it sees."""
+    """A policy by a key function. ValueError where it is not written yet, or fails on a first leaf."""
     watched = _Watched(name, function)
     leaf = Node(1, Node(0, None, None, b"", b"", RadixKey(())), None, b"0000", b"00000000", RadixKey([0]))
     leaf.created = leaf.last_access = 1

@@ -63,14 +63,15 @@ def sizes_as_the_engine(impl: ModuleType) -> None:
 
 
 def play_sizes(impl: ModuleType, requests: list[list[int]]) -> None:
-    """Held against the engine at each size from the longest request up to where it finds all that can be found."""
+    """Held against the engine at each size, from the longest request to one that finds all."""
     kept = [list(request) for request in requests]
     needed = _plain(impl.needed_sizes(requests))
     expect(requests == kept, f"needed_sizes changed the requests that it was given: {kept} became {requests}")
     shape = [len(request) for request in requests]
     expect(
         isinstance(needed, list) and list(map(_length, needed)) == shape,
-        f"needed_sizes of {requests} returned {shown(needed)}; it should be a list of lists with {shape} numbers",
+        f"needed_sizes of {requests} returned {shown(needed)}; it should be a list of lists with {shape} "
+        "numbers",
     )
     expect(
         all(number is None or type(number) is int for row in needed for number in row),
@@ -82,8 +83,9 @@ def play_sizes(impl: ModuleType, requests: list[list[int]]) -> None:
             wanted = [at < hit for at in range(len(row))]
             expect(
                 finds == wanted,
-                f"requests {requests}, a cache of {size} blocks: of request number {place + 1}, {requests[place]}, "
-                f"the engine finds the first {hit} blocks; by your numbers {row} it would find {sum(finds)}",
+                f"requests {requests}, a cache of {size} blocks: of request number {place + 1}, "
+                f"{requests[place]}, the engine finds the first {hit} blocks; by your numbers {row} it would "
+                f"find {sum(finds)}",
                 hint=1 if hit else 0,
             )
 
@@ -149,13 +151,13 @@ def curve_refuses(impl: ModuleType) -> None:
         try:
             got = impl.hit_curve(needed, sizes)
         except ValueError as error:
-            words = f"hit_curve({needed}, {sizes}) raised ValueError({str(error)!r}): it should name the size {bad}"
-            expect(str(bad) in str(error), words, hint=1)
+            words = f"hit_curve({needed}, {sizes}) raised ValueError({str(error)!r})"
+            expect(str(bad) in str(error), f"{words}: it should name the size {bad}", hint=1)
         else:
             longest = max(map(len, needed))
             raise Failure(
-                f"hit_curve({needed}, {sizes}) returned {shown(got)}; the longest request has {longest} blocks, so "
-                f"a size of {bad} should raise ValueError",
+                f"hit_curve({needed}, {sizes}) returned {shown(got)}; the longest request has {longest} "
+                f"blocks, so a size of {bad} should raise ValueError",
                 hint=1,
             )
 
@@ -221,8 +223,8 @@ def the_claim(impl: ModuleType) -> None:
     less, more = found(keys, small), found(keys, large)
     expect(
         less > more,
-        f"claim_inclusion: on {requests} the engine finds {less} blocks with room for {small}, and {more} with room "
-        f"for {large}; the larger cache should find less",
+        f"claim_inclusion: on {requests} the engine finds {less} blocks with room for {small}, and {more} "
+        f"with room for {large}; the larger cache should find less",
         hint=1 if less == more else 0,
     )
 
@@ -298,8 +300,8 @@ def beats_lru(impl: ModuleType, first: int, last: int, capacity: int, margin: fl
     least = f"at least {margin:.0%} more" if margin > 0 else f"not more than {-margin:.0%} less"
     expect(
         ours >= theirs * (1 + margin),
-        f"requests {first:,} to {last:,} in a cache of {capacity:,} blocks: lru finds {theirs:,} blocks, your policy "
-        f"{ours:,} ({ours / theirs - 1:+.1%}); {least} is asked for",
+        f"requests {first:,} to {last:,} in a cache of {capacity:,} blocks: lru finds {theirs:,} blocks, "
+        f"your policy {ours:,} ({ours / theirs - 1:+.1%}); {least} is asked for",
         hint=0 if ours < theirs and margin > 0 else 2 if margin <= 0 else 1,
     )
 
@@ -348,8 +350,8 @@ def play_bytes(impl: ModuleType, config: dict[str, Any]) -> None:
     got = impl.kv_bytes_per_token(dict(config))
     expect(
         not isinstance(got, bool) and got == wanted,
-        f"kv_bytes_per_token of a model with {asked} returned {shown(got)}; the engine's pool takes {wanted:,} "
-        "bytes for a token",
+        f"kv_bytes_per_token of a model with {asked} returned {shown(got)}; the engine's pool takes "
+        f"{wanted:,} bytes for a token",
     )
 
 
@@ -384,8 +386,9 @@ def gigabytes_by_hand(impl: ModuleType) -> None:
         ([], 10, 1, 0, "there are no requests"),
     ):
         got = impl.gigabytes_deserved([list(row) for row in needed], block, worth, price)
-        words = f"gigabytes_deserved({needed}, {block}, {worth}, {price}) returned {shown(got)}; it should be {wanted}"
-        expect(not isinstance(got, bool) and got == wanted, f"{words}: {why}", hint=1)
+        words = f"gigabytes_deserved({needed}, {block}, {worth}, {price}) returned {shown(got)}"
+        words += f"; it should be {wanted}: {why}"
+        expect(not isinstance(got, bool) and got == wanted, words, hint=1)
 
 
 def gigabytes_as_the_engine(impl: ModuleType) -> None:
@@ -410,8 +413,8 @@ def play_gigabytes(impl: ModuleType, requests: list[list[int]], block: int, rng:
         got = impl.gigabytes_deserved([list(row) for row in needed], block, worth, price)
         expect(
             not isinstance(got, bool) and got == wanted,
-            f"gigabytes_deserved({needed}, {block}, {worth}, {price}) returned {shown(got)}: with 0, 1, 2, ... "
-            f"gigabytes the engine's tree finds {hits} blocks, so it should be {wanted}",
+            f"gigabytes_deserved({needed}, {block}, {worth}, {price}) returned {shown(got)}: with 0, 1, 2, "
+            f"... gigabytes the engine's tree finds {hits} blocks, so it should be {wanted}",
             hint=1,
         )
 
@@ -432,45 +435,51 @@ EXERCISES = [
         "needed_sizes",
         3,
         [sizes_by_hand, sizes_of_a_stream, sizes_as_the_engine],
-        "A block is its id together with the block before it: give each such pair a number of its own, in a dictionary.",
-        "Keep a row of all blocks, the most recently used first: the place in it is the answer. Look up the whole "
-        "request first; then take its blocks, from the last to the first, out of the row and put each in front.",
-        "Quicker: the times of last use in a sorted list. A new time comes last, an old one is found by bisection, "
-        "and the place is the number of times that are not older.",
+        "A block is its id together with the block before it: give each such pair a number of its own, in a "
+        "dictionary.",
+        "Keep a row of all blocks, the most recently used first: the place in it is the answer. Look up the "
+        "whole request first; then take its blocks, from the last to the first, out of the row and put each "
+        "in front.",
+        "Quicker: the times of last use in a sorted list. A new time comes last, an old one is found by "
+        "bisection, and the place is the number of times that are not older.",
     ),
     exercise(
         "hit_curve",
         1,
         [curve_by_hand, curve_refuses, curve_as_the_engine],
         "A cache of c blocks finds every block whose number is c or less. None is no number.",
-        "The longest request is the longest list in `needed`; a size below it raises ValueError with the size in it.",
+        "The longest request is the longest list in `needed`; a size below it raises ValueError with the "
+        "size in it.",
     ),
     exercise(
         "claim_inclusion",
         2,
         [the_claim],
         "Which look-up makes something count as just used that it did not ask for? See what a split does.",
-        "`[1, 1, 1]`, something else of two blocks, then `[1, 3]`, which splits the first leaf if it is still there: "
-        "let a cache of 5 still have it, and one of 4 not. What must be asked for last, so that 5 has thrown it out?",
+        "`[1, 1, 1]`, something else of two blocks, then `[1, 3]`, which splits the first leaf if it is "
+        "still there: let a cache of 5 still have it, and one of 4 not. What must be asked for last, so that "
+        "5 has thrown it out?",
     ),
     exercise(
         "victim_key",
         3,
         [key_of_a_leaf, key_on_a_piece],
-        "The key is made of these alone: len(node), node.last_access, node.created, node.hits, node.id. Under lru "
-        "nearly all prompts go just before they come back: whom could you let go at once, so that the rest can stay?",
-        "Begin with node.last_access and add a bonus of some hundreds of ticks for each hit, take some ticks off for "
-        "each block of a long leaf, and let some newcomers stay long, whoever they are (by node.created).",
-        "Too large a bonus keeps leaves that never come back, and costs where the cache is large: at most four hits, "
-        "say, and 600 ticks for each.",
+        "The key is made of these alone: len(node), node.last_access, node.created, node.hits, node.id. "
+        "Under lru nearly all prompts go just before they come back: whom could you let go at once, so that "
+        "the rest can stay?",
+        "Begin with node.last_access and add a bonus of some hundreds of ticks for each hit, take some ticks "
+        "off for each block of a long leaf, and let some newcomers stay long, whoever they are (by "
+        "node.created).",
+        "Too large a bonus keeps leaves that never come back, and costs where the cache is large: at most "
+        "four hits, say, and 600 ticks for each.",
     ),
     exercise(
         "gigabytes",
         3,
         [bytes_of_models, gigabytes_by_hand, gigabytes_as_the_engine],
         "A key and a value, for each layer and each KV head, of head_dim numbers of so many bytes.",
-        "`g * 10**9 // block_bytes` blocks fit into g gigabytes. Try every g from 0 until everything is found: where "
-        "the next one does not pay, ten more may.",
+        "`g * 10**9 // block_bytes` blocks fit into g gigabytes. Try every g from 0 until everything is "
+        "found: where the next one does not pay, ten more may.",
         functions=("kv_bytes_per_token", "gigabytes_deserved"),
     ),
 ]  # fmt: skip

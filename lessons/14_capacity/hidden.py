@@ -1,4 +1,4 @@
-"""Hidden cases of lesson 14: the same for everybody first, the trace's second half among them, then random games."""
+"""Hidden cases of lesson 14: the trace's second half, games that are the same for all, then random ones."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def sizes_of_the_trace(impl: ModuleType) -> None:
     for size in (20, 60):
         wanted = sum(found_block_by_block(short, size))
         hits = sum(number is not None and number <= size for row in needed for number in row)
-        words = f"the beginnings of 200 requests of the trace, a cache of {size} blocks: by your numbers it finds {hits}"
-        expect(hits == wanted, f"{words}, the engine {wanted}", hint=1)
+        words = f"the beginnings of 200 requests of the trace, a cache of {size} blocks"
+        expect(hits == wanted, f"{words}: by your numbers it finds {hits}, the engine {wanted}", hint=1)
 
 
 def random_sizes(impl: ModuleType, rng: Random) -> None:

@@ -1,4 +1,4 @@
-"""Lesson 14, solved: a sorted list of last uses; sorting for the curve; leases that some newcomers get for nothing."""
+"""Lesson 14, solved: a sorted list of last uses; sorting for the curve; leases, some of them gifts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _numbers(needed: Sequence[Sequence[int | None]]) -> list[int]:
 
 
 def claim_inclusion() -> tuple[list[list[int]], int, int]:
-    """The look-up of [1, 3] cuts [1, 1, 1] in two, and the half that nobody asked for counts as just used, too.
+    """The look-up of [1, 3] cuts [1, 1, 1] in two; the half that nobody asked for counts as used, too.
 
     With 5 blocks it is still there, and outlives [0, 0], which is asked for next. With 4 it went before.
     """
@@ -55,7 +55,7 @@ def claim_inclusion() -> tuple[list[list[int]], int, int]:
 
 
 def victim_key(node: Any) -> Any:
-    """The lease that ends first: 1,200 ticks for each hit, and 600 as a gift to every third request's newcomers."""
+    """The lease that ends first: 1,200 ticks for each hit, and 600 for every third request's newcomers."""
     leases = 2 * min(node.hits, 4) + (node.created % 3 == 0)
     return node.last_access + 600 * leases
 

@@ -1,4 +1,4 @@
-"""Lesson 14's part of the engine: its own tree on requests one after another, under a student's policy or not.
+"""Lesson 14: the engine's own tree on requests one after another, under a student's policy or lru.
 
 What runs a student's file in the live page and in `minirad simulate` is minirad/own_policy.py.
 """
@@ -47,8 +47,8 @@ def found_by_lru(first: int, last: int, capacity: int) -> int:
 def found_block_by_block(requests: Iterable[Request], capacity: int) -> list[int]:
     """How many blocks of each request the engine's tree finds where each of its nodes holds one block.
 
-    A request is looked up as a whole, and then put in with each of its beginnings: so no node is ever longer, no
-    look-up splits one, and whole leaves are single blocks.
+    A request is looked up as a whole, and then put in with each of its beginnings: so no node is ever longer,
+    no look-up splits one, and whole leaves are single blocks.
     """
     made = replay(capacity)
     hits = []
