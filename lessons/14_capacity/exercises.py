@@ -320,11 +320,11 @@ def shape(
     layers: int, heads: int, kv_heads: int | None, head_dim: int | None, hidden: int, **dtype: str | None
 ) -> dict[str, Any]:
     """The config.json of some Llama."""
-    given = {
-        "model_type": "llama", "vocab_size": 1_000, "hidden_size": hidden, "intermediate_size": 4 * hidden,
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "head_dim": head_dim, **dtype,
-    }  # fmt: skip
+    given = dict(
+        model_type="llama", vocab_size=1_000, hidden_size=hidden, intermediate_size=4 * hidden,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=head_dim, **dtype,
+    )  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -356,7 +356,7 @@ def play_bytes(impl: ModuleType, config: dict[str, Any]) -> None:
 
 
 _SHAPE = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "dtype",
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "dtype",
     "torch_dtype",
 )  # fmt: skip
 

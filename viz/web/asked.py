@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from minirad import command
+from minirad import command, own_policy
 from minirad.server.settings import add_limits, needed
 
 SILENCE = 5.0  # seconds without news of a stream after which an export is written
@@ -35,6 +35,17 @@ _WITHOUT_WORKERS = {
     "tp": "each worker computes alone",
     "max_queue": "each worker has its own queue",
 }
+
+
+def join_policies(options: argparse.Namespace) -> None:
+    """Eviction policies that are files join those known by name. ValueError where they cannot run."""
+    for name in (options.eviction_policy, *map(str.strip, (options.compare or "").split(","))):
+        if own_policy.is_file(name):
+            if options.tp > 1 or workers_asked(options):
+                raise ValueError(
+                    f"{name}: a policy of your own runs in one process, without --tp or --workers"
+                )
+            own_policy.join(name)
 
 
 # ---------------------------------------------------------------------- another server's stream
