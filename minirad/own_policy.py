@@ -21,6 +21,7 @@ from minirad.cache.node import Node, RadixKey
 from minirad.errors import InvariantError, said
 
 FUNCTION = "victim_key"
+_joined: dict[str, Path] = {}  # by the name under which it is known
 
 
 class PolicyBroke(InvariantError):
@@ -32,29 +33,32 @@ def is_file(name: object) -> bool:
     return isinstance(name, str) and name.endswith(".py")
 
 
-def join(name: str) -> str:
-    """Puts a file's policy among those known by name; returns the name. ValueError if it cannot run."""
-    POLICIES[name] = policy_from(name, _function(name))
+def join(path: str) -> str:
+    """Puts a file's policy among those known by name. ValueError if it cannot run.
+
+    Returns its name: the file's, or the whole path where a file of that name is there from another folder.
+    """
+    function, file = _function(path), Path(path).resolve()
+    name = Path(path).name if _joined.get(Path(path).name, file) == file else path
+    POLICIES[name] = policy_from(path, function, name)
+    _joined[name] = file
     return name
 
 
 def join_files(names: str) -> str:
-    """The same for those of several names, with commas between them, that are files; returns the text."""
-    for name in map(str.strip, names.split(",")):
-        if is_file(name):
-            join(name)
-    return names
+    """Names with commas between them: those that are files join, and the names by which all are known."""
+    return ",".join(join(name) if is_file(name) else name for name in map(str.strip, names.split(",")))
 
 
-def policy_from(name: str, function: Callable[[Node], Any]) -> EvictionPolicy:
+def policy_from(path: str, function: Callable[[Node], Any], name: str) -> EvictionPolicy:
     """A policy by a key function. ValueError where it is not written yet, or fails on a first leaf."""
-    watched = _Watched(name, function)
+    watched = _Watched(path, function)
     leaf = Node(1, Node(0, None, None, b"", b"", RadixKey(())), None, b"0000", b"00000000", RadixKey([0]))
     leaf.created = leaf.last_access = 1
     try:
         watched(leaf)
     except NotImplementedError:
-        raise ValueError(f"{name}: {FUNCTION} is not written yet") from None
+        raise ValueError(f"{path}: {FUNCTION} is not written yet") from None
     except PolicyBroke as error:
         raise ValueError(str(error)) from None
     return EvictionPolicy(name, watched, watched.reason)
@@ -63,8 +67,8 @@ def policy_from(name: str, function: Callable[[Node], Any]) -> EvictionPolicy:
 class _Watched:
     """A key function whose failures are sentences."""
 
-    def __init__(self, name: str, function: Callable[[Node], Any]) -> None:
-        self._name, self._function = name, function
+    def __init__(self, path: str, function: Callable[[Node], Any]) -> None:
+        self._path, self._function = path, function
         self._first: tuple[Any, str] | None = None  # a key, and whose: all others must compare with it
 
     def __call__(self, node: Node) -> Any:
@@ -73,8 +77,8 @@ class _Watched:
         except Exception as error:
             if isinstance(error, NotImplementedError) and self._first is None:
                 raise
-            what = f"{type(error).__name__}: {error}{_line(error, self._name)}"
-            raise PolicyBroke(f"{self._name}: {FUNCTION} raised {what} for {_leaf(node)}") from error
+            what = f"{type(error).__name__}: {error}{_line(error, self._path)}"
+            raise PolicyBroke(f"{self._path}: {FUNCTION} raised {what} for {_leaf(node)}") from error
         first, whose = self._first = self._first or (key, _leaf(node))
         try:
             sound = bool(key <= first or key > first) and bool(key == key)
@@ -83,12 +87,12 @@ class _Watched:
         if not sound:
             other = f", the key of {whose}" if whose != _leaf(node) else ""
             broke = f"returned {said(key)} for {_leaf(node)}: it cannot be compared with {said(first)}{other}"
-            raise PolicyBroke(f"{self._name}: {FUNCTION} {broke}")
+            raise PolicyBroke(f"{self._path}: {FUNCTION} {broke}")
         return key
 
     def reason(self, node: Node) -> str:
         return (
-            f"unlocked leaf with the smallest {FUNCTION} of {Path(self._name).name}: {said(self(node))} "
+            f"unlocked leaf with the smallest {FUNCTION} of {Path(self._path).name}: {said(self(node))} "
             f"({node.hits} hits, last used at tick {node.last_access})"
         )
 
@@ -97,12 +101,12 @@ def _leaf(node: Node) -> str:
     return f"n{node.id} ({len(node)} tokens, {node.hits} hits, last used at tick {node.last_access})"
 
 
-def _line(error: BaseException, name: str) -> str:
+def _line(error: BaseException, path: str) -> str:
     """Where in the file it happened."""
     lines = []
     step = error.__traceback__
     while step is not None:
-        if step.tb_frame.f_code.co_filename == str(Path(name)):
+        if step.tb_frame.f_code.co_filename == str(Path(path)):
             lines.append(step.tb_lineno)
         step = step.tb_next
     return f" (line {lines[-1]})" if lines else ""

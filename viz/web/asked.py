@@ -39,13 +39,13 @@ _WITHOUT_WORKERS = {
 
 def join_policies(options: argparse.Namespace) -> None:
     """Eviction policies that are files join those known by name. ValueError where they cannot run."""
-    for name in (options.eviction_policy, *map(str.strip, (options.compare or "").split(","))):
-        if own_policy.is_file(name):
-            if options.tp > 1 or workers_asked(options):
-                raise ValueError(
-                    f"{name}: a policy of your own runs in one process, without --tp or --workers"
-                )
-            own_policy.join(name)
+    named = f"{options.eviction_policy},{options.compare or ''}"
+    if any(map(own_policy.is_file, named.split(","))) and (options.tp > 1 or workers_asked(options)):
+        raise ValueError(
+            f"{named.strip(',')}: a policy of your own runs in one process, no --tp or --workers"
+        )
+    options.eviction_policy = own_policy.join_files(options.eviction_policy)
+    options.compare = options.compare and own_policy.join_files(options.compare)
 
 
 # ---------------------------------------------------------------------- another server's stream
