@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from lessons.grading import Exercise, Failure, expect
 from lessons.grading.policy import (
@@ -23,8 +23,6 @@ from lessons.grading.words import shown
 from minirad.cache.node import Node
 from minirad.cache.radix_cache import RadixKey
 from minirad.kv.kv_pool import KVPool
-from minirad.model import classroom
-from minirad.model.config import LlamaConfig
 
 Needed = Sequence[Sequence[int | None]]
 
@@ -309,65 +307,69 @@ def beats_lru(impl: ModuleType, first: int, last: int, capacity: int, margin: fl
 # ---------------------------------------------------------------------- gigabytes
 
 
-@cache
-def classroom_config() -> dict[str, Any]:
-    path = Path(str(classroom.__file__)).parent / "weights" / "config.json"
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return config
+@dataclass(frozen=True)
+class Model:
+    """A model's config.json, and the KV pool that the engine makes for it."""
+
+    config: dict[str, Any]
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of the pool's tensors."""
+        pool = KVPool(self.layers, 2, self.kv_heads, self.head_dim, dtype=self.dtype, device="cpu")
+        return sum(tensor.nbytes for tensor in (*pool.k, *pool.v)) // pool.num_slots
 
 
-def shape(
-    layers: int, heads: int, kv_heads: int | None, head_dim: int | None, hidden: int, **dtype: str | None
-) -> dict[str, Any]:
+def config(layers: int, heads: int, hidden: int, **more: Any) -> dict[str, Any]:
     """The config.json of some Llama."""
-    given = dict(
+    return dict(
         model_type="llama", vocab_size=1_000, hidden_size=hidden, intermediate_size=4 * hidden,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        head_dim=head_dim, **dtype,
+        num_hidden_layers=layers, num_attention_heads=heads, **more,
     )  # fmt: skip
-    return {name: value for name, value in given.items() if value is not None}
+
+
+HALF, SINGLE = torch.float16, torch.float32
+MODELS = (
+    Model(  # Llama 3 8B
+        config(32, 32, 4096, num_key_value_heads=8, head_dim=128, torch_dtype="bfloat16"),
+        32, 8, 128, torch.bfloat16,
+    ),
+    Model(  # SmolLM2 135M
+        config(30, 9, 576, num_key_value_heads=3, torch_dtype="bfloat16"), 30, 3, 64, torch.bfloat16
+    ),
+    Model(config(4, 4, 160, num_key_value_heads=2, head_dim=64, dtype="float16"), 4, 2, 64, HALF),
+    Model(config(2, 4, 32), 2, 4, 8, SINGLE),
+    Model(config(3, 4, 32, num_key_value_heads=1, head_dim=10, dtype="float32"), 3, 1, 10, SINGLE),
+    Model(config(3, 8, 32, num_key_value_heads=2, dtype="float16", torch_dtype="float32"), 3, 2, 4, HALF),
+    Model(
+        config(5, 6, 48, num_key_value_heads=2, head_dim=None, dtype=None, torch_dtype="float16"),
+        5, 2, 8, HALF,
+    ),
+    Model(config(4, 2, 20, num_key_value_heads=None, head_dim=6, torch_dtype=None), 4, 2, 6, SINGLE),
+)  # fmt: skip
 
 
 def bytes_of_models(impl: ModuleType) -> None:
     """Models of several shapes, against the engine's own pool."""
-    play_bytes(impl, classroom_config())
-    for config in (
-        shape(32, 32, 8, 128, 4096, torch_dtype="bfloat16"),
-        shape(30, 9, 3, None, 576, torch_dtype="bfloat16"),
-        shape(2, 4, None, None, 32),
-        shape(3, 4, 1, 10, 32, dtype="float32"),
-        shape(3, 8, 2, None, 32, dtype="float16", torch_dtype="float32"),
-        {**shape(5, 6, 2, None, 48), "head_dim": None, "dtype": None, "torch_dtype": "float16"},
-        {**shape(4, 2, None, 6, 20), "num_key_value_heads": None, "torch_dtype": None},
-    ):
-        play_bytes(impl, config)
+    for model in MODELS:
+        play_bytes(impl, model)
 
 
-def play_bytes(impl: ModuleType, config: dict[str, Any]) -> None:
-    """Held against the tensors of a KV pool that the engine makes for this model."""
-    wanted = bytes_in_pool(LlamaConfig.from_dict(config))
-    asked = {name: config.get(name) for name in _SHAPE if name in config}
-    got = impl.kv_bytes_per_token(dict(config))
+def play_bytes(impl: ModuleType, model: Model) -> None:
+    """Held against the tensors of the engine's pool."""
+    wanted = model.bytes_per_token
+    beside = ("model_type", "vocab_size", "intermediate_size")
+    asked = {name: value for name, value in model.config.items() if name not in beside}
+    got = impl.kv_bytes_per_token(dict(model.config))
     expect(
         not isinstance(got, bool) and got == wanted,
         f"kv_bytes_per_token of a model with {asked} returned {shown(got)}; the engine's pool takes "
         f"{wanted:,} bytes for a token",
     )
-
-
-_SHAPE = (
-    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "dtype",
-    "torch_dtype",
-)  # fmt: skip
-
-
-def bytes_in_pool(config: LlamaConfig) -> int:
-    """Of one token, in a pool of two."""
-    import torch
-
-    dtype = getattr(torch, config.torch_dtype)
-    pool = KVPool(config.layers, 2, config.kv_heads, config.head_dim, dtype=dtype, device="cpu")
-    return sum(tensor.nbytes for tensor in (*pool.k, *pool.v)) // 2
 
 
 def gigabytes_by_hand(impl: ModuleType) -> None:
@@ -379,6 +381,8 @@ def gigabytes_by_hand(impl: ModuleType) -> None:
         ([[None], [1], [2]], 10, 20, 0, "1 gigabyte saves 20 and costs 20: with none it is as much"),
         ([[None], [1], [2], [4], [5]], 10, 5, 2, "2 gigabytes hold 5 blocks, not 2 times 2"),
         (steep, 10, 4, 4, "with 3 gigabytes nothing is won, with 4 very much"),
+        ([[None], [1], [8]], 10, 2, 4, "a gigabyte is 10**9 bytes: 3 hold 7 blocks, 4 hold 10"),
+        ([[None], [1], [20], [20], [20], [20]], 10, 3, 8, "8 gigabytes hold 20 blocks and find 5"),
         ([[None], [1], [1], [3]], 10, 10, 1, "the second gigabyte saves just what it costs"),
         ([[None], [1], [9]], 7, 0, 4, "memory costs nothing, but what lies idle does not pay either"),
         ([[None], [1]], 0, 3, 0, "a found block is worth nothing"),

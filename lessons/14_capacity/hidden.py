@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 from types import ModuleType
 
+import torch
+
 from lessons.grading import expect, sibling
 from lessons.grading.policy import found, found_block_by_block, random_requests, trace
 
@@ -91,13 +93,13 @@ def random_gigabytes(impl: ModuleType, rng: Random) -> None:
     """Random games and random models."""
     requests = random_requests(rng, rng.randrange(8, 18), 3, rng.randrange(2, 6))
     open_cases.play_gigabytes(impl, requests, rng.randrange(90_000_000, 330_000_000), rng)
-    heads = rng.choice((2, 4, 6, 8))
-    dtype = rng.choice(("float32", "float16", "bfloat16"))
-    config = open_cases.shape(
-        rng.randrange(1, 5), heads, rng.choice((None, 1, 2)), rng.choice((None, 4, 6)), 8 * heads,
-        **{rng.choice(("dtype", "torch_dtype")): dtype},
-    )  # fmt: skip
-    open_cases.play_bytes(impl, config)
+    layers, heads = rng.randrange(1, 5), rng.choice((2, 4, 6, 8))
+    kv_heads, head_dim = rng.choice((None, 1, 2)), rng.choice((None, 4, 6))
+    name, dtype = rng.choice(("dtype", "torch_dtype")), rng.choice(("float32", "float16", "bfloat16"))
+    more = {name: dtype, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    config = open_cases.config(layers, heads, 8 * heads, **more)
+    kind = getattr(torch, dtype)
+    open_cases.play_bytes(impl, open_cases.Model(config, layers, kv_heads or heads, head_dim or 8, kind))
 
 
 HIDDEN = {
