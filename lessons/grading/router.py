@@ -17,7 +17,7 @@ from typing import Any
 from lessons.grading.spec import Failure, load_file, todo_functions
 from lessons.grading.words import one_line, said, shown
 from minirad.cache.radix_cache import Slots
-from minirad.route.policies import POLICIES, Choice, NoWorker, Policy, RouteOptions, WorkerView
+from minirad.route.policies import POLICIES, CacheAware, Choice, NoWorker, Policy, RouteOptions, WorkerView
 
 METHODS = ("__init__", "choose", "sent", "forget")
 
@@ -45,8 +45,9 @@ class StudentPolicy(Policy):
     ) -> None:
         super().__init__(options)
         assert make is not None
-        self.broken, self.requests, self._strict = "", 0, strict
+        self.broken, self._wrong, self.requests, self._strict = "", "", 0, strict
         self._spaces: dict[Hashable, int] = {None: 0}
+        self._sent = CacheAware(self.options)  # what was sent where, for those who watch
         self._router: Any = None
         self._guarded("__init__", lambda: setattr(self, "_router", make()))
 
@@ -61,15 +62,17 @@ class StudentPolicy(Policy):
         if answer is None:
             alive = [at for at, each in enumerate(views) if each.alive]
             worker = min(alive, key=lambda at: (views[at].load, (at - self._turn) % len(views)))
-            answer = worker, f"the least loaded: {self.broken}"
+            answer = worker, f"the least loaded: {self._wrong}"
         self._turn = answer[0] + 1
-        nothing = (0,) * len(views)  # what a student's router believes, it need not say
-        return Choice(answer[0], answer[1], nothing, tuple(each.load for each in views))
+        matches = tuple(self._sent.match(at, each, tokens, space) for at, each in enumerate(workers))
+        return Choice(answer[0], answer[1], matches, tuple(each.load for each in views))
 
     def sent(self, worker: int, tokens: Slots, space: Hashable = None) -> None:
+        self._sent.sent(worker, tokens, space)
         self._guarded("sent", lambda: self._router.sent(worker, self._units(tokens, space)))
 
     def forget(self, worker: int) -> None:
+        self._sent.forget(worker)
         self._guarded("forget", lambda: self._router.forget(worker))
 
     def _units(self, tokens: Slots, space: Hashable) -> list[int]:
@@ -98,11 +101,11 @@ class StudentPolicy(Policy):
             if self._strict and isinstance(error, NotImplementedError | Failure):
                 raise
             what = str(error) if isinstance(error, Wrong) else f"raised {said(error)}"
-            when = f" at request {self.requests}" if self.requests else ""
-            words = one_line(f"your {name} {what}{when}")
-            self.broken = self.broken or words
+            when = f"at request {self.requests} " if self.requests else ""
+            self._wrong = one_line(f"{when}your {name} {what}")
+            self.broken = self.broken or self._wrong
             if self._strict:
-                raise Failure(words) from error
+                raise Failure(self._wrong) from error
             return None
 
 
