@@ -226,7 +226,8 @@ ROOMS: dict[str, Room] = {
     "grading": Room(
         "the course: lessons, and how they are graded",
         ("lessons", "lessons.*"),
-        (*_BASE, "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "draw"),
+        (*_BASE, "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "draw",
+         "ranks", "route"),
         torch=True,
     ),
     "pages": Room(
