@@ -300,11 +300,6 @@ def router_of_everybody(impl: ModuleType) -> None:
         walk(impl, Random(f"everybody's {number}"), "prompts, answers and deaths", 40)
 
 
-def router_of_chats(impl: ModuleType) -> None:
-    """Four simulated workers: conversations that grow."""
-    exercises.play_router(impl, ["chats"], "everybody's")
-
-
 def random_walks(impl: ModuleType, rng: Random) -> None:
     """The same with other prompts for each student."""
     for _ in range(6):
@@ -332,5 +327,5 @@ HIDDEN = {
                digest_of_random_engines, digest_of_another_history],
     "find_divergence": [find_in_many, find_as_the_engine_does, random_divergences],
     "account": [accounts_of_many, random_accounts, accounts_of_fleets],
-    "Router": [router_of_everybody, router_of_chats, random_walks, random_games, the_same_again],
+    "Router": [router_of_everybody, random_walks, random_games, the_same_again],
 }  # fmt: skip

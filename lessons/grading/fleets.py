@@ -18,11 +18,10 @@ import numpy as np
 from lessons.grading.spec import expect
 from lessons.grading.words import shown
 from minirad.config import SamplingParams
-from minirad.observe.route_events import RequestRouted, RouteFinished
 from minirad.route.policies import Choice, Policy, WorkerView
 from minirad.route.simulated import SimulatedFleet
 from minirad.route.trees import SentTree
-from minirad.simulate import ModelFreeEngine
+from minirad.simulate import ModelFreeEngine, Served
 
 WORKERS = 4
 SLACK = 4  # as in exercise.py
@@ -91,19 +90,19 @@ def play(policy: Policy, game: Game) -> Run:
     """A game before a policy: engines without a model, real trees."""
     longest = 1 + max(len(tokens) + new for _, tokens, new in game.requests)
     engines = [ModelFreeEngine(game.capacity, max_context=longest, max_running=8) for _ in range(WORKERS)]
-    told: list[Any] = []
-    fleet = SimulatedFleet(engines, policy, tell=told.append)
+    fleet = SimulatedFleet(engines, policy)
     if isinstance(policy, Watched):
         policy.engines = engines
-    coming = deque(game.requests)
+    coming, sent = deque(game.requests), list[tuple[int, Served]]()
     while coming or fleet.has_work:
         while coming and coming[0][0] <= fleet.now:
             _, tokens, new = coming.popleft()
+            loads = list(fleet.loads)
             fleet.add_request(tokens, SamplingParams(max_new_tokens=new))
+            at = next(at for at, load in enumerate(fleet.loads) if load > loads[at])
+            sent.append((at, next(reversed(engines[at].served.values()))))  # it knows later what was cached
         fleet.step()
-    ends = {each.request: each for each in told if isinstance(each, RouteFinished)}
-    routed = [ends[each.request] for each in told if isinstance(each, RequestRouted)]
-    return Run([(each.worker, each.tokens, each.cached) for each in routed], sum(fleet.regrets))
+    return Run([(at, len(each.prompt), each.cached) for at, each in sent], sum(fleet.regrets))
 
 
 class Watched(Policy):
@@ -143,13 +142,14 @@ class Held:
         expect(same, f"{self.what}: choose changed what it was given; it must stay as it is")
         known = isinstance(answer, tuple) and len(answer) == 2
         expect(known, f"{self.what}: choose returned {shown(answer)}; it should be (worker, why)")
-        worker, why = answer
+        worker: int = answer[0]
+        why: str = answer[1]
         fits = type(worker) is int and 0 <= worker < len(workers)
         expect(fits, f"{self.what}: choose chose worker {shown(worker)} of {len(workers)}")
         line = isinstance(why, str) and any(map(str.isdigit, why)) and "\n" not in why
         expect(line, f"{self.what}: the reason is {shown(why)}; it should be a line of text with numbers")
         self._look(tokens, workers, worker)
-        return answer
+        return worker, why
 
     def sent(self, worker: int, tokens: list[int]) -> None:
         before = list(tokens)

@@ -100,9 +100,6 @@ class Salted(str):
     def __hash__(self) -> int:
         return hash((self.salt, str.__str__(self)))
 
-    def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) is True  # type: ignore[arg-type]
-
 
 # ---------------------------------------------------------------------- engines that took the same requests
 
@@ -125,7 +122,7 @@ def plain(tree: RadixCache) -> Node:
     made: dict[int, Node] = {}
     for each in tree.walk():
         own = Node(
-            each.key.tokens.tolist(), each.slots.tolist(), [], each.namespace[0] or "", each.lock_ref,
+            each.key.tokens.tolist(), each.slots.tolist(), [], str(each.namespace[0] or ""), each.lock_ref,
             each.hits, each.last_access, f"n{each.id}",
         )  # fmt: skip
         made[each.id] = own
@@ -220,8 +217,10 @@ class Rank0:
             here = below[step]
         told = [((child.namespace, child.tokens[0]), self.digest(child)) for child in here.children]
         self.rng.shuffle(told)
-        fields = (list(value) if isinstance(value := getattr(here, name), list) else value for name in FIELDS)
-        return Told(here.namespace, *fields, self.digest(here), dict(told))
+        return Told(
+            here.namespace, list(here.tokens), list(here.slots), here.lock_ref, here.hits, here.last_access,
+            self.digest(here), dict(told),
+        )  # fmt: skip
 
 
 def first_difference(mine: Node, theirs: Node, path: Path = ()) -> tuple[Path, str] | None:

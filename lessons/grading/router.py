@@ -116,10 +116,10 @@ def student_router(path: str | Path) -> Callable[[], Any]:
         raise ValueError(f"{file} is not there")
     try:
         todo = todo_functions(file.read_bytes())
-        make = vars(load_file(file)).get("Router")
+        make: Callable[[], Any] | None = vars(load_file(file)).get("Router")
     except Exception as error:
         raise ValueError(f"{file} cannot be loaded: {said(error)}") from error
-    if not callable(make):
+    if make is None or not callable(make):
         raise ValueError(f"{file} has no class Router")
     for name in METHODS:
         if name in todo or not hasattr(make, name):
