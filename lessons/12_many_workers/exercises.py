@@ -454,7 +454,8 @@ def play_router(impl: ModuleType, names: Sequence[str], seed: str) -> None:
         run = play(StudentPolicy(make=lambda what=game.name: Held(impl, what), strict=True), game)
         expect(
             run.largest_share <= 2 / 3,
-            f"{game.name}: one of {WORKERS} workers got {run.largest_share:.0%} of the requests",
+            f"{game.name}: one of {WORKERS} workers got {run.largest_share:.0%} of the requests; "
+            "more than two thirds must not go to one",
             hint=1,
         )
         gained, least = gained + run.hit_rate - turns, least + (ours - turns) / 2
