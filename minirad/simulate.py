@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tqdm import tqdm
 
-from minirad import command, traces
+from minirad import command, own_policy, traces
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.node import MAX_TOKEN
 from minirad.cache.radix_cache import RadixCache, RadixKey, Slots, as_int64
@@ -898,7 +898,7 @@ class Plan:
         if self.drive is not None:
             one_of("drive", self.drive, DRIVES)
         for name in self.eviction_policies:
-            one_of("eviction policy", name, KNOWN_POLICIES)
+            one_of("eviction policy", name, (*EVICTION, *FORESEEING))  # files may have joined
         for name in self.schedule_policies:
             one_of("schedule policy", name, tuple(SCHEDULE))
         for size in self.page_sizes:
@@ -1081,7 +1081,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eviction-policy",
         default="lru",
-        help=f"{', '.join(EVICTION)}, in a replay {' or '.join(FORESEEING)}; or all",
+        help=f"{', '.join(EVICTION)}, in a replay {' or '.join(FORESEEING)}; or all; FILE.py: its victim_key",
     )
     parser.add_argument("--schedule-policy", default="lpm", help=f"{', '.join(SCHEDULE)}, or all")
     parser.add_argument("--max-running", type=int, default=32, help="requests that run at a time")
@@ -1118,7 +1118,10 @@ def main(args: argparse.Namespace) -> int:
     if args.figure is not None:
         command.may_be_written("--figure", args.figure, (".html",), args.sources)
     plan = plan_of(args)
-    reports = [_one(name, args, plan) for name in names_of(args.sources)]
+    try:
+        reports = [_one(name, args, plan) for name in names_of(args.sources)]
+    except own_policy.PolicyBroke as error:
+        raise ValueError(str(error)) from error
     if args.figure is not None:
         command.figure_writer("simulate", "--figure")([report.as_dict() for report in reports], args.figure)
         print(f"figure written to {args.figure}", file=sys.stderr)
@@ -1171,7 +1174,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         args.drive,
         None if args.capacity is None else tuple(map(_capacity, items("capacity", args.capacity))),
         tuple(_number("page size", each) for each in items("page size", args.page_size)),
-        _names("eviction policy", args.eviction_policy, KNOWN_POLICIES),
+        _names("eviction policy", own_policy.join_files(args.eviction_policy), KNOWN_POLICIES),
         _names("schedule policy", args.schedule_policy, SCHEDULE),
         args.max_running,
         args.chunk_tokens,

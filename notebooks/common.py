@@ -29,6 +29,7 @@ def bars(
 
 
 LOOKS = (("#0072b2", ""), ("#e69f00", "/"), ("#cc79a7", "x"), ("#56b4e9", "."))  # colour and pattern
+DASHES = (("solid", "circle"), ("dash", "square"), ("dot", "diamond"), ("dashdot", "x"))
 
 
 def groups(
@@ -136,3 +137,28 @@ def number_lines(commits: Sequence[tuple[str, Sequence[int]]], title: str) -> kv
         "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
     }  # fmt: skip
     return kv.KvFigure(go.Figure(bars, layout))
+
+
+def curves(title: str, lines: Mapping[str, Mapping[int, float]], x: str = "") -> kv.KvFigure:
+    """Shares over sizes, name -> size -> share, told apart by colour, dash and marker. x: what the sizes are of.
+
+    The sizes stand at equal distances, as they are given: every line has the same.
+    ValueError: for more than four lines, which one could not tell apart.
+    """
+    if len(lines) > len(LOOKS):
+        raise ValueError(f"{len(lines)} lines cannot be told apart; at most {len(LOOKS)}")
+    drawn = [
+        go.Scatter(
+            x=[f"{size:,}" for size in shares],
+            y=list(shares.values()),
+            name=name,
+            mode="lines+markers",
+            line={"color": colour, "dash": dash},
+            marker={"symbol": symbol, "size": 7},
+        )
+        for (name, shares), (colour, _), (dash, symbol) in zip(lines.items(), LOOKS, DASHES, strict=False)
+    ]
+    chart = go.Figure(drawn, {"title": {"text": title}, "height": 320, "template": "none"})
+    chart.update_xaxes(title={"text": x}, type="category")
+    chart.update_yaxes(tickformat=".0%", rangemode="tozero")
+    return kv.KvFigure(chart)

@@ -182,7 +182,7 @@ ROOMS: dict[str, Room] = {
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
         ("minirad.simulate", "minirad.traces", "minirad.theorem", "minirad.doctor", "minirad.workloads",
-         "minirad.figure3", "minirad.optimum", "minirad.replies"),
+         "minirad.figure3", "minirad.optimum", "minirad.own_policy", "minirad.replies"),
         (*_OUTSIDE, "parts", "frontend", "logs"),
     ),
     "evidence": Room(
@@ -226,7 +226,8 @@ ROOMS: dict[str, Room] = {
     "grading": Room(
         "the course: lessons, and how they are graded",
         ("lessons", "lessons.*"),
-        (*_BASE, "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "tiers", "draw"),
+        (*_BASE, "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "tiers", "draw",
+         "ranks", "route"),
         torch=True,
     ),
     "pages": Room(

@@ -9,6 +9,7 @@
     python -m viz.live --jump-forward                records as JSON: what a grammar forces is not sampled
     python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
+    python -m viz.live --eviction-policy lessons/14_capacity/exercise.py      a learner's own policy
     python -m viz.live --tp 2                        one engine on two ranks: their trees, what rank 0 sends
     python -m viz.live --replay run.jsonl            a recording instead of an engine
     python -m viz.live --publish tcp://127.0.0.1:5557      tells routers what the tree holds, as SGLang does
@@ -17,6 +18,7 @@
     python -m viz.live --connect tcp://host:5557 --subscriber lessons/15_your_own_server/exercise.py
     python -m viz.live --serve 8000                  OpenAI's API over the same engine (viz/web/served.py)
     python -m viz.live --workers 4 --route random    several engines behind a router (viz/web/routed.py)
+    python -m viz.live --workers 3 --route lessons/12_many_workers/exercise.py      a learner's own router
 
 This is the command line; the parts are in viz/web. Three kinds of threads: ONE drives the engine (driver.py;
 all others put commands into its queue), one serves (server.py lets requests in, routes.py answers them) and
@@ -153,7 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-tokens", type=int, help="size of the KV pool (default: the workload's)")
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--schedule-policy", default="lpm", choices=list(SCHEDULE_POLICIES))
-    parser.add_argument("--eviction-policy", default="lru", choices=list(EVICTION_POLICIES))
+    parser.add_argument("--eviction-policy", default="lru", metavar="NAME|FILE.py",
+                        help=f"{', '.join(EVICTION_POLICIES)}, or a file's victim_key")  # fmt: skip
     _add_more(parser)
     parser.add_argument("--tp", type=command.positive, default=1, metavar="N",
                         help="tensor parallel on N ranks, started here unless by torchrun")  # fmt: skip
@@ -227,6 +230,7 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.draft_tokens is not None and options.speculative is None:
         raise ValueError(f"--draft-tokens {options.draft_tokens} goes with --speculative")
     asked.check_workers(options, parser)
+    asked.join_policies(options)
     if asked.workers_asked(options):
         return _route(options)
     if asked.stream_asked(options):
@@ -345,7 +349,7 @@ def _follow(options: argparse.Namespace) -> int:
         print(f"python -m viz.live: {command.one_line(notice)}", file=sys.stderr)
     source = stream.FleetSource(info, tokenizer, options.record, options.bind is not None, subscriber)
     if not options.export:
-        return _serve_page(source, options, subscriber is not None)
+        return _serve_page(source, options, source.what if subscriber is not None else "")
     return _export_flight(source, options, lambda: stream.until_told(source, options.steps))
 
 
@@ -408,7 +412,7 @@ def _serve(options: argparse.Namespace, settings: Settings, replay: Replay | Ran
         if publisher is not None:
             driver.begun = lambda run: publisher.attach(run.alone.engine) if run.alone else None
         with launch.ranks_of(driver):
-            return _serve_page(driver, options, bool(settings.cache))
+            return _serve_page(driver, options, settings.students and f"your {settings.students}")
 
 
 def _driver(
@@ -428,10 +432,9 @@ def _driver(
     )
 
 
-def _serve_page(driver: Driver | FlightSource, options: argparse.Namespace, students: bool = False) -> int:
-    """Until Ctrl-C. students: the page shows how a learner's tree or subscriber broke."""
+def _serve_page(driver: Driver | FlightSource, options: argparse.Namespace, theirs: str = "") -> int:
+    """Until Ctrl-C. theirs: what of it a learner wrote ("your tree"); the page shows how it broke."""
     what = driver.what
-    theirs = "your tree" if isinstance(driver, Driver) else what
     with Live(driver, options.port, options.host, tuple(options.allow_host)) as live:
         print(f"minirad live: {live.url}   (Ctrl-C ends it)", flush=True)
         if live.server.address not in LOOPBACK:
@@ -447,7 +450,7 @@ def _serve_page(driver: Driver | FlightSource, options: argparse.Namespace, stud
                 time.sleep(0.1)
                 told = _tell_refusals(driver.run_now, told)
             time.sleep(1.5)  # so that open pages hear of it
-            if students:
+            if theirs:
                 print(f"{theirs} broke: {driver.error}   (see the page; Ctrl-C ends it)", flush=True)
                 threading.Event().wait()
         except KeyboardInterrupt:
@@ -494,19 +497,20 @@ def _export(options: argparse.Namespace, settings: Settings, replay: Replay | Ra
         print(f"{path}: {len(run.trace)} steps, {size / 1000:.0f} KB")
     _tell_refusals(run, "")
     if broken:
-        print(f"{'your tree broke' if settings.cache else 'the engine stopped'}: {broken}", file=sys.stderr)
+        whose = f"your {settings.students} broke" if settings.students else "the engine stopped"
+        print(f"{whose}: {broken}", file=sys.stderr)
     differ = isinstance(run, Ranks) and bool(run.page.broken)
     return 1 if broken or differ or run.served_none else 0
 
 
 def _run_out(run: Shown, steps: int, settings: Settings) -> str:
-    """Runs to the end. What broke a student's tree, or lost a rank, is said, and shown by the last frame."""
+    """Runs to the end. What broke a student's part, or lost a rank, is said, and shown by the last frame."""
     broken = ""
     try:
         while not run.idle and run.clock < steps:
             run.advance()
     except InvariantError as error:
-        if not settings.cache:
+        if not settings.students:
             raise
         broken = str(error)
     except RankLost as error:

@@ -35,6 +35,8 @@ NOTEBOOKS = {
     "09_pages_and_tails": None,  # its figures are asserted in its own cells, as those of all below
     "10_host_tier": None,
     "11_programs": None,
+    "12_many_workers": None,
+    "14_capacity": None,
     "15_your_own_server": None,
     "16_equal_tokens": None,
 }

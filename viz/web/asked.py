@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from minirad import command
+from minirad import command, own_policy
 from minirad.server.settings import add_limits, needed
 
 SILENCE = 5.0  # seconds without news of a stream after which an export is written
@@ -35,6 +35,17 @@ _WITHOUT_WORKERS = {
     "tp": "each worker computes alone",
     "max_queue": "each worker has its own queue",
 }
+
+
+def join_policies(options: argparse.Namespace) -> None:
+    """Eviction policies that are files join those known by name. ValueError where they cannot run."""
+    named = f"{options.eviction_policy},{options.compare or ''}"
+    if any(map(own_policy.is_file, named.split(","))) and (options.tp > 1 or workers_asked(options)):
+        raise ValueError(
+            f"{named.strip(',')}: a policy of your own runs in one process, no --tp or --workers"
+        )
+    options.eviction_policy = own_policy.join_files(options.eviction_policy)
+    options.compare = options.compare and own_policy.join_files(options.compare)
 
 
 # ---------------------------------------------------------------------- another server's stream
@@ -160,7 +171,8 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several engines of ours behind a router, each a process of its own")
     where = group.add_argument
     where("--workers", type=command.positive, metavar="N", help="so many; --serve PORT is then the router's")
-    where("--route", metavar="POLICY", help=f"{', '.join(ROUTES)} (default: {ROUTE})")
+    where("--route", metavar="POLICY|FILE.py",
+          help=f"{', '.join(ROUTES)}, or lesson 12's exercise.py (default: {ROUTE})")  # fmt: skip
 
 
 def workers_asked(options: argparse.Namespace) -> bool:
@@ -179,6 +191,10 @@ def check_workers(options: argparse.Namespace, parser: argparse.ArgumentParser) 
             raise ValueError(f"--workers {options.workers} with --{name.replace('_', '-')}: {reason}")
     from minirad.route.policies import make_policy
 
+    if options.route is not None and options.route.endswith(".py"):
+        from lessons.grading.router import add_policy
+
+        add_policy(options.route)
     make_policy(ROUTE if options.route is None else options.route)
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")

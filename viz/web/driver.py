@@ -152,9 +152,9 @@ class Driver(threading.Thread, Session):
                 self._turn()
         except Exception as error:
             self.error, self.failure = f"{type(error).__name__}: {error}", error
-            students = self.settings.cache and isinstance(error, InvariantError)
+            students = self.settings.students and isinstance(error, InvariantError)
             if not students and not isinstance(error, RankLost) and self.mistake is None:
-                traceback.print_exc()  # of a student's tree the one line that is printed says more
+                traceback.print_exc()  # of what a student wrote the one line that is printed says more
         finally:
             try:
                 if self.run_now is not None:

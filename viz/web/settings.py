@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minirad import workloads
+from minirad import own_policy, workloads
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.config import EngineConfig, adapters_by_name
 from minirad.schedule.policies import POLICIES as SCHEDULE
@@ -70,6 +70,12 @@ class Settings:
         if tokens < page:
             raise ValueError(f"a pool of {tokens} tokens does not hold one page of {page}")
         return config
+
+    @property
+    def students(self) -> str:
+        """What of the engine a learner wrote: "tree", "policy" or ""."""
+        named = (self.eviction_policy, *(self.compare or "").split(","))
+        return "tree" if self.cache else "policy" if any(map(own_policy.is_file, named)) else ""
 
     def load_workload(self) -> Workload:
         """The workload by its name; the one of adapters asks under each that is there."""
