@@ -7,7 +7,7 @@ bench/LOG.md. `FusedLlama` comes here whenever a batch has so many tokens, also 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any
 
@@ -44,6 +44,14 @@ class Cut:
         each, left = divmod(inputs, self.splits)
         return not left and each >= self.first and (each - self.first) % self.block == 0 == rows % self.rows
 
+    def within(self, room: int) -> Cut:
+        """With fewer columns on their way, where so many do not lie in `room` bytes of shared memory."""
+        column = 2 * (self.rows + PADDED)  # bytes: weights' and tokens'
+        stages = min(self.stages, (room // column - self.first) // self.block)
+        if stages >= 2 or self.first <= self.block:
+            return replace(self, stages=max(stages, 1))
+        return replace(self, first=self.first // 2).within(room)
+
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
@@ -54,6 +62,17 @@ class Cuts:
     gate_up: Cut = Cut(1, 256, 128, 3)
     down: Cut = Cut(8, 256, 128, 3)
     head: Cut = Cut(1, 128, 64, 3)
+
+    @classmethod
+    def of(cls, config: LlamaConfig, device: torch.device) -> Cuts:
+        """For a model on a card: a program of qkv takes a whole head, and cards differ in shared memory."""
+        room = 1 << 30  # the interpreter's
+        if device.type == "cuda":
+            card: Any = torch.cuda.get_device_properties(device)
+            room = getattr(card, "shared_memory_per_block_optin", card.shared_memory_per_block)
+        usual = cls()
+        cuts = replace(usual, qkv=replace(usual.qkv, rows=config.head_dim))
+        return cls(*(getattr(cuts, each.name).within(room) for each in fields(cuts)))
 
 
 class FewTokens:
@@ -68,10 +87,10 @@ class FewTokens:
 
     def __init__(self, config: LlamaConfig, one: OneToken, cuts: Cuts | None = None) -> None:
         self._kernels: Any = import_module("minirad.fast.few_tokens_kernels")
-        self._one, self._eps, self._cuts = one, config.rms_eps, Cuts() if cuts is None else cuts
+        device = one.cos.device
+        self._one, self._eps, self._cuts = one, config.rms_eps, cuts or Cuts.of(config, device)
         if not self.fits(config, self._cuts):
             raise ValueError(f"FewTokens: {config} cannot be cut so: {self._cuts}")
-        device = one.cos.device
         added = [(cut, config.hidden // cut.rows) for cut in (self._cuts.o, self._cuts.down)]
         self._tiles = max(tiles for _, tiles in added)
         room = max(tiles * cut.splits * cut.rows * PADDED for cut, tiles in added)

@@ -21,7 +21,7 @@ from test_ops import KINDS, SHAPES, SMALL, Params, attend_to, model_of
 from torch import Tensor
 
 from minirad.attention import BatchEntry, GatherAttention, build_metadata
-from minirad.fast.few_tokens import FewTokens
+from minirad.fast.few_tokens import PADDED, Cut, Cuts, FewTokens
 from minirad.fast.fused_llama import FusedLlama
 from minirad.fast.paged import TorchPagedAttention
 from minirad.fast.sampling import next_tokens
@@ -102,6 +102,17 @@ def test_which_models_can_be_cut() -> None:
     assert alone.few_tokens is None and alone.one_token is not None
     with pytest.raises(ValueError, match="cannot be cut so"):
         FewTokens(alone.config, alone.one_token)
+
+
+def test_a_cut_lies_in_the_cards_shared_memory() -> None:
+    """Of the largest card, of one that is a few years old, and of one for games."""
+    for rows in (64, 128):
+        for kilobytes in (227, 163, 99):
+            cut = Cut(1, 512, 128, 6, rows=rows).within(kilobytes << 10)
+            assert 2 * (rows + PADDED) * (cut.first + cut.stages * cut.block) <= kilobytes << 10
+            assert cut.stages >= 2 and cut.fits(6144, 4096) and cut.fits(3072, 2048)
+    for usual in dataclasses.astuple(Cuts()):
+        assert Cut(*usual).within(227 << 10) == Cut(*usual)
 
 
 def test_compute_is_forward_without_the_plan() -> None:

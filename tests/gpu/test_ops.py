@@ -173,6 +173,25 @@ def with_few(plain: LlamaModel) -> FusedLlama:
 
 
 @on_gpu
+@pytest.mark.parametrize(
+    "sizes",
+    [(2048, 8192, 32, 8, 64), (4096, 14336, 32, 8, 128), (3072, 8192, 24, 8, 128), (8192, 28672, 64, 8, 128)],
+    ids=["1B", "8B", "3B", "70B"],
+)
+def test_a_layer_of_any_usual_size_is_cut_for_this_card(sizes: tuple[int, ...]) -> None:
+    """As FusedLlama comes, cuts and all: what does not lie in shared memory would not be launched."""
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    config = tiny_config(**dict(zip(names, sizes, strict=True)), num_hidden_layers=1, vocab_size=256)
+    weights = random_weights(config, 3, dtype=torch.bfloat16, device=CARD)
+    model = FusedLlama(LlamaModel(config, weights))
+    assert model.few_tokens is not None
+    found = answers(model, [(0, 2), (2, 6), (6, 22)])
+    model.few_tokens = None
+    wanted = answers(model, [(0, 2), (2, 6), (6, 22)])
+    assert torch.allclose(found, wanted, atol=0.03 * float(wanted.abs().max()))
+
+
+@on_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", ["few", "few, biases"])
 def test_a_few_tokens_are_as_near_to_float32_as_torchs(shape: str, dtype: torch.dtype) -> None:
