@@ -6,7 +6,7 @@ and, as soon as one of them is written, the engine runs on it:
 
     python -m viz.live --speculative ngram --cache lessons/13_isolation_and_drafts/exercise.py
 
-Tokens, slots and positions are plain numbers. A list that you are given stays as it is; what you return is new.
+Tokens, slots and positions are plain numbers. A list that you are given stays as it is; you return a new one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 def space_of(salt: Hashable, adapter: str, loaded: Mapping[str, str]) -> Hashable:
     """The namespace of a request's KV. The tree lets two requests share only if theirs are equal.
 
-    salt: what the caller wants to be kept apart by (a tenant, say), compared as a value: None for none, else a
-        text, a number or a tuple of these. It comes from outside: it may look like anything, also like a
+    salt: what the caller wants to be kept apart by (a tenant, say), compared as a value: None for none, else
+        a text, a number or a tuple of these. It comes from outside: it may look like anything, also like a
         namespace of yours. "" is a salt like any other.
     adapter: the name of a LoRA adapter that computes on top of the model; "" for the model alone.
     loaded: the adapters that are loaded now: name -> digest. The digest (a text) says which weights they are:
@@ -59,7 +59,7 @@ def outdated(space: Hashable, loaded: Mapping[str, str]) -> bool:
 
 
 def to_pairs(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """The units of a draft head's tree: each token with the one behind it. No token: no pair, and one: none."""
+    """The units of a draft head's tree: each token with the one behind it. One token, or none: no pair."""
     raise NotImplementedError("todo: to_pairs")
 
 
@@ -93,8 +93,8 @@ def commit(
 def cached_tokens(common: int, length: int, page_size: int, pairs: bool) -> int:
     """How many tokens of a prompt are not computed again.
 
-    length: tokens of the prompt, 1 at least. common: so many of its first tokens (0 to `length`), and no more,
-        are the beginning of a text that lies in the tree. pairs: whether the tree's units are pairs, as
+    length: tokens of the prompt, 1 at least. common: so many of its first tokens (0 to `length`), and no
+        more, are the beginning of a text that lies in the tree. pairs: whether the tree's units are pairs, as
         to_pairs makes them; else they are tokens.
 
     The tree finds whole pages of units, and the request can use a token's slot if it finds its unit. One
@@ -113,16 +113,16 @@ def accept(
     """Which drafts hold, once the model has computed them all in one pass.
 
     draft: n tokens that somebody guessed behind the request's last one.
-    chosen: n + 1 tokens, the model's own. chosen[i] is what it says behind the first i drafts: worth something
-        only if all of these hold; else it may be any number.
-    ends(tokens): whether the reply is over with the last of these. tokens: a list of those that this pass has
-        given the reply so far, 1 at least. Ask it only about tokens that the reply gets, and before it goes on.
+    chosen: n + 1 tokens, the model's own. chosen[i] is what it says behind the first i drafts: worth
+        something only if all of these hold; else it may be any number.
+    ends(tokens): whether the reply is over with the last of these. tokens: a list of those that this pass
+        has given the reply so far, 1 at least. Ask it only about tokens that the reply gets.
 
     The reply gets exactly what it would have got without drafts, one token after the other: the model's own
     token, and as long as it is what was guessed there and the reply is not over, the next one.
 
-    Returns (tokens, kept): the tokens that join the reply, and how many drafts keep their slots. A draft keeps
-    its slot if a token was taken that stands behind it.
+    Returns (tokens, kept): the tokens that join the reply, and how many drafts keep their slots. A draft
+    keeps its slot if a token joins the reply that stands behind it.
     """
     raise NotImplementedError("todo: accept")
 
@@ -133,13 +133,13 @@ def accept(
 def room_for(wanted: int, left: int, length: int, free: int, page_size: int) -> int:
     """How many drafts get slots before a pass.
 
-    wanted: so many could be guessed. left: so many tokens the reply may still get, 1 at least; each pass gives
-        it one more token than drafts hold. length: tokens in the request's row, the last one included that this
-        pass computes; drafts come behind them. free: slots of free pages, whole pages each.
+    wanted: so many could be guessed. left: so many tokens the reply may still get, 1 at least; a pass gives
+        it one token more than drafts hold. length: tokens in the request's row, the last one included, which
+        this pass computes; drafts come behind it. free: slots of free pages, whole pages all of them.
 
     Pages are handed out whole. What is left of the page in which the row ends is the request's already and
-    costs nothing. A draft pushes nobody out: it gets what is free, or nothing. None gets a slot that could not
-    hold for lack of `left`.
+    costs nothing. A draft pushes nobody out: it gets what is free, or nothing. None gets a slot that could
+    not hold for lack of `left`.
     """
     raise NotImplementedError("todo: room_for")
 
@@ -151,8 +151,8 @@ def roll_back(row: Sequence[int], length: int, kept: int, page_size: int) -> tup
         page's slots one after the other. length: how many of them are tokens', not drafts'. kept: as accept
         says.
 
-    Returns (row, freed): the row without the drafts that do not hold, and in order those of the slots given up
-    that lie in pages in which the row has nothing left. The rest of the page in which the row ends stays the
-    request's: its next token lies there.
+    Returns (row, freed): the row without the drafts that do not hold; and, in order, those of the slots given
+    up that lie in pages in which the row has nothing left. The rest of the page in which the row ends stays
+    the request's: its next token lies there.
     """
     raise NotImplementedError("todo: roll_back")
