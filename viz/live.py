@@ -237,10 +237,13 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.tp > 1:
         launch.check(options)
     settings = settings_of(options)
-    settings.config(settings.load_workload().kv_tokens)
+    config = settings.config(settings.load_workload().kv_tokens)
     if settings.workload == "records" and not options.replay:
         _check_grammar()
     settings.students_tree()
+    code = settings.students_code()
+    if code is not None and options.replay is None:
+        print(code.note(config), flush=True)
     if settings.compare is not None:
         settings.sides()
         if options.replay:
