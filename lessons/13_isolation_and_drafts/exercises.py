@@ -155,11 +155,14 @@ def adapters_that_are_not_there(impl: ModuleType) -> None:
                 f"{asked}: the ValueError says {shown(str(error))}; it should name {asked.adapter!r}",
                 hint=1,
             )
+        except (LookupError, TypeError, AttributeError) as error:
+            words = f"{asked} raised {type(error).__name__}; a ValueError should come: it is not loaded"
+            raise Failure(words, hint=1) from error
         else:
             raise Failure(f"{asked} gave {shown(found)}; a ValueError should come: it is not loaded", hint=1)
 
 
-SALTS = (None, "", 0, -1, -2, "0", "None", "ann", "1", 1, "x", "x1", "1x", "d1", "d2", "capitals", "oneword",
+SALTS = (None, "", 0, -1, -2, "0", "None", "ann", "Ann", " ann", "1", 1, "x", "x1", "1x", "d1", "d2", "capitals", "oneword",
          (), ("ann",), ("ann", "d1"), ("d1", "ann"), ("oneword", "d2"), (None, "d1"), "anncapitals", "annd1",
          "ann|d1", "ann:d1", "d1:ann", "ann/oneword")  # fmt: skip
 LOADS = ({}, TWO, NEXT_WEEK, RENAMED, {"capitals": "d2", "oneword": "d1"}, {"a": "1", "b": "11", "1": "ann"})
@@ -177,17 +180,23 @@ def spaces_of_everybody(impl: ModuleType) -> None:
 
 
 def salts_that_look_like_namespaces(impl: ModuleType) -> None:
-    """Salts that are somebody else's namespace."""
-    requests = [
-        Asked(salt, name, TWO) for salt in (None, "ann", ("d1",)) for name in ("", "capitals", "oneword")
-    ]
+    """Salts that are somebody else's namespace, or a part of it."""
+    names = ("", "capitals", "oneword")
+    requests = [Asked(salt, name, TWO) for salt in (None, "ann", ("d1",)) for name in names]
     for _ in range(3):
         found = share_alike(impl, requests)
-        texts = [str(each) for each in found]
-        salts = dict.fromkeys([*filter(is_plain, found), *texts])
-        known = {request.salt: None for request in requests}
-        fresh = [salt for salt in salts if salt not in known][:12]
-        requests += [Asked(salt, name, TWO) for salt in fresh for name in ("", "capitals")]
+        salts = dict.fromkeys(
+            [each for space in found for each in (*parts_of(space), str(space)) if is_plain(each)]
+        )
+        known = {request.salt for request in requests}
+        fresh = [salt for salt in salts if salt not in known][:16]
+        requests += [Asked(salt, name, TWO) for salt in fresh for name in names]
+
+
+def parts_of(space: Any) -> list[Any]:
+    """A namespace, and what it is made of where it is made of tuples."""
+    parts = [part for each in space for part in parts_of(each)] if isinstance(space, tuple) else []
+    return [space, *parts]
 
 
 def is_plain(value: Any) -> bool:

@@ -56,9 +56,9 @@ def random_reloads(impl: ModuleType, rng: Random) -> None:
         loads = [random_loads(rng) for _ in range(3)]
         ours, theirs = RadixCache(), RadixCache()
         for at in range(0, 90, 3):
-            asked, tokens = random_request(rng, rng.choice(loads)), [rng.randrange(4) for _ in range(3)]
+            asked, slots = random_request(rng, rng.choice(loads)), [at, at + 1, at + 2]
             for tree, key in ((ours, exercises.space(impl, asked)), (theirs, asked.engines_key())):
-                tree.insert(RadixKey(tokens, key), [at, at + 1, at + 2])
+                tree.insert(RadixKey(slots, key), slots)  # tokens of its own: who shares is not asked here
         for now in (random_loads(rng), {}):
             outdated_first(ours, lambda space, now=now: impl.outdated(space, dict(now)))
             outdated_first(theirs, lambda key, now=now: engines_outdated(key, now))
