@@ -162,9 +162,11 @@ def adapters_that_are_not_there(impl: ModuleType) -> None:
             raise Failure(f"{asked} gave {shown(found)}; a ValueError should come: it is not loaded", hint=1)
 
 
-SALTS = (None, "", 0, -1, -2, "0", "None", "ann", "Ann", " ann", "1", 1, "x", "x1", "1x", "d1", "d2", "capitals", "oneword",
-         (), ("ann",), ("ann", "d1"), ("d1", "ann"), ("oneword", "d2"), (None, "d1"), "anncapitals", "annd1",
-         "ann|d1", "ann:d1", "d1:ann", "ann/oneword")  # fmt: skip
+SALTS = (
+    None, "", 0, -1, -2, "0", "None", "ann", "Ann", " ann", "1", 1, "x", "x1", "1x", "d1", "d2", "capitals",
+    "oneword", (), ("ann",), ("ann", "d1"), ("d1", "ann"), ("oneword", "d2"), (None, "d1"), "anncapitals",
+    "annd1", "ann|d1", "ann:d1", "d1:ann", "ann/oneword",
+)  # fmt: skip
 LOADS = ({}, TWO, NEXT_WEEK, RENAMED, {"capitals": "d2", "oneword": "d1"}, {"a": "1", "b": "11", "1": "ann"})
 
 

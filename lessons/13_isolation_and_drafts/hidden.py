@@ -179,7 +179,7 @@ def runs_alike(impl: ModuleType, names: tuple[str, ...], rng: Random, **config: 
     model, tokenizer = classroom()
     picked = " ".join(rng.sample(WORDS, 3))
     prompts = [chat_prompt(f"Repeat: {picked} {word}") for word in rng.sample(WORDS, 2)]
-    params = SamplingParams(max_new_tokens=rng.randint(7, 11))
+    params = SamplingParams(max_new_tokens=rng.randint(6, 9) if config.get("speculative") else 2)
     settings = EngineConfig(kv_tokens=128, draft_tokens=rng.randint(2, 4), chunk_tokens=24, **config)
     yours = Yours({name: getattr(impl, name) for name in names})
     seed = rng.randrange(1000)
