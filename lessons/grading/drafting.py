@@ -188,6 +188,7 @@ class YourAdapterKey(AdapterKey):
     """The namespace that a student's space_of gives a request under an adapter: equal to what equals that."""
 
     __slots__ = ("space",)
+    space: Hashable
 
     def __init__(self, adapter: str, extra_key: Hashable, space: Hashable) -> None:
         AdapterKey.__init__(self, adapter, extra_key)

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from minirad.observe.draft_events import DraftVerified, TokensDrafted
 from minirad.observe.events import SlotsFreed
-from viz import kv
+from viz.draw.charts import KvFigure
 
 ACCEPTED, REJECTED, OWN = "drafted and accepted", "drafted and (rejected)", "the model's own"
 COLOURS = {ACCEPTED: "#9fdcc4", REJECTED: "#f3bfb3", OWN: "#b5d6ee"}
@@ -36,7 +36,7 @@ def drafted_steps(recording: Any) -> list[Drafted]:
     return found
 
 
-def draft_chart(stepper: Any) -> kv.KvFigure:
+def draft_chart(stepper: Any) -> KvFigure:
     """Two lines for each step of a Stepper's recording: what was drafted, and what the reply got."""
     boxes, lines, at = [], [], 1  # the reply's first token came with the prompt
     for step, draft, verified, _ in drafted_steps(stepper.recording):
@@ -56,7 +56,7 @@ def draft_chart(stepper: Any) -> kv.KvFigure:
             textposition="middle right", hoverinfo="skip",
         )
     )  # fmt: skip
-    return kv.KvFigure(go.Figure(traces, {
+    return KvFigure(go.Figure(traces, {
         "title": {"text": "Step by step: what was drafted, and what the reply got"}, "template": "none",
         "barmode": "overlay", "height": 120 + 28 * len(lines),
         "xaxis": {"title": {"text": "tokens of the reply so far"}},
