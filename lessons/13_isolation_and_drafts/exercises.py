@@ -537,7 +537,7 @@ class Pool:
 def engines_room() -> list[tuple[int, int, int, int, int, int]]:
     """(wanted, left, length, free, page_size, drafts that the engine gives slots)."""
     found = []
-    for page, length, pages in product((1, 3, 4), range(1, 7), range(3)):
+    for page, length, pages in product((1, 3, 4), range(1, 6), range(3)):
         pool = Pool(page, length, pages)
         for wanted, left in product((0, 1, 2, 4, 7), (1, 2, 4, 9)):
             count = pool.drafts_with_room(wanted, left)
@@ -546,7 +546,7 @@ def engines_room() -> list[tuple[int, int, int, int, int, int]]:
 
 
 def room_for_all(impl: ModuleType) -> None:
-    """Rows of up to 6 tokens, up to two free pages, pages of 1, 3 and 4."""
+    """Rows of up to 5 tokens, up to two free pages, pages of 1, 3 and 4."""
     for wanted, left, length, free, page, count in engines_room():
         got = impl.room_for(wanted, left, length, free, page)
         expect(
@@ -561,7 +561,7 @@ def room_for_all(impl: ModuleType) -> None:
 def engines_rolls() -> list[tuple[list[int], int, int, int, list[int], list[int]]]:
     """(row, length, kept, page_size, the row after it, the slots that the engine freed)."""
     found = []
-    for page, length in product((1, 2, 3, 4), range(1, 7)):
+    for page, length in product((1, 2, 3, 4), range(1, 6)):
         pool = Pool(page, length, 6)
         for drafts in range(6):
             for kept in range(drafts + 1):
@@ -596,7 +596,7 @@ def roll_back_by_hand(impl: ModuleType) -> None:
 
 
 def rolls_of_all(impl: ModuleType) -> None:
-    """Rows of up to 6 tokens and 5 drafts, pages of 1 to 4."""
+    """Rows of up to 5 tokens and 5 drafts, pages of 1 to 4."""
     for row, length, kept, page, after, freed in engines_rolls():
         rolls_alike(impl, row, length, kept, page, after, freed)
 

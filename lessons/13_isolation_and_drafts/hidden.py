@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from random import Random
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from lessons.grading import Failure, expect, sibling
 from lessons.grading.drafting import Yours, pair_key, student_engine
@@ -140,6 +140,7 @@ def classroom() -> tuple[Any, Any]:
     return engine.model, engine.tokenizer
 
 
+SCENES = 6  # of each kind
 WORDS = ("apple", "river", "stone", "cloud", "tiger", "piano", "honey", "garden")
 
 
@@ -174,29 +175,52 @@ def spoil(engine: Any, seed: int) -> Any:
     return engine
 
 
+class Scene(NamedTuple):
+    """What an engine is asked in one run; one of few, so that its own run is made once in a process."""
+
+    prompts: list[str]
+    params: SamplingParams
+    config: EngineConfig
+    seed: int
+
+    @classmethod
+    def of(cls, number: int, **config: Any) -> Scene:
+        """Scene `number` with an engine of this configuration."""
+        rng = Random(number)
+        picked = " ".join(rng.sample(WORDS, 3))
+        prompts = [chat_prompt(f"Repeat: {picked} {word}") for word in rng.sample(WORDS, 2)]
+        params = SamplingParams(max_new_tokens=rng.randint(6, 9) if "speculative" in config else 2)
+        settings = EngineConfig(kv_tokens=128, draft_tokens=rng.randint(2, 4), chunk_tokens=24, **config)
+        return cls(prompts, params, settings, rng.randrange(1000))
+
+    def told(self, engine: Engine) -> Told:
+        """What an engine does in it."""
+        return Told(spoil(engine, self.seed), self.prompts, self.params)
+
+
+@cache
+def engines_own(number: int, **config: Any) -> Told:
+    """What the engine does by itself in a scene."""
+    model, tokenizer = classroom()
+    scene = Scene.of(number, **config)
+    return scene.told(Engine(scene.config, model=model, tokenizer=tokenizer))
+
+
 def runs_alike(impl: ModuleType, names: tuple[str, ...], rng: Random, **config: Any) -> None:
     """The engine on a student's functions does what it does on its own."""
-    model, tokenizer = classroom()
-    picked = " ".join(rng.sample(WORDS, 3))
-    prompts = [chat_prompt(f"Repeat: {picked} {word}") for word in rng.sample(WORDS, 2)]
-    params = SamplingParams(max_new_tokens=rng.randint(6, 9) if config.get("speculative") else 2)
-    settings = EngineConfig(kv_tokens=128, draft_tokens=rng.randint(2, 4), chunk_tokens=24, **config)
-    yours = Yours({name: getattr(impl, name) for name in names})
-    seed = rng.randrange(1000)
-    own = Told(spoil(Engine(settings, model=model, tokenizer=tokenizer), seed), prompts, params)
+    number = rng.randrange(SCENES)
+    scene, own = Scene.of(number, **config), engines_own(number, **config)
+    yours, (model, tokenizer) = Yours({name: getattr(impl, name) for name in names}), classroom()
+    mine = f"the engine on your {', '.join(names)}"
     try:
-        driven = student_engine(settings, yours, model=model, tokenizer=tokenizer)
-        told = Told(spoil(driven, seed), prompts, params)
+        told = scene.told(student_engine(scene.config, yours, model=model, tokenizer=tokenizer))
     except InvariantError as error:
-        raise Failure(f"the engine on your {', '.join(names)}, asked {prompts}: {error}") from error
-    expect(
-        told.replies == own.replies,
-        f"the engine on your {', '.join(names)} says {told.replies}; without it says {own.replies}",
-    )
-    for mine, wanted in zip(told.drafts, own.drafts, strict=False):
-        expect(mine == wanted, f"the engine on your {', '.join(names)}: {mine}; on its own: {wanted}")
-    expect(len(told.drafts) == len(own.drafts), "the engine on your functions drafts in other steps")
-    expect(told.tree == own.tree, f"in the end the tree holds {told.tree}; on its own {own.tree}")
+        raise Failure(f"{mine}, asked {scene.prompts}: {error}") from error
+    expect(told.replies == own.replies, f"{mine} says {told.replies}; without it says {own.replies}")
+    for got, wanted in zip(told.drafts, own.drafts, strict=False):
+        expect(got == wanted, f"{mine}: {got}; on its own: {wanted}")
+    expect(len(told.drafts) == len(own.drafts), f"{mine} drafts in other steps than on its own")
+    expect(told.tree == own.tree, f"{mine}: in the end the tree holds {told.tree}; on its own {own.tree}")
 
 
 def drafts_in_the_engine(impl: ModuleType, rng: Random) -> None:
@@ -211,7 +235,7 @@ def rows_in_the_engine(impl: ModuleType, rng: Random) -> None:
 
 def pairs_in_the_engine(impl: ModuleType, rng: Random) -> None:
     """The engine with a tree of pairs on this to_pairs and commit."""
-    runs_alike(impl, ("to_pairs", "commit"), rng, bigram_keys=True, page_size=rng.choice((1, 2)))
+    runs_alike(impl, ("to_pairs", "commit"), rng, bigram_keys=True, page_size=2)
 
 
 def random_drafts(impl: ModuleType, rng: Random) -> None:
