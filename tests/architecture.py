@@ -226,7 +226,8 @@ ROOMS: dict[str, Room] = {
     "grading": Room(
         "the course: lessons, and how they are graded",
         ("lessons", "lessons.*"),
-        (*_BASE, "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "draw"),
+        (*_BASE, "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "tiers", "draw",
+         "ranks", "route"),
         torch=True,
     ),
     "pages": Room(
@@ -431,6 +432,11 @@ def breaches() -> list[Import]:
     return found
 
 
+def is_a_lesson(module: str) -> bool:
+    """A file in lessons/NN_name/, which is loaded by its path."""
+    return re.match(r"lessons\.\d\d_", module) is not None
+
+
 def looked_up() -> set[str]:
     """What is loaded by name although it cannot be deleted."""
     return {each.imported for module in modules() for each in imports(module) if each.by_name}
@@ -438,7 +444,7 @@ def looked_up() -> set[str]:
 
 def uses_of_old_paths() -> list[Import]:
     """The project itself uses the new paths."""
-    ours = [m for m in modules() if not m.startswith("lessons.0")]  # lessons name what students may import
+    ours = [m for m in modules() if not is_a_lesson(m)]  # lessons name what students may import
     return [each for m in ours for each in imports(m) if is_old_path(each.imported)]
 
 
@@ -602,7 +608,7 @@ def definitions() -> dict[str, list[Place]]:
                         found.setdefault(name, []).append(Place(path, child.lineno))
 
     for module, file in modules().items():
-        if not module.startswith("lessons.0"):
+        if not is_a_lesson(module):
             visit(tree_of(module), "", file.relative_to(ROOT).as_posix())
     return found
 
@@ -729,7 +735,7 @@ def rooms_table() -> str:
     """The rooms, their files, and what they may import."""
     files: dict[str, list[str]] = {room: [] for room in ROOMS}
     for module, file in modules().items():
-        if file.name != "__init__.py" and not is_old_path(module) and not module.startswith("lessons.0"):
+        if file.name != "__init__.py" and not is_old_path(module) and not is_a_lesson(module):
             files[room_of(module)].append(file.relative_to(ROOT).as_posix())
     lines = ["| room | what it is | files | may import |", "|---|---|---|---|"]
     for name, room in ROOMS.items():

@@ -19,6 +19,7 @@
     python -m viz.live --connect tcp://host:5557 --subscriber lessons/15_your_own_server/exercise.py
     python -m viz.live --serve 8000                  OpenAI's API over the same engine (viz/web/served.py)
     python -m viz.live --workers 4 --route random    several engines behind a router (viz/web/routed.py)
+    python -m viz.live --workers 3 --route lessons/12_many_workers/exercise.py      a learner's own router
 
 This is the command line; the parts are in viz/web. Three kinds of threads: ONE drives the engine (driver.py;
 all others put commands into its queue), one serves (server.py lets requests in, routes.py answers them) and

@@ -26,7 +26,7 @@ MACHINERY = {
     for name in (
         "__init__", "cache", "cases", "child", "classroom", "collect", "desk", "drafting", "game",
         "gradescope", "isolate", "mutants", "progress", "report", "run", "shared", "show", "spec",
-        "submission", "testing", "tree", "underlay", "words",
+        "submission", "testing", "tiers", "tree", "underlay", "words",
     )
 }  # fmt: skip
 

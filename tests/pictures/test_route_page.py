@@ -16,6 +16,8 @@ import pytest
 from test_live import Client, wait
 from tokenizers import Tokenizer
 
+from lessons.grading.router import add_policy
+from lessons.grading.spec import find_folder
 from minirad import workloads
 from minirad.fleet import wire
 from minirad.fleet.flight import Flight
@@ -24,7 +26,7 @@ from minirad.fleet.follow import State as RankState
 from minirad.observe.recorder import Recorder
 from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
 from minirad.route.oracle import Oracle
-from minirad.route.policies import RouteOptions, WorkerView, make_policy
+from minirad.route.policies import POLICIES, RouteOptions, WorkerView, make_policy
 from minirad.route.trees import SentTree
 from minirad.route.workers import Patience
 from minirad.workloads import Session, Turn, Workload
@@ -509,6 +511,25 @@ def test_what_cannot_be_asked_of_a_router_is_refused(doubles, name, arguments, s
     source.start()
     source.join(20)
     assert not source.is_alive()
+
+
+@mock.patch.dict(POLICIES)  # what is added is gone afterwards
+def test_a_learners_router_that_errs_is_told_and_the_page_goes_on(doubles, monkeypatch, tmp_path):
+    """`--route FILE.py`: the file's Router decides; where it raises, the least loaded worker is taken."""
+    monkeypatch.setattr(routed, "STEP", 0.02)
+    solved = (find_folder("12") / "solution.py").read_text(encoding="utf-8")
+    file, errs = tmp_path / "mine.py", "    low = 1 // (5 - self._choices) and min("
+    file.write_text(solved.replace("    low = min(", errs), encoding="utf-8")
+    add_policy(str(file))
+    router = doubles.router(workers=3, **WATCHED, policy=str(file))
+    source = routed.RoutedSource(router, Workload("ids", "Ids", sessions(), kv_tokens=400))
+    with Live(source):
+        wait(lambda: source.over)
+        wait(lambda: source.run_now.notices)
+        (said,) = source.run_now.notices
+        assert said.startswith("at request 6 your choose raised ZeroDivisionError")
+        wait(lambda: sum(w["requests"] for w in source.run_now.trace.state()["tree"]["workers"]) == 12)
+        assert source.traffic.failures == [] and source.status()["route"]["policies"][-1] == str(file)
 
 
 def test_workers_that_cannot_start_end_it_with_a_sentence(doubles, capfd):

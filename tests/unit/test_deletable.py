@@ -20,6 +20,7 @@ from minirad import Engine, EngineConfig
 from minirad.model.llama import LlamaModel
 
 DELETABLE = ("fast", "tiers", "speculative", "adapters", "quant")  # folders of minirad
+LESSON_ON = {"tiers": "10_host_tier"}  # the lesson that is about a folder, and goes with it
 GENERATE = """
 from minirad import Engine, EngineConfig, SamplingParams
 from minirad.workloads import chat_prompt
@@ -47,6 +48,8 @@ def copied(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in request.param:
         shutil.rmtree(folder / "minirad" / name)
+        if name in LESSON_ON:
+            shutil.rmtree(folder / "lessons" / LESSON_ON[name])
     return folder
 
 
@@ -139,8 +142,8 @@ def test_a_lesson_is_graded(told: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_all_lessons_are_graded(copied: Path) -> None:
-    lessons = sorted((copied / "lessons").glob("0*"))
-    assert len(lessons) == 8
+    lessons = sorted((copied / "lessons").glob("[0-9]*"))
+    assert len(lessons) >= 8
     for lesson in lessons:
         shutil.copy(lesson / "solution.py", lesson / "exercise.py")
     environment = {**os.environ, "PYTHONPATH": str(copied), "PYTHONIOENCODING": "utf-8"}

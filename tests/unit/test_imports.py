@@ -27,9 +27,9 @@ def test_a_room_imports_only_rooms_above_it_in_the_table() -> None:
         above.append(name)
 
 
-def test_what_may_be_deleted_is_imported_by_measurements_only() -> None:
-    for name in ("fast", "tiers"):
-        assert [room for room, each in ROOMS.items() if name in each.may] == ["bench"]
+def test_what_may_be_deleted_is_imported_by_measurements_and_its_lesson_only() -> None:
+    for name, importers in {"fast": ["bench"], "tiers": ["bench", "grading"]}.items():
+        assert [room for room, each in ROOMS.items() if name in each.may] == importers
 
 
 def test_no_circle() -> None:

@@ -33,7 +33,9 @@ NOTEBOOKS = {
     "07_scheduling": "test_scheduling",
     "08_nine_steps": "test_nine_steps",
     "09_pages_and_tails": None,  # its figures are asserted in its own cells, as those of all below
+    "10_host_tier": None,
     "11_programs": None,
+    "12_many_workers": None,
     "13_isolation_and_drafts": None,
     "14_capacity": None,
     "15_your_own_server": None,

@@ -171,7 +171,8 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several engines of ours behind a router, each a process of its own")
     where = group.add_argument
     where("--workers", type=command.positive, metavar="N", help="so many; --serve PORT is then the router's")
-    where("--route", metavar="POLICY", help=f"{', '.join(ROUTES)} (default: {ROUTE})")
+    where("--route", metavar="POLICY|FILE.py",
+          help=f"{', '.join(ROUTES)}, or lesson 12's exercise.py (default: {ROUTE})")  # fmt: skip
 
 
 def workers_asked(options: argparse.Namespace) -> bool:
@@ -190,6 +191,10 @@ def check_workers(options: argparse.Namespace, parser: argparse.ArgumentParser) 
             raise ValueError(f"--workers {options.workers} with --{name.replace('_', '-')}: {reason}")
     from minirad.route.policies import make_policy
 
+    if options.route is not None and options.route.endswith(".py"):
+        from lessons.grading.router import add_policy
+
+        add_policy(options.route)
     make_policy(ROUTE if options.route is None else options.route)
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")

@@ -260,9 +260,12 @@ class RoutedSource(FlightSource):
         if self.traffic is None and self._may_begin():
             self._send({})
         traffic = self.traffic
-        if traffic is not None and traffic.failures and traffic.failures[-1] not in self.run_now.notices:
-            self.run_now.notices.append(traffic.failures[-1])
-            self._announce()
+        failures = [] if traffic is None else traffic.failures
+        broken: str = getattr(self.router.policy, "broken", "")  # of a learner's (lessons/grading/router.py)
+        for said in (*failures[-1:], broken):
+            if said and said not in self.run_now.notices:
+                self.run_now.notices.append(said)
+                self._announce()
 
     def _may_begin(self) -> bool:
         """All workers are ready; or some are, and it has been waited long enough for the others.
