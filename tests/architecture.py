@@ -227,7 +227,7 @@ ROOMS: dict[str, Room] = {
         "the course: lessons, and how they are graded",
         ("lessons", "lessons.*"),
         (*_BASE, "cache", "schedule", "kv", "attention", "observe", "engine", "labs", "tiers", "draw",
-         "ranks", "route"),
+         "ranks", "route", "parts", "classroom", "frontend", "fleet"),
         torch=True,
     ),
     "pages": Room(

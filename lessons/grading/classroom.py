@@ -24,9 +24,10 @@ BESIDE_LESSONS = {"__init__.py", "__main__.py", "conftest.py", "ROSETTA.md"}
 MACHINERY = {
     f"{name}.py"
     for name in (
-        "__init__", "cache", "cases", "child", "classroom", "collect", "desk", "drafting", "game",
-        "gradescope", "isolate", "mutants", "progress", "report", "run", "shared", "show", "spec",
-        "submission", "testing", "tiers", "tree", "underlay", "words",
+        "__init__", "cache", "cases", "child", "classroom", "collect", "desk", "drafting", "fleets", "game",
+        "gradescope", "isolate", "mutants", "policy", "progress", "ranks", "report", "router", "run",
+        "shared", "show", "spec", "submission", "subscriber", "testing", "tiers", "tree", "underlay",
+        "words",
     )
 }  # fmt: skip
 
@@ -188,7 +189,7 @@ def _is_known(path: PurePosixPath) -> bool:
         return path.name in MACHINERY
     if kind == "notebook":
         lessons = (each.name for each in lesson_folders())
-        return path.name in ("build.py", "common.py") or path.stem in {*OTHER_NOTEBOOKS, *lessons}
+        return path.name in ("build.py", "common.py", "listening.py") or path.stem in {*OTHER_NOTEBOOKS, *lessons}
     if kind == "stream":
         return path.suffix == ".jsonl"
     return kind == ""
