@@ -9,6 +9,7 @@
     python -m viz.live --jump-forward                records as JSON: what a grammar forces is not sampled
     python -m viz.live --compare lpm,fcfs            two engines side by side; so do two eviction policies
     python -m viz.live --cache lessons/02_radix_tree/exercise.py      a learner's own tree
+    python -m viz.live --speculative ngram --cache lessons/13_isolation_and_drafts/exercise.py      and drafts
     python -m viz.live --eviction-policy lessons/14_capacity/exercise.py      a learner's own policy
     python -m viz.live --tp 2                        one engine on two ranks: their trees, what rank 0 sends
     python -m viz.live --replay run.jsonl            a recording instead of an engine
@@ -173,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="a name under which a proxy shows the page, e.g. hub.example.org")  # fmt: skip
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")
     parser.add_argument("--cache", metavar="FILE.py", action="append", default=[],
-                        help="a lesson's exercise.py as the tree, or several together")  # fmt: skip
+                        help="a lesson's exercise.py as the tree (13: keys, drafts), or several")  # fmt: skip
     parser.add_argument(
         "--record", metavar="FILE.jsonl", help="write the recording as it grows, into a new file"
     )
@@ -238,10 +239,13 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.tp > 1:
         launch.check(options)
     settings = settings_of(options)
-    settings.config(settings.load_workload().kv_tokens)
+    config = settings.config(settings.load_workload().kv_tokens)
     if settings.workload == "records" and not options.replay:
         _check_grammar()
     settings.students_tree()
+    code = settings.students_code()
+    if code is not None and options.replay is None:
+        print(code.note(config), flush=True)
     if settings.compare is not None:
         settings.sides()
         if options.replay:

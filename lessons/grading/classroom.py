@@ -18,15 +18,16 @@ GIVEN = ("minirad", "viz", "lessons", "notebooks", "pyproject.toml", "LICENSE", 
 WITHHELD = {"solution.py", "mutants.py", "hidden.py", "teacher.md", "TEACHERS.md"} | {
     f"alternative{number}.py" for number in ("", "_2", "_3")
 }
-OTHER_NOTEBOOKS = ("00_tour", "15_your_own_server", "16_equal_tokens")  # those of no lesson
+OTHER_NOTEBOOKS = ("00_tour", "15_your_own_server")  # those of no lesson
 IN_A_LESSON = {"README.md", "exercise.py", "exercises.py", "test_lesson.py"}
 BESIDE_LESSONS = {"__init__.py", "__main__.py", "conftest.py", "ROSETTA.md"}
 MACHINERY = {
     f"{name}.py"
     for name in (
-        "__init__", "cache", "cases", "child", "classroom", "collect", "desk", "fleets", "game", "gradescope",
-        "isolate", "mutants", "policy", "progress", "ranks", "report", "router", "run", "shared", "show",
-        "spec", "submission", "subscriber", "testing", "tiers", "tree", "underlay", "words",
+        "__init__", "cache", "cases", "child", "classroom", "collect", "desk", "drafting", "fleets", "game",
+        "gradescope", "isolate", "mutants", "policy", "progress", "ranks", "report", "router", "run",
+        "shared", "show", "spec", "submission", "subscriber", "testing", "tiers", "tree", "underlay",
+        "words",
     )
 }  # fmt: skip
 

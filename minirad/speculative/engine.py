@@ -121,7 +121,11 @@ class DraftingEngine(Engine):
         if self.bus.wants(DraftVerified):
             tokens = tuple(token for token, _ in result.tokens)
             self.bus.emit(DraftVerified(request.id, len(draft), result.accepted, tokens))
-        self.cache_manager.take_back(request, request.length + result.accepted, "rejected")
+        self._take_back(request, result.accepted)
+
+    def _take_back(self, request: Request, accepted: int) -> None:
+        """Leaves a row with what has KV that holds; a page in which nothing is left is free again."""
+        self.cache_manager.take_back(request, request.length + accepted, "rejected")
 
 
 class _Results(ResultProcessor):

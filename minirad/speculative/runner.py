@@ -99,10 +99,12 @@ class DraftRunner:
     """Any runner, with drafts. Whatever else is asked of it, the runner inside answers.
 
     texts: says where a reply ends (the engine's Tokenizing); nothing is drawn behind that.
+    verified: the class of what `launch` returns for a batch with drafts.
     """
 
     def __init__(self, inner: Any, drafter: Drafter) -> None:
         self.inner, self.drafter = inner, drafter
+        self.verified: type[Verified] = Verified
         self.texts: Any = None
         # Where there is one, tokens are drawn on the device, as they are without drafts.
         fast = room("fast.sampling") if hasattr(inner, "faster") else None
@@ -144,7 +146,7 @@ class DraftRunner:
         ids = torch.from_numpy(np.concatenate(tokens)).to(self.device)
         index = torch.tensor(wanted, dtype=torch.int64, device=self.device)
         hidden, logits = self.forward(ids, metadata, index)
-        return Verified(self, batch, drafts, self.computed(batch, logits, last), hidden, metadata)
+        return self.verified(self, batch, drafts, self.computed(batch, logits, last), hidden, metadata)
 
     def _drafts(self, requests: list[Request], counts: list[int]) -> list[list[int]]:
         """Of each request what it has slots for: what its grammar forces, or else what is drafted for it."""

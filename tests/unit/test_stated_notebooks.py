@@ -36,9 +36,9 @@ NOTEBOOKS = {
     "10_host_tier": None,
     "11_programs": None,
     "12_many_workers": None,
+    "13_isolation_and_drafts": None,
     "14_capacity": None,
     "15_your_own_server": None,
-    "16_equal_tokens": None,
 }
 
 

@@ -53,7 +53,8 @@ class Run:
         self.path = _numbered(settings.record, number)
         self.recorder = Recorder(self.engine, self.path, keyframe_every=50, notes=notes)
         self.clock = self.asked = 0
-        self.notices: list[str] = []
+        code = getattr(self.engine, "yours", None)  # a learner's
+        self.notices: list[str] = [] if code is None else [code.note(self.engine.config)]
         self.refusals: list[str] = []  # the reason of each
         self.trace = Trace(self.recorder, decoder_of(self.engine.tokenizer) if own else None)
         self.page = Page(self.trace, self.player.labels)
@@ -180,7 +181,13 @@ def _page_of(trace: Trace, labels: dict[str, str]) -> Page:
 
 
 def _new_engine(settings: Settings, workload: Workload) -> Engine:
-    return Engine(settings.config(workload.kv_tokens), settings.students_tree())
+    config = settings.config(workload.kv_tokens)
+    tree, code = settings.students_tree(), settings.students_code()
+    if code is None:
+        return Engine(config, tree)
+    from lessons.grading.drafting import student_engine
+
+    return student_engine(config, code, tree)
 
 
 def _numbered(path: str | None, run: int) -> str | None:

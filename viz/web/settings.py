@@ -73,9 +73,11 @@ class Settings:
 
     @property
     def students(self) -> str:
-        """What of the engine a learner wrote: "tree", "policy" or ""."""
+        """What of the engine a learner wrote: "tree", "code" (lesson 13's), "policy" or ""."""
+        if self.cache:
+            return "code" if self._driving() else "tree"
         named = (self.eviction_policy, *(self.compare or "").split(","))
-        return "tree" if self.cache else "policy" if any(map(own_policy.is_file, named)) else ""
+        return "policy" if any(map(own_policy.is_file, named)) else ""
 
     def load_workload(self) -> Workload:
         """The workload by its name; the one of adapters asks under each that is there."""
@@ -85,7 +87,8 @@ class Settings:
 
     def students_tree(self) -> Any:
         """The tree of a learner's files, or None for the engine's own. ValueError if they cannot run."""
-        if not self.cache:
+        trees = [path for path in self.cache if path not in self._driving()]
+        if not trees:
             return None
         if self.host_kv_tokens:
             raise ValueError(
@@ -93,7 +96,25 @@ class Settings:
             )
         from lessons.grading import student_cache
 
-        return student_cache(self.cache, self.page_size, self.eviction_policy)
+        return student_cache(trees, self.page_size, self.eviction_policy)
+
+    def students_code(self) -> Any:
+        """The functions of a learner's files that the engine calls (drafting.Yours), or None. ValueError if
+        they cannot run."""
+        driving = self._driving()
+        if not driving:
+            return None
+        from lessons.grading.drafting import Yours
+
+        return Yours.read(driving)
+
+    def _driving(self) -> list[str]:
+        """Those of a learner's files that are no tree, but lesson 13's."""
+        if not self.cache:
+            return []
+        from lessons.grading.drafting import is_drafting
+
+        return [path for path in self.cache if is_drafting(path)]
 
 
 def beside(path: str | None, what: str) -> str | None:
