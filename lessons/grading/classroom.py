@@ -18,7 +18,8 @@ GIVEN = ("minirad", "viz", "lessons", "notebooks", "pyproject.toml", "LICENSE", 
 WITHHELD = {"solution.py", "mutants.py", "hidden.py", "teacher.md", "TEACHERS.md"} | {
     f"alternative{number}.py" for number in ("", "_2", "_3")
 }
-OTHER_NOTEBOOKS = ("00_tour", "15_your_own_server")  # those of no lesson
+TOUR = "00_tour"  # the notebook of no lesson
+BESIDE_NOTEBOOKS = ("build.py", "common.py", "listening.py")
 IN_A_LESSON = {"README.md", "exercise.py", "exercises.py", "test_lesson.py"}
 BESIDE_LESSONS = {"__init__.py", "__main__.py", "conftest.py", "ROSETTA.md"}
 MACHINERY = {
@@ -188,8 +189,8 @@ def _is_known(path: PurePosixPath) -> bool:
     if kind == "machinery":
         return path.name in MACHINERY
     if kind == "notebook":
-        lessons = (each.name for each in lesson_folders())
-        return path.name in ("build.py", "common.py", "listening.py") or path.stem in {*OTHER_NOTEBOOKS, *lessons}
+        notebooks = {TOUR, *(each.name for each in lesson_folders())}
+        return path.name in BESIDE_NOTEBOOKS or path.stem in notebooks
     if kind == "stream":
         return path.suffix == ".jsonl"
     return kind == ""
