@@ -1,12 +1,17 @@
-"""Drawing helpers that several notebooks share: `import common` in a notebook beside this file."""
+"""Helpers that several notebooks share: `import common` in a notebook beside this file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import plotly.graph_objects as go
+from torch import Tensor
 
+from minirad.attention.metadata import BatchEntry, build_metadata
+from minirad.attention.radix_attention import AttentionBackend
+from minirad.kv.kv_pool import KVPool
 from viz import kv
 
 
@@ -162,3 +167,18 @@ def curves(title: str, lines: Mapping[str, Mapping[int, float]], x: str = "") ->
     chart.update_xaxes(title={"text": x}, type="category")
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return kv.KvFigure(chart)
+
+
+def attention(
+    backend: AttentionBackend, pool: KVPool, q: Tensor, rows: Sequence[Sequence[int]], page_size: int
+) -> Callable[[], Tensor]:
+    """The engine's attention in layer 0 as a function to call, planned for requests that decode one token each.
+
+    q: float [requests, heads, head_dim]. rows: the slots of each request's tokens, in their order.
+    """
+    table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for line, row in zip(table, rows, strict=True):
+        line[: len(row)] = row
+    entries = [BatchEntry(number, len(row) - 1, len(row)) for number, row in enumerate(rows)]
+    backend.plan(build_metadata(table, entries, page_size, "cpu"), pool)
+    return lambda: backend.run(0, q, pool, q.shape[-1] ** -0.5)
