@@ -169,6 +169,32 @@ def curves(title: str, lines: Mapping[str, Mapping[int, float]], x: str = "") ->
     return kv.KvFigure(chart)
 
 
+KINDS = {"tree": "#a8d8b9", "private": "#e69f00", "freed": "#f2a9a0"}
+
+
+def slots(title: str, rows: Sequence[tuple[str, Sequence[int]]], kind: Mapping[int, str]) -> kv.KvFigure:
+    """A square with its slot's number for each token of several rows. kind: slot -> a name of KINDS, its colour."""
+    names = list(KINDS)
+    steps = [(each / len(names), colour) for at, colour in enumerate(KINDS.values()) for each in (at, at + 1)]
+    grid = go.Heatmap(
+        z=[[names.index(kind[slot]) for slot in row] for _, row in rows],
+        text=[[("x" if kind[slot] == "freed" else "") + str(slot) for slot in row] for _, row in rows],
+        y=[name for name, _ in rows],
+        texttemplate="%{text}",
+        xgap=1.5,
+        ygap=1.5,
+        showscale=False,
+        colorscale=steps,
+        zmin=-0.5,
+        zmax=len(names) - 0.5,
+    )
+    layout = {
+        "title": {"text": title}, "height": 60 + 30 * len(rows), "template": "none",
+        "yaxis": {"autorange": "reversed"}, "xaxis": {"visible": False},
+    }  # fmt: skip
+    return kv.KvFigure(go.Figure(grid, layout))
+
+
 def attention(
     backend: AttentionBackend, pool: KVPool, q: Tensor, rows: Sequence[Sequence[int]], page_size: int
 ) -> Callable[[], Tensor]:
