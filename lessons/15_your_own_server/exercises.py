@@ -49,10 +49,10 @@ def as_list(event: Sent, fields: int = 8) -> list[Any]:
     return [event["type"], *(event.get(name) for name in FIELDS[event["type"]][:fields])]
 
 
-def read(impl: ModuleType, sent: Any, hint: int = 0) -> None:
-    """read_batch of what was sent, against the engine's decoder."""
+def read(impl: ModuleType, sent: Any, hint: int = 0, as_if: Any = None) -> None:
+    """read_batch of what was sent, against the engine's decoder; as_if: what it is worth, if not itself."""
     payload = msgspec.msgpack.encode(sent)
-    ours = decode(payload)
+    ours = decode(msgspec.msgpack.encode(as_if) if as_if is not None else payload)
     what = f"read_batch of {sent}"
     found = impl.read_batch(payload)
     right = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], list)
@@ -96,6 +96,12 @@ def lists_of_all_lengths(impl: ModuleType) -> None:
     read(impl, [1.0, [long, [*as_list(GONE), 0], [*as_list(CLEARED), 7]], 0, "more"], hint=1)
 
 
+def fields_that_are_missing(impl: ModuleType) -> None:
+    """Maps with no more than what must be there."""
+    bare = {name: ONE[name] for name in ("type", "block_hashes", "token_ids", "block_size")}
+    read(impl, [1.0, [bare, removed([11])]])
+
+
 def what_nobody_knows(impl: ModuleType) -> None:
     """Fields and events of tomorrow are passed over."""
     more = {"locality": "near", "session_id": "s", "a_field": [1, {"x": None}]}
@@ -123,6 +129,7 @@ def spaces_of_blocks(impl: ModuleType) -> None:
     )
     read(impl, [1.0, [{**ONE, "lora_name": "law", "extra_keys": [["law", "image"], None]}]])
     read(impl, [1.0, [{**ONE, "extra_keys": [None, None]}, {**ONE, "extra_keys": [["a", "b"], ["b"]]}]])
+    read(impl, [1.0, [{**ONE, "lora_id": 7}]], as_if=[1.0, [ONE]])  # less than the engine makes of it
 
 
 def names_of_all_kinds(impl: ModuleType) -> None:
@@ -254,11 +261,20 @@ def a_late_start(impl: ModuleType) -> None:
     play(impl, "store", [orphan], hint=1)
     play(impl, "store", [orphan, told([15], 12), told([11, 12], None)], hint=1)
     play(impl, "store", [orphan, told([12], 11), told([11], None)], hint=1)
+    play(impl, "store", [told([1], 0), told([0], None)], hint=1)
 
 
 def a_hole_that_is_filled(impl: ModuleType) -> None:
     """A block was removed below which one stays; it is told again."""
-    play(impl, "store", [told([11, 12], None), Removed((11,)), told([11], None, "CPU"), told([13], 11)])
+    hole = [told([11, 12], None), Removed((11,))]
+    play(impl, "store", [*hole, told([11], None, "CPU"), told([13], 11)])
+    play(impl, "store", [*hole, told([11], None, "CPU", tokens=False)], hint=2)
+
+
+def told_as_something_else(impl: ModuleType) -> None:
+    """A block that is known is told with another parent, tokens and space: it keeps its own."""
+    other = Stored((12,), None, ((7, 8),), 2, "CPU", spaces=(("a",),))
+    play(impl, "store", [told([11, 12], None), other], hint=2)
 
 
 def spaces_are_kept(impl: ModuleType) -> None:
@@ -268,17 +284,24 @@ def spaces_are_kept(impl: ModuleType) -> None:
         "store",
         [told([11, 12], None, space="a"), told([13], None, space="b"), told([14], 12, space="a")],
     )
+    image = Stored((21, 22), None, ((1, 2), (3, 4)), 2, spaces=((), ("image",)))
+    play(impl, "store", [image])
 
 
 def copies_of_what_is_not_known(impl: ModuleType) -> None:
     """A copy without tokens of blocks that were never told: no block is made of it."""
-    own: dict[Any, Block] = {}
-    for event in (told([13], 12), told([11, 12], None, "CPU", tokens=False)):
-        impl.store(own, event)
-    pair = Pair(impl, "store")
-    pair.forest.take(told([13], 12))
-    pair.own, pair.said = own, ["Stored([13] after 12)", "Stored([11, 12], tokens not told, CPU)"]
-    pair.compare("store", hint=2)
+    copies = (
+        (told([11, 12], None, "CPU", tokens=False), ()),
+        (told([11, 12, 13], 10, "CPU", tokens=False), (told([13], 12, "CPU"),)),
+    )
+    for copy, worth in copies:
+        pair = Pair(impl, "store")
+        pair.take(told([13], 12))
+        impl.store(pair.own, copy)
+        for event in worth:
+            pair.forest.take(event)
+        pair.said.append(in_words(copy))
+        pair.compare("store", hint=2)
 
 
 def a_leaf_leaves(impl: ModuleType) -> None:
@@ -438,8 +461,9 @@ class Stream:
         told, right = self.rank.log[before:], self.listener.log[after:]
         words = f"{where}: should tell {_listed(right)}; it told {_listed(told)}"
         expect(told == right, words, hint=hint)
-        for name in ("last", "asking"):
-            mine_is, right_is = getattr(self.rank, name), getattr(self.order, name)
+        state = {"last": self.order.last, "asking": self.order.asking, "newest": self.order._live}
+        for name, right_is in state.items():
+            mine_is = getattr(self.rank, name)
             words = f"{where}: rank.{name} should be {right_is}, it is {shown(mine_is)}"
             expect(mine_is == right_is, words, hint=hint)
 
@@ -583,6 +607,50 @@ def another_publisher(impl: ModuleType) -> None:
         stream.send(True)
 
 
+def messages_that_wait_for_another_publisher(impl: ModuleType) -> None:
+    """It is the answer that shows that the publisher began anew: what is held is of the new one."""
+    stream = Stream(impl, keeps=3)
+    stream.connect()
+    stream.make_answer()
+    stream.send(True, True)  # are held, and have their turn at the end of the answer
+    stream.reply(hint=2)
+    stream.begin_anew()
+    stream.send(False, False, False, True, hint=1)
+    stream.reply(1, hint=1)
+    stream.send(False, False, True)
+    stream.reply(hint=2)
+    stream = Stream(impl)
+    stream.connect()
+    stream.reply()
+    stream.send(True, True)
+    stream.begin_anew()
+    stream.send(False, False, True, True, hint=1)
+    stream.reply(1, hint=1)  # another one: 2 and 3 stay held, and 3 is the newest
+    stream.begin_anew()
+    stream.send(False, False, False, True, hint=1)  # 3 once more: yet another one
+    stream.reply(hint=2)
+
+
+def an_answer_that_is_empty(impl: ModuleType) -> None:
+    """There is a buffer, and nothing in it: without a new reason nobody asks again."""
+    for waits in ((True,), (False, True)):
+        stream = Stream(impl)
+        stream.connect()
+        stream.reply()
+        stream.send(False, False, True, hint=1)
+        stream.answer = []
+        stream.send(*waits, hint=2)
+        stream.reply(hint=2)
+    stream = Stream(impl)
+    stream.connect()
+    stream.reply()
+    stream.send(True, True)
+    stream.begin_anew()
+    stream.send(False, True, hint=1)
+    stream.answer = []
+    stream.reply(hint=2)
+
+
 def another_publisher_without_a_replay(impl: ModuleType) -> None:
     """The same where nobody can be asked."""
     stream = Stream(impl, replay=False)
@@ -661,6 +729,11 @@ def orphans_are_not_hit(impl: ModuleType) -> None:
     hits(impl, own, asked, "blocks 13 14 after 12, and then 11 12")
 
 
+def any_number_is_a_name(impl: ModuleType) -> None:
+    """A block that is called 0, with one behind it."""
+    hits(impl, forest_of(told([0, 1], None)), [(tokens_of(0, 1), (), 4)], "blocks 0 1")
+
+
 def spaces_are_apart(impl: ModuleType) -> None:
     """The same tokens for two tenants."""
     rows = ((1, 2), (3, 4))
@@ -676,14 +749,18 @@ def spaces_are_apart(impl: ModuleType) -> None:
         ([1, 2], ("a", "b"), 0),
     ]
     hits(impl, own, asked, "[1 2] [3 4] in space ('a',), [1 2] in space ('b',)")
+    own = forest_of(Stored((1, 2), None, rows, 2, spaces=(("a", "b"), ("a", "b", "image"))))
+    asked = [([1, 2, 3, 4], ("a", "b"), 2), ([1, 2], ("b", "a"), 0), ([1, 2], ("a",), 0)]
+    hits(impl, own, asked, "[1 2] in space ('a', 'b'), then [3 4] in space ('a', 'b', 'image')")
 
 
 EXERCISES = [
     Exercise(
         "read_batch", 3,
         [
-            maps_in_a_list, maps_in_a_map, lists_in_a_list, lists_of_all_lengths, what_nobody_knows,
-            tokens_that_are_not_told, sizes_that_are_not_so, spaces_of_blocks, names_of_all_kinds,
+            maps_in_a_list, maps_in_a_map, lists_in_a_list, lists_of_all_lengths, fields_that_are_missing,
+            what_nobody_knows, tokens_that_are_not_told, sizes_that_are_not_so, spaces_of_blocks,
+            names_of_all_kinds,
         ],
         hints=(
             "Make one shape of two: turn a list into a map with the same names first, and read maps only.",
@@ -697,7 +774,7 @@ EXERCISES = [
         "store", 2,
         [
             a_prompt_in_two_parts, a_copy_in_host_memory, a_late_start, a_hole_that_is_filled,
-            spaces_are_kept, copies_of_what_is_not_known,
+            told_as_something_else, spaces_are_kept, copies_of_what_is_not_known,
         ],
         hints=(
             "Walk through event.hashes with a variable for the block before: event.parent at first, then "
@@ -728,7 +805,8 @@ EXERCISES = [
         [
             nothing_is_lost, you_came_late, you_came_too_late, a_gap, live_ones_wait, lost_while_you_wait,
             asking_does_not_help, lost_while_nothing_is_new, another_publisher,
-            a_connection_breaks_while_you_wait, another_publisher_without_a_replay,
+            messages_that_wait_for_another_publisher, a_connection_breaks_while_you_wait,
+            an_answer_that_is_empty, another_publisher_without_a_replay,
         ],
         hints=(
             "Write three helpers first: one that asks, one that begins anew, one that gives a message its "
@@ -742,7 +820,8 @@ EXERCISES = [
         functions=("connected", "live", "answer", "answered"),
     ),
     Exercise(
-        "hit", 1, [whole_blocks, holes_end_it, orphans_are_not_hit, spaces_are_apart],
+        "hit", 1,
+        [whole_blocks, holes_end_it, orphans_are_not_hit, any_number_is_a_name, spaces_are_apart],
         hints=(
             "Begin with parent None and 0 tokens. Look for a block with this parent and the next tokens; go "
             "on from it.",

@@ -32,7 +32,7 @@ def _anywhere(blocks: dict[Any, Any], tokens: Sequence[int], space: tuple[str, .
 
 
 def _longest_anywhere(blocks: dict[Any, Any], tokens: Sequence[int], space: tuple[str, ...] = ()) -> int:
-    """For each block upwards: is its path the beginning? So a path that begins behind a placeholder is one."""
+    """For each block upwards: is its path a beginning? (A path behind a placeholder is one, so.)"""
     best = 0
     for block in blocks.values():
         path: list[int] = []
@@ -43,6 +43,45 @@ def _longest_anywhere(blocks: dict[Any, Any], tokens: Sequence[int], space: tupl
         if (at is None or not at.seen) and list(tokens[: len(path)]) == path:
             best = max(best, len(path))
     return best
+
+
+def _over_holes(blocks: dict[Any, Any], tokens: Sequence[int], space: tuple[str, ...] = ()) -> int:
+    """Counts what is there, before a hole and behind it."""
+    done, at, parent = 0, 0, None
+    while True:
+        for name, block in blocks.items():
+            size = len(block.tokens)
+            fits = block.parent == parent and block.seen and block.space == space
+            if fits and tuple(tokens[at : at + size]) == block.tokens:
+                done, at, parent = done + size * bool(block.media), at + size, name
+                break
+        else:
+            return done
+
+
+def _followed_before(blocks: dict[Any, Any], event: Any) -> None:
+    """Looks once who is followed, and then takes the names as they come."""
+    if not hasattr(event, "hashes"):
+        blocks.clear()
+        return
+    followed = {block.parent for block in blocks.values()}
+    for name in event.hashes:
+        while name in blocks and event.medium in blocks[name].media:
+            blocks[name].media.remove(event.medium)
+            if not blocks[name].media and name not in followed:
+                del blocks[name]
+
+
+def _leaves_first(blocks: dict[Any, Any], event: Any) -> None:
+    """Takes the names from the last to the first, so that none that goes is followed; holes above stay."""
+    if not hasattr(event, "hashes"):
+        blocks.clear()
+        return
+    for name in reversed(event.hashes):
+        if name in blocks and event.medium in blocks[name].media:
+            blocks[name].media.remove(event.medium)
+            if not blocks[name].media and all(block.parent != name for block in blocks.values()):
+                del blocks[name]
 
 
 MUTANTS = [
@@ -90,9 +129,8 @@ MUTANTS = [
     Mutant(
         "read_batch",
         "only the fields of an older server",
-        '        "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",\n'
-        '        "extra_keys",\n',
-        '        "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",\n',
+        '"lora_id", "medium", "lora_name",\n        "extra_keys",\n',
+        '"lora_id", "medium",\n',
     ),
     Mutant(
         "read_batch",
@@ -168,7 +206,6 @@ MUTANTS = [
         "range(0, len(flat), size)) if flat else ()",
         "range(0, size * len(hashes), size))",
     ),
-    Mutant("read_batch", "None as tokens raises", 'event.get("token_ids") or []', 'event["token_ids"]'),
     Mutant(
         "read_batch",
         "a parent that is missing raises",
@@ -501,20 +538,6 @@ MUTANTS = [
     ),
     Mutant(
         "remove",
-        "who follows whom as it was before the event",
-        "    for name in event.hashes:\n",
-        "    followed = {block.parent for block in blocks.values()}\n    for name in event.hashes:\n",
-        after=_REMOVE,
-    ),
-    Mutant(
-        "remove",
-        "names are taken in reverse, and nothing above goes",
-        "    for name in event.hashes:\n",
-        "    for name in reversed(event.hashes):\n",
-        after=_REMOVE,
-    ),
-    Mutant(
-        "remove",
         "Cleared makes another dict",
         "        blocks.clear()\n",
         "        blocks = {}\n",
@@ -542,7 +565,17 @@ MUTANTS = [
         "        for block in blocks.values():\n            block.media.clear()\n",
         after=_REMOVE,
     ),
+    Mutant("remove", "who follows whom as it was before the event", replaces={"remove": _followed_before}),
+    Mutant("remove", "leaves first, and nothing above goes", replaces={"remove": _leaves_first}),
     # ------------------------------------------------------------ order
+    Mutant(
+        "order",
+        "live: a gap is one to the number before the publisher began anew",
+        "    if seq <= rank.newest:\n        rank.held.clear()\n        _begin_anew(rank)\n"
+        "    skipped, rank.newest = seq > rank.newest + 1, seq\n",
+        "    skipped = seq > rank.newest + 1\n    if seq <= rank.newest:\n        rank.held.clear()\n"
+        "        _begin_anew(rank)\n    rank.newest = seq\n",
+    ),
     Mutant(
         "order",
         "asks from the first that is missing",
@@ -633,7 +666,8 @@ MUTANTS = [
     Mutant(
         "order",
         "lost is told after the message behind it",
-        "        rank.lost(rank.last + 1, seq - 1)\n    rank.last, rank.payload = seq, payload\n    rank.deliver(seq, payload)\n",
+        "        rank.lost(rank.last + 1, seq - 1)\n    rank.last, rank.payload = seq, payload\n"
+        "    rank.deliver(seq, payload)\n",
         "        rank.deliver(seq, payload)\n        rank.lost(rank.last + 1, seq - 1)\n    else:\n"
         "        rank.deliver(seq, payload)\n    rank.last, rank.payload = seq, payload\n",
     ),
@@ -844,12 +878,6 @@ MUTANTS = [
     ),
     Mutant(
         "order",
-        "answer: what has had its turn stays held",
-        "        yield rank.held.pop(0)\n",
-        "        yield from [each for each in rank.held if each[0] < seq]\n        return\n",
-    ),
-    Mutant(
-        "order",
         "answer: asking is worth it though nothing new came",
         "    if seq > rank.last:\n        _next(rank, seq, payload)\n        rank.again = True\n",
         "    _next(rank, seq, payload)\n    rank.again = True\n",
@@ -946,7 +974,8 @@ MUTANTS = [
         "order",
         "answered: held messages stay held after their turn",
         "    while rank.held:\n",
-        "    for each in list(rank.held):\n        if each[0] > rank.last + 1 and rank.again:\n            _ask(rank)\n            return\n        _next(rank, *each)\n    while False:\n",
+        "    for each in list(rank.held):\n        if each[0] > rank.last + 1 and rank.again:\n"
+        "            _ask(rank)\n            return\n        _next(rank, *each)\n    while False:\n",
         after=_ANSWERED,
     ),
     Mutant(
@@ -959,12 +988,6 @@ MUTANTS = [
     # ------------------------------------------------------------ hit
     Mutant("hit", "counts blocks", "done += len(blocks[at].tokens)", "done += 1"),
     Mutant("hit", "a hole is a hit", "block.seen and block.media and", "block.seen and"),
-    Mutant(
-        "hit",
-        "a hole is jumped over",
-        "        done += len(blocks[at].tokens)\n        at = _following(blocks, at, tokens[done:], space)\n",
-        "        size = len(blocks[at].tokens)\n        done += size if blocks[at].media else 0\n        tokens = tokens[size:]\n        at = _following(blocks, at, tokens, space)\n",
-    ),
     Mutant("hit", "the space is not looked at", " and block.space == space\n", "\n"),
     Mutant(
         "hit",
@@ -1044,10 +1067,12 @@ MUTANTS = [
         "hit",
         "holes are swept out on the way",
         "    done, at = 0,",
-        "    for name in [name for name, block in blocks.items() if not block.media]:\n        del blocks[name]\n    done, at = 0,",
+        "    for name in [name for name, block in blocks.items() if not block.media]:\n"
+        "        del blocks[name]\n    done, at = 0,",
         after=_HIT,
     ),
     Mutant("hit", "follows nobody: any block with the next tokens", replaces={"hit": _anywhere}),
     Mutant("hit", "the longest path that fits, orphans too", replaces={"hit": _longest_anywhere}),
+    Mutant("hit", "a hole is jumped over", replaces={"hit": _over_holes}),
     Mutant("hit", "the first block alone", "while at is not None:", "if at is not None:"),
 ]
