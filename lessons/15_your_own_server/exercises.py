@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -57,11 +58,18 @@ def read(impl: ModuleType, sent: Any, hint: int = 0, as_if: Any = None) -> None:
     found = impl.read_batch(payload)
     right = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], list)
     expect(right, f"{what} returned {shown(found)}; it should be (time, list of records)")
-    expect(found[0] == ours.ts, f"{what} gave the time {shown(found[0])}; it is {ours.ts}", hint=hint)
+    right = type(found[0]) in (int, float) and found[0] == ours.ts
+    expect(right, f"{what} gave the time {shown(found[0])}; it is {ours.ts}", hint=hint)
     for place, (mine, theirs) in enumerate(zip(found[1], ours.events, strict=False), start=1):
         wrong = record_fault(mine)
         expect(not wrong, f"{what}: record {place} is {shown(mine)}: {wrong}", hint=hint)
-        expect(mine == theirs, f"{what}: record {place} should be {theirs}, it is {shown(mine)}", hint=hint)
+        kind = type(theirs).__name__
+        right = type(mine) is type(theirs)
+        expect(right, f"{what}: record {place} should be a {kind}, it is {shown(mine)}", hint=hint)
+        for part in [field.name for field in fields(theirs)]:
+            got, wanted = getattr(mine, part), getattr(theirs, part)
+            words = f"{what}: {part} of record {place} ({kind}) should be {wanted}, it is {shown(got)}"
+            expect(got == wanted, words, hint=hint)
     count = len(ours.events)
     expect(len(found[1]) == count, f"{what} gave {len(found[1])} records; it should be {count}", hint=hint)
 
@@ -86,6 +94,11 @@ def maps_in_a_map(impl: ModuleType) -> None:
 def lists_in_a_list(impl: ModuleType) -> None:
     """A batch as vLLM sent it up to 0.23: lists all the way down."""
     read(impl, [17.5, [as_list(ONE), as_list(NEXT), as_list(GONE), as_list(CLEARED)], 1], hint=1)
+
+
+def lists_and_maps_in_one(impl: ModuleType) -> None:
+    """Events that are lists in a map, and beside them some that are maps."""
+    read(impl, {"ts": 17.5, "events": [as_list({**ONE, "lora_name": "law"}), NEXT, as_list(GONE)]}, hint=1)
 
 
 def lists_of_all_lengths(impl: ModuleType) -> None:
@@ -128,6 +141,7 @@ def spaces_of_blocks(impl: ModuleType) -> None:
         [1.0, [{**ONE, "lora_name": "law"}, {**NEXT, "cache_salt": "school"}, {**NEXT, "lora_name": ""}]],
     )
     read(impl, [1.0, [{**ONE, "lora_name": "law", "extra_keys": [["law", "image"], None]}]])
+    read(impl, [1.0, [{**NEXT, "cache_salt": "b", "extra_keys": [["a"]], "lora_name": "c"}]])
     read(impl, [1.0, [{**ONE, "extra_keys": [None, None]}, {**ONE, "extra_keys": [["a", "b"], ["b"]]}]])
     read(impl, [1.0, [{**ONE, "lora_id": 7}]], as_if=[1.0, [ONE]])  # less than the engine makes of it
 
@@ -169,15 +183,21 @@ class Pair:
         expect(not wrong, f"after {where}: {wrong}", hint=hint)
 
 
+def named(name: Any) -> str:
+    """A block's name, short: bytes in hex."""
+    return name.hex() if isinstance(name, bytes) else shown(name)
+
+
 def in_words(event: Record) -> str:
     """An event, short."""
     if isinstance(event, Cleared):
         return "Cleared()"
+    names = f"[{', '.join(map(named, event.hashes))}]"
     if isinstance(event, Removed):
-        return f"Removed({list(event.hashes)}, {event.medium})"
+        return f"Removed({names}, {event.medium})"
     tokens = [list(row) for row in event.tokens] if event.tokens else "tokens not told"
     space = f", {event.spaces}" if event.spaces else ""
-    return f"Stored({list(event.hashes)} after {event.parent}, {tokens}, {event.medium}{space})"
+    return f"Stored({names} after {named(event.parent)}, {tokens}, {event.medium}{space})"
 
 
 def of_engine(block: engine.Block) -> Block:
@@ -211,17 +231,16 @@ def difference(own: Any, forest: engine.RankBlocks) -> str:
         right = of_engine(theirs)
         kind = "block" if right.media else "hole" if right.seen else "placeholder"
         if name not in own:
-            return f"{kind} {shown(name)} should be in blocks, and is not"
+            return f"{kind} {named(name)} should be in blocks, and is not"
         mine = own[name]
         if not isinstance(mine, Block):
-            return f"blocks[{shown(name)}] is {shown(mine)}, which is no Block"
+            return f"blocks[{named(name)}] is {shown(mine)}, which is no Block"
         for part in ("parent", "tokens", "space", "media", "seen"):
             ours, rights = getattr(mine, part), getattr(right, part)
             if ours != rights:
-                text = "in no medium" if part == "media" and not rights else shown(rights)
-                return f"{part} of {kind} {shown(name)} should be {text}, it is {shown(ours)}"
+                return f"{part} of {kind} {named(name)} should be {shown(rights)}, it is {shown(ours)}"
     extra = [name for name in own if name not in forest.blocks]
-    return f"block {shown(extra[0])} should not be in blocks: it is {shown(own[extra[0]])}" if extra else ""
+    return f"block {named(extra[0])} should not be in blocks: it is {shown(own[extra[0]])}" if extra else ""
 
 
 def told(
@@ -321,6 +340,7 @@ def a_hole_stays(impl: ModuleType) -> None:
     play(impl, "remove", [told([11, 12, 13], None), told([14], 12), Removed((12,)), Removed((13,))], hint=1)
     play(impl, "remove", [told([11, 12, 13], None), Removed((11, 12)), Removed((13,))], hint=1)
     play(impl, "remove", [told([11, 12], None), told([14], 11), Removed((11, 12, 14))], hint=1)
+    play(impl, "remove", [told([11, 12, 13], None), Removed((12,)), Removed((11,))])
 
 
 def an_orphan_leaves(impl: ModuleType) -> None:
@@ -345,10 +365,18 @@ def removals_of_what_is_not_there(impl: ModuleType) -> None:
 
 def everything_is_cleared(impl: ModuleType) -> None:
     """Cleared: nothing is left, and it begins anew."""
-    play(impl, "remove", [told([11, 12], None), told([21], 20), Cleared(), told([31], None), Removed((31,))])
+    copy = told([12], 11, "CPU")
+    play(
+        impl,
+        "remove",
+        [told([11, 12], None), told([21], 20), copy, Cleared(), told([31], None), Removed((31,))],
+    )
 
 
 # ---------------------------------------------------------------------- order
+
+
+RANK = [field.name for field in fields(Rank)]
 
 
 class Log(Rank):
@@ -445,6 +473,14 @@ class Stream:
                 self.answer = None
                 self._both("answered", "answers_end", "end of the answer", hint)
 
+    def another_rank(self) -> None:
+        """The student goes on with another rank that has the same values: there is no other memory."""
+        rank = Log(self.rank.replay)
+        for name in RANK:
+            setattr(rank, name, getattr(self.rank, name))
+        self.rank = rank
+        self.story.append("from here on another rank with the same values")
+
     # ------------------------------------------------------------ both are told
 
     def _both(self, mine: str, theirs: str, what: str, hint: int, *message: Any) -> None:
@@ -536,13 +572,16 @@ def live_ones_wait(impl: ModuleType) -> None:
 
 def lost_while_you_wait(impl: ModuleType) -> None:
     """A message is lost while the answer comes, and newer than the answer: you ask once more."""
-    stream = Stream(impl)
-    stream.send(False, False)
-    stream.connect()
-    stream.reply(1)
-    stream.send(False, True, True, hint=2)
-    stream.reply(hint=2)
-    stream.send(True)
+    for another in (False, True):
+        stream = Stream(impl)
+        stream.send(False, False)
+        stream.connect()
+        stream.reply(1)
+        stream.send(False, True, True, hint=2)
+        if another:
+            stream.another_rank()
+        stream.reply(hint=2)
+        stream.send(True)
 
 
 def asking_does_not_help(impl: ModuleType) -> None:
@@ -706,7 +745,7 @@ def whole_blocks(impl: ModuleType) -> None:
     asked = [
         (tokens_of(11, 12, 13), 6), (tokens_of(11, 12, 13, 99), 6), (tokens_of(11, 12, 14), 6),
         (tokens_of(11, 12), 4), (tokens_of(11, 12)[:3], 2), (tokens_of(11)[:1], 0), (tokens_of(12, 13), 0),
-        (tokens_of(11, 13), 2), ([], 0),
+        (tokens_of(11, 13), 2), (tokens_of(11, 11), 2), ([110, 9], 0), ([], 0),
     ]  # fmt: skip
     hits(impl, own, [(tokens, (), wanted) for tokens, wanted in asked], "blocks 11 12 13, and 14 after 12")
 
@@ -717,6 +756,8 @@ def holes_end_it(impl: ModuleType) -> None:
     hits(impl, own, [(tokens_of(11, 12, 13), (), 2)], "blocks 11 12 13, and 12 is a hole")
     own = forest_of(told([11, 12, 13], None), told([12], None, "CPU", tokens=False), Removed((12,)))
     hits(impl, own, [(tokens_of(11, 12, 13), (), 6)], "blocks 11 12 13, and 12 is in host memory only")
+    own[12].media.clear()
+    hits(impl, own, [(tokens_of(11, 12, 13), (), 2)], "the same blocks, and 12 left host memory, too")
 
 
 def orphans_are_not_hit(impl: ModuleType) -> None:
@@ -758,9 +799,9 @@ EXERCISES = [
     Exercise(
         "read_batch", 3,
         [
-            maps_in_a_list, maps_in_a_map, lists_in_a_list, lists_of_all_lengths, fields_that_are_missing,
-            what_nobody_knows, tokens_that_are_not_told, sizes_that_are_not_so, spaces_of_blocks,
-            names_of_all_kinds,
+            maps_in_a_list, maps_in_a_map, lists_in_a_list, lists_and_maps_in_one, lists_of_all_lengths,
+            fields_that_are_missing, what_nobody_knows, tokens_that_are_not_told, sizes_that_are_not_so,
+            spaces_of_blocks, names_of_all_kinds,
         ],
         hints=(
             "Make one shape of two: turn a list into a map with the same names first, and read maps only.",

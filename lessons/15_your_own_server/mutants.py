@@ -45,6 +45,21 @@ def _longest_anywhere(blocks: dict[Any, Any], tokens: Sequence[int], space: tupl
     return best
 
 
+def _by_a_table(blocks: dict[Any, Any], tokens: Sequence[int], space: tuple[str, ...] = ()) -> int:
+    """Makes a table of a dict when it sees it first, and keeps it."""
+    if _by_a_table.__dict__.get("of") is not blocks:
+        there = {name: block for name, block in blocks.items() if block.seen and block.media}
+        _by_a_table.of = blocks
+        _by_a_table.rows = {(each.parent, each.tokens, each.space): name for name, each in there.items()}
+    sizes = {len(row) for _, row, _ in _by_a_table.rows}
+    done, at, parent = 0, 0, None
+    while at is not None:
+        rows = [(parent, tuple(tokens[done : done + size]), space) for size in sizes]
+        at = next((_by_a_table.rows[row] for row in rows if row in _by_a_table.rows), None)
+        done, parent = done + (len(blocks[at].tokens) if at is not None else 0), at
+    return done
+
+
 def _over_holes(blocks: dict[Any, Any], tokens: Sequence[int], space: tuple[str, ...] = ()) -> int:
     """Counts what is there, before a hole and behind it."""
     done, at, parent = 0, 0, None
@@ -1073,6 +1088,7 @@ MUTANTS = [
     ),
     Mutant("hit", "follows nobody: any block with the next tokens", replaces={"hit": _anywhere}),
     Mutant("hit", "the longest path that fits, orphans too", replaces={"hit": _longest_anywhere}),
+    Mutant("hit", "a table that is kept from call to call", replaces={"hit": _by_a_table}),
     Mutant("hit", "a hole is jumped over", replaces={"hit": _over_holes}),
     Mutant("hit", "the first block alone", "while at is not None:", "if at is not None:"),
 ]
