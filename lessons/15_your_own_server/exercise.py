@@ -7,13 +7,14 @@ You are given (minirad/fleet/wire.py), as what `read_batch` returns and the othe
 
 Stored(hashes, parent, tokens, block_size, medium, spaces=spaces)      blocks came into a medium
     hashes       tuple of the blocks' names, each an int or bytes. Each block follows the one before it
+                 (but where tokens are not told: there they need not)
     parent       name of the block that the first one follows; None where it begins a prompt
     tokens       tuple of the tokens of each block, tuples of ints; () where they are not told
     spaces       tuple of the space of each block, tuples of texts; () where no block has one
 Removed(hashes, medium)      blocks left a medium
 Cleared()                    nothing is left, in no medium
 
-and (lessons/grading/subscriber.py, short enough to read):
+and (the beginning of lessons/grading/subscriber.py):
 
 Block(parent, tokens, space, media, seen)     a block as you keep it; parent a name or None, tokens and space
     tuples, media a set of texts ("GPU", "CPU", ...), seen False where only its name was told
@@ -66,15 +67,17 @@ def read_batch(payload: bytes) -> tuple[float, list[Record]]:
         BlockRemoved        block_hashes, medium
         AllBlocksCleared
 
-    Maps and lists occur in either shape of batch, also both in one. Fields at the end of a list may be
-    missing, and so may any field of a map but for block_hashes, block_size and token_ids. Fields, and types
-    of events, that you do not know are passed over: a server of tomorrow sends more than one of today.
+    Maps and lists occur in either shape of batch, also both in one. block_hashes are always told, and of a
+    BlockStored also token_ids and block_size. Any other field of a map may be missing, and so may those at
+    the end of a list. Fields, and types of events, that you do not know are passed over: a server of
+    tomorrow sends more than one of today.
 
-    Stored   tokens: token_ids is one list for all blocks, each has block_size of them. None, missing or []
-             means that tokens are not told: then tokens is (). A medium that is missing or None is "GPU".
+    Stored   tokens: token_ids is one list for all blocks, each has block_size of them. None or [] means
+             that tokens are not told: then tokens is (). A medium that is missing or None is "GPU".
              spaces: of a block, in this order and each text once: lora_name, cache_salt (a field that only
              maps have), and what extra_keys has for this block. extra_keys is a list with an entry for each
-             block, None or a list of texts. None and "" name nothing. lora_id is not used any more.
+             block, None or a list of texts. None and "" name nothing. lora_id is for older servers:
+             leave it out.
     Removed  as it is told; its medium as above.
 
     Do not believe a size: a BlockStored whose tokens do not fill its blocks exactly is passed over, and the
@@ -120,7 +123,8 @@ def remove(blocks: dict[Hash, Block], event: Removed | Cleared) -> None:
 # rank.ask(first)               asks for all messages from number `first` on, as far as the buffer has them.
 #                               What still comes of an earlier answer is thrown away for you
 #
-# and which keeps for you, as you set it (what is in brackets is there at first):
+# and which keeps for you, as you set it (what is in brackets is there at first). Nothing else is to be
+# remembered: with another rank that has the same values it must go on alike.
 #
 # rank.replay     whether anybody can be asked. The only one that is not yours to set
 # rank.last       number of the last message that was delivered [-1]
@@ -156,8 +160,9 @@ def live(rank: Rank, seq: int, payload: bytes) -> None:
     If seq is not larger than rank.newest, the publisher began anew: nothing stays held, then begin anew as
     described above, and go on with this message. (In any case rank.newest is its number afterwards.)
 
-    * You are waiting for an answer: it is held. If its number is beyond rank.newest + 1, as that was before,
-      again is True: what is missing may have been sent after the answer was made.
+    * You are waiting for an answer: it is held. If its number is beyond rank.newest + 1, as that was just
+      before it (so after beginning anew), again is True: what is missing may have been sent after the answer
+      was made.
     * You are not, some are missing before it, and there is a replay: hold it, and ask.
     * Else it has its turn.
     """
@@ -168,10 +173,10 @@ def answer(rank: Rank, seq: int, payload: bytes) -> None:
     """A message of the answer. Only called while rank.asking. The numbers of an answer go up by one each; but
     the first may be beyond what you asked for, as the buffer no longer has what was before.
 
-    If it is number rank.last and not what was delivered as that, the publisher began anew: do as described
-    above (what is held stays held), and that is all. Else those that are held and have a smaller number have
-    their turn first, and then this message. If it was delivered, again is True. Do not wait for the end of
-    the answer: it may be long.
+    rank.top is its number now. If it is number rank.last and not what was delivered as that, the publisher
+    began anew: do as described above (what is held stays held), and that is all. Else those that are held
+    and have a smaller number have their turn first, and then this message. If it was delivered, again is
+    True. Do not wait for the end of the answer: it may be long.
     """
     raise NotImplementedError("todo: answer")
 

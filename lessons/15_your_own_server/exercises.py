@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -49,19 +50,26 @@ def as_list(event: Sent, fields: int = 8) -> list[Any]:
     return [event["type"], *(event.get(name) for name in FIELDS[event["type"]][:fields])]
 
 
-def read(impl: ModuleType, sent: Any, hint: int = 0) -> None:
-    """read_batch of what was sent, against the engine's decoder."""
+def read(impl: ModuleType, sent: Any, hint: int = 0, as_if: Any = None) -> None:
+    """read_batch of what was sent, against the engine's decoder; as_if: what it is worth, if not itself."""
     payload = msgspec.msgpack.encode(sent)
-    ours = decode(payload)
+    ours = decode(msgspec.msgpack.encode(as_if) if as_if is not None else payload)
     what = f"read_batch of {sent}"
     found = impl.read_batch(payload)
     right = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], list)
     expect(right, f"{what} returned {shown(found)}; it should be (time, list of records)")
-    expect(found[0] == ours.ts, f"{what} gave the time {shown(found[0])}; it is {ours.ts}", hint=hint)
+    right = type(found[0]) in (int, float) and found[0] == ours.ts
+    expect(right, f"{what} gave the time {shown(found[0])}; it is {ours.ts}", hint=hint)
     for place, (mine, theirs) in enumerate(zip(found[1], ours.events, strict=False), start=1):
         wrong = record_fault(mine)
         expect(not wrong, f"{what}: record {place} is {shown(mine)}: {wrong}", hint=hint)
-        expect(mine == theirs, f"{what}: record {place} should be {theirs}, it is {shown(mine)}", hint=hint)
+        kind = type(theirs).__name__
+        right = type(mine) is type(theirs)
+        expect(right, f"{what}: record {place} should be a {kind}, it is {shown(mine)}", hint=hint)
+        for part in [field.name for field in fields(theirs)]:
+            got, wanted = getattr(mine, part), getattr(theirs, part)
+            words = f"{what}: {part} of record {place} ({kind}) should be {wanted}, it is {shown(got)}"
+            expect(got == wanted, words, hint=hint)
     count = len(ours.events)
     expect(len(found[1]) == count, f"{what} gave {len(found[1])} records; it should be {count}", hint=hint)
 
@@ -88,12 +96,23 @@ def lists_in_a_list(impl: ModuleType) -> None:
     read(impl, [17.5, [as_list(ONE), as_list(NEXT), as_list(GONE), as_list(CLEARED)], 1], hint=1)
 
 
+def lists_and_maps_in_one(impl: ModuleType) -> None:
+    """Events that are lists in a map, and beside them some that are maps."""
+    read(impl, {"ts": 17.5, "events": [as_list({**ONE, "lora_name": "law"}), NEXT, as_list(GONE)]}, hint=1)
+
+
 def lists_of_all_lengths(impl: ModuleType) -> None:
     """Lists that end early, and some that go on beyond what we know."""
     short = [as_list(ONE, 4), as_list(NEXT, 6), as_list(GONE, 1)]
     read(impl, [1.0, short], hint=1)
     long = [*as_list(ONE), 0, "full_attention", None]
     read(impl, [1.0, [long, [*as_list(GONE), 0], [*as_list(CLEARED), 7]], 0, "more"], hint=1)
+
+
+def fields_that_are_missing(impl: ModuleType) -> None:
+    """Maps with no more than what must be there."""
+    bare = {name: ONE[name] for name in ("type", "block_hashes", "token_ids", "block_size")}
+    read(impl, [1.0, [bare, removed([11])]])
 
 
 def what_nobody_knows(impl: ModuleType) -> None:
@@ -122,7 +141,9 @@ def spaces_of_blocks(impl: ModuleType) -> None:
         [1.0, [{**ONE, "lora_name": "law"}, {**NEXT, "cache_salt": "school"}, {**NEXT, "lora_name": ""}]],
     )
     read(impl, [1.0, [{**ONE, "lora_name": "law", "extra_keys": [["law", "image"], None]}]])
+    read(impl, [1.0, [{**NEXT, "cache_salt": "b", "extra_keys": [["a"]], "lora_name": "c"}]])
     read(impl, [1.0, [{**ONE, "extra_keys": [None, None]}, {**ONE, "extra_keys": [["a", "b"], ["b"]]}]])
+    read(impl, [1.0, [{**ONE, "lora_id": 7}]], as_if=[1.0, [ONE]])  # less than the engine makes of it
 
 
 def names_of_all_kinds(impl: ModuleType) -> None:
@@ -162,15 +183,21 @@ class Pair:
         expect(not wrong, f"after {where}: {wrong}", hint=hint)
 
 
+def named(name: Any) -> str:
+    """A block's name, short: bytes in hex."""
+    return name.hex() if isinstance(name, bytes) else shown(name)
+
+
 def in_words(event: Record) -> str:
     """An event, short."""
     if isinstance(event, Cleared):
         return "Cleared()"
+    names = f"[{', '.join(map(named, event.hashes))}]"
     if isinstance(event, Removed):
-        return f"Removed({list(event.hashes)}, {event.medium})"
+        return f"Removed({names}, {event.medium})"
     tokens = [list(row) for row in event.tokens] if event.tokens else "tokens not told"
     space = f", {event.spaces}" if event.spaces else ""
-    return f"Stored({list(event.hashes)} after {event.parent}, {tokens}, {event.medium}{space})"
+    return f"Stored({names} after {named(event.parent)}, {tokens}, {event.medium}{space})"
 
 
 def of_engine(block: engine.Block) -> Block:
@@ -204,17 +231,16 @@ def difference(own: Any, forest: engine.RankBlocks) -> str:
         right = of_engine(theirs)
         kind = "block" if right.media else "hole" if right.seen else "placeholder"
         if name not in own:
-            return f"{kind} {shown(name)} should be in blocks, and is not"
+            return f"{kind} {named(name)} should be in blocks, and is not"
         mine = own[name]
         if not isinstance(mine, Block):
-            return f"blocks[{shown(name)}] is {shown(mine)}, which is no Block"
+            return f"blocks[{named(name)}] is {shown(mine)}, which is no Block"
         for part in ("parent", "tokens", "space", "media", "seen"):
             ours, rights = getattr(mine, part), getattr(right, part)
             if ours != rights:
-                text = "in no medium" if part == "media" and not rights else shown(rights)
-                return f"{part} of {kind} {shown(name)} should be {text}, it is {shown(ours)}"
+                return f"{part} of {kind} {named(name)} should be {shown(rights)}, it is {shown(ours)}"
     extra = [name for name in own if name not in forest.blocks]
-    return f"block {shown(extra[0])} should not be in blocks: it is {shown(own[extra[0]])}" if extra else ""
+    return f"block {named(extra[0])} should not be in blocks: it is {shown(own[extra[0]])}" if extra else ""
 
 
 def told(
@@ -254,11 +280,20 @@ def a_late_start(impl: ModuleType) -> None:
     play(impl, "store", [orphan], hint=1)
     play(impl, "store", [orphan, told([15], 12), told([11, 12], None)], hint=1)
     play(impl, "store", [orphan, told([12], 11), told([11], None)], hint=1)
+    play(impl, "store", [told([1], 0), told([0], None)], hint=1)
 
 
 def a_hole_that_is_filled(impl: ModuleType) -> None:
     """A block was removed below which one stays; it is told again."""
-    play(impl, "store", [told([11, 12], None), Removed((11,)), told([11], None, "CPU"), told([13], 11)])
+    hole = [told([11, 12], None), Removed((11,))]
+    play(impl, "store", [*hole, told([11], None, "CPU"), told([13], 11)])
+    play(impl, "store", [*hole, told([11], None, "CPU", tokens=False)], hint=2)
+
+
+def told_as_something_else(impl: ModuleType) -> None:
+    """A block that is known is told with another parent, tokens and space: it keeps its own."""
+    other = Stored((12,), None, ((7, 8),), 2, "CPU", spaces=(("a",),))
+    play(impl, "store", [told([11, 12], None), other], hint=2)
 
 
 def spaces_are_kept(impl: ModuleType) -> None:
@@ -268,17 +303,24 @@ def spaces_are_kept(impl: ModuleType) -> None:
         "store",
         [told([11, 12], None, space="a"), told([13], None, space="b"), told([14], 12, space="a")],
     )
+    image = Stored((21, 22), None, ((1, 2), (3, 4)), 2, spaces=((), ("image",)))
+    play(impl, "store", [image])
 
 
 def copies_of_what_is_not_known(impl: ModuleType) -> None:
     """A copy without tokens of blocks that were never told: no block is made of it."""
-    own: dict[Any, Block] = {}
-    for event in (told([13], 12), told([11, 12], None, "CPU", tokens=False)):
-        impl.store(own, event)
-    pair = Pair(impl, "store")
-    pair.forest.take(told([13], 12))
-    pair.own, pair.said = own, ["Stored([13] after 12)", "Stored([11, 12], tokens not told, CPU)"]
-    pair.compare("store", hint=2)
+    copies = (
+        (told([11, 12], None, "CPU", tokens=False), ()),
+        (told([11, 12, 13], 10, "CPU", tokens=False), (told([13], 12, "CPU"),)),
+    )
+    for copy, worth in copies:
+        pair = Pair(impl, "store")
+        pair.take(told([13], 12))
+        impl.store(pair.own, copy)
+        for event in worth:
+            pair.forest.take(event)
+        pair.said.append(in_words(copy))
+        pair.compare("store", hint=2)
 
 
 def a_leaf_leaves(impl: ModuleType) -> None:
@@ -298,6 +340,7 @@ def a_hole_stays(impl: ModuleType) -> None:
     play(impl, "remove", [told([11, 12, 13], None), told([14], 12), Removed((12,)), Removed((13,))], hint=1)
     play(impl, "remove", [told([11, 12, 13], None), Removed((11, 12)), Removed((13,))], hint=1)
     play(impl, "remove", [told([11, 12], None), told([14], 11), Removed((11, 12, 14))], hint=1)
+    play(impl, "remove", [told([11, 12, 13], None), Removed((12,)), Removed((11,))])
 
 
 def an_orphan_leaves(impl: ModuleType) -> None:
@@ -322,10 +365,18 @@ def removals_of_what_is_not_there(impl: ModuleType) -> None:
 
 def everything_is_cleared(impl: ModuleType) -> None:
     """Cleared: nothing is left, and it begins anew."""
-    play(impl, "remove", [told([11, 12], None), told([21], 20), Cleared(), told([31], None), Removed((31,))])
+    copy = told([12], 11, "CPU")
+    play(
+        impl,
+        "remove",
+        [told([11, 12], None), told([21], 20), copy, Cleared(), told([31], None), Removed((31,))],
+    )
 
 
 # ---------------------------------------------------------------------- order
+
+
+RANK = [field.name for field in fields(Rank)]
 
 
 class Log(Rank):
@@ -422,6 +473,14 @@ class Stream:
                 self.answer = None
                 self._both("answered", "answers_end", "end of the answer", hint)
 
+    def another_rank(self) -> None:
+        """The student goes on with another rank that has the same values: there is no other memory."""
+        rank = Log(self.rank.replay)
+        for name in RANK:
+            setattr(rank, name, getattr(self.rank, name))
+        self.rank = rank
+        self.story.append("from here on another rank with the same values")
+
     # ------------------------------------------------------------ both are told
 
     def _both(self, mine: str, theirs: str, what: str, hint: int, *message: Any) -> None:
@@ -438,8 +497,9 @@ class Stream:
         told, right = self.rank.log[before:], self.listener.log[after:]
         words = f"{where}: should tell {_listed(right)}; it told {_listed(told)}"
         expect(told == right, words, hint=hint)
-        for name in ("last", "asking"):
-            mine_is, right_is = getattr(self.rank, name), getattr(self.order, name)
+        state = {"last": self.order.last, "asking": self.order.asking, "newest": self.order._live}
+        for name, right_is in state.items():
+            mine_is = getattr(self.rank, name)
             words = f"{where}: rank.{name} should be {right_is}, it is {shown(mine_is)}"
             expect(mine_is == right_is, words, hint=hint)
 
@@ -512,13 +572,16 @@ def live_ones_wait(impl: ModuleType) -> None:
 
 def lost_while_you_wait(impl: ModuleType) -> None:
     """A message is lost while the answer comes, and newer than the answer: you ask once more."""
-    stream = Stream(impl)
-    stream.send(False, False)
-    stream.connect()
-    stream.reply(1)
-    stream.send(False, True, True, hint=2)
-    stream.reply(hint=2)
-    stream.send(True)
+    for another in (False, True):
+        stream = Stream(impl)
+        stream.send(False, False)
+        stream.connect()
+        stream.reply(1)
+        stream.send(False, True, True, hint=2)
+        if another:
+            stream.another_rank()
+        stream.reply(hint=2)
+        stream.send(True)
 
 
 def asking_does_not_help(impl: ModuleType) -> None:
@@ -583,6 +646,50 @@ def another_publisher(impl: ModuleType) -> None:
         stream.send(True)
 
 
+def messages_that_wait_for_another_publisher(impl: ModuleType) -> None:
+    """It is the answer that shows that the publisher began anew: what is held is of the new one."""
+    stream = Stream(impl, keeps=3)
+    stream.connect()
+    stream.make_answer()
+    stream.send(True, True)  # are held, and have their turn at the end of the answer
+    stream.reply(hint=2)
+    stream.begin_anew()
+    stream.send(False, False, False, True, hint=1)
+    stream.reply(1, hint=1)
+    stream.send(False, False, True)
+    stream.reply(hint=2)
+    stream = Stream(impl)
+    stream.connect()
+    stream.reply()
+    stream.send(True, True)
+    stream.begin_anew()
+    stream.send(False, False, True, True, hint=1)
+    stream.reply(1, hint=1)  # another one: 2 and 3 stay held, and 3 is the newest
+    stream.begin_anew()
+    stream.send(False, False, False, True, hint=1)  # 3 once more: yet another one
+    stream.reply(hint=2)
+
+
+def an_answer_that_is_empty(impl: ModuleType) -> None:
+    """There is a buffer, and nothing in it: without a new reason nobody asks again."""
+    for waits in ((True,), (False, True)):
+        stream = Stream(impl)
+        stream.connect()
+        stream.reply()
+        stream.send(False, False, True, hint=1)
+        stream.answer = []
+        stream.send(*waits, hint=2)
+        stream.reply(hint=2)
+    stream = Stream(impl)
+    stream.connect()
+    stream.reply()
+    stream.send(True, True)
+    stream.begin_anew()
+    stream.send(False, True, hint=1)
+    stream.answer = []
+    stream.reply(hint=2)
+
+
 def another_publisher_without_a_replay(impl: ModuleType) -> None:
     """The same where nobody can be asked."""
     stream = Stream(impl, replay=False)
@@ -638,7 +745,7 @@ def whole_blocks(impl: ModuleType) -> None:
     asked = [
         (tokens_of(11, 12, 13), 6), (tokens_of(11, 12, 13, 99), 6), (tokens_of(11, 12, 14), 6),
         (tokens_of(11, 12), 4), (tokens_of(11, 12)[:3], 2), (tokens_of(11)[:1], 0), (tokens_of(12, 13), 0),
-        (tokens_of(11, 13), 2), ([], 0),
+        (tokens_of(11, 13), 2), (tokens_of(11, 11), 2), ([110, 9], 0), ([], 0),
     ]  # fmt: skip
     hits(impl, own, [(tokens, (), wanted) for tokens, wanted in asked], "blocks 11 12 13, and 14 after 12")
 
@@ -649,6 +756,8 @@ def holes_end_it(impl: ModuleType) -> None:
     hits(impl, own, [(tokens_of(11, 12, 13), (), 2)], "blocks 11 12 13, and 12 is a hole")
     own = forest_of(told([11, 12, 13], None), told([12], None, "CPU", tokens=False), Removed((12,)))
     hits(impl, own, [(tokens_of(11, 12, 13), (), 6)], "blocks 11 12 13, and 12 is in host memory only")
+    own[12].media.clear()
+    hits(impl, own, [(tokens_of(11, 12, 13), (), 2)], "the same blocks, and 12 left host memory, too")
 
 
 def orphans_are_not_hit(impl: ModuleType) -> None:
@@ -659,6 +768,11 @@ def orphans_are_not_hit(impl: ModuleType) -> None:
     own = forest_of(told([13, 14], 12), told([11, 12], None))
     asked = [(tokens_of(11, 12, 13, 14), (), 8), (tokens_of(13, 14), (), 0)]
     hits(impl, own, asked, "blocks 13 14 after 12, and then 11 12")
+
+
+def any_number_is_a_name(impl: ModuleType) -> None:
+    """A block that is called 0, with one behind it."""
+    hits(impl, forest_of(told([0, 1], None)), [(tokens_of(0, 1), (), 4)], "blocks 0 1")
 
 
 def spaces_are_apart(impl: ModuleType) -> None:
@@ -676,14 +790,18 @@ def spaces_are_apart(impl: ModuleType) -> None:
         ([1, 2], ("a", "b"), 0),
     ]
     hits(impl, own, asked, "[1 2] [3 4] in space ('a',), [1 2] in space ('b',)")
+    own = forest_of(Stored((1, 2), None, rows, 2, spaces=(("a", "b"), ("a", "b", "image"))))
+    asked = [([1, 2, 3, 4], ("a", "b"), 2), ([1, 2], ("b", "a"), 0), ([1, 2], ("a",), 0)]
+    hits(impl, own, asked, "[1 2] in space ('a', 'b'), then [3 4] in space ('a', 'b', 'image')")
 
 
 EXERCISES = [
     Exercise(
         "read_batch", 3,
         [
-            maps_in_a_list, maps_in_a_map, lists_in_a_list, lists_of_all_lengths, what_nobody_knows,
-            tokens_that_are_not_told, sizes_that_are_not_so, spaces_of_blocks, names_of_all_kinds,
+            maps_in_a_list, maps_in_a_map, lists_in_a_list, lists_and_maps_in_one, lists_of_all_lengths,
+            fields_that_are_missing, what_nobody_knows, tokens_that_are_not_told, sizes_that_are_not_so,
+            spaces_of_blocks, names_of_all_kinds,
         ],
         hints=(
             "Make one shape of two: turn a list into a map with the same names first, and read maps only.",
@@ -697,7 +815,7 @@ EXERCISES = [
         "store", 2,
         [
             a_prompt_in_two_parts, a_copy_in_host_memory, a_late_start, a_hole_that_is_filled,
-            spaces_are_kept, copies_of_what_is_not_known,
+            told_as_something_else, spaces_are_kept, copies_of_what_is_not_known,
         ],
         hints=(
             "Walk through event.hashes with a variable for the block before: event.parent at first, then "
@@ -728,7 +846,8 @@ EXERCISES = [
         [
             nothing_is_lost, you_came_late, you_came_too_late, a_gap, live_ones_wait, lost_while_you_wait,
             asking_does_not_help, lost_while_nothing_is_new, another_publisher,
-            a_connection_breaks_while_you_wait, another_publisher_without_a_replay,
+            messages_that_wait_for_another_publisher, a_connection_breaks_while_you_wait,
+            an_answer_that_is_empty, another_publisher_without_a_replay,
         ],
         hints=(
             "Write three helpers first: one that asks, one that begins anew, one that gives a message its "
@@ -742,7 +861,8 @@ EXERCISES = [
         functions=("connected", "live", "answer", "answered"),
     ),
     Exercise(
-        "hit", 1, [whole_blocks, holes_end_it, orphans_are_not_hit, spaces_are_apart],
+        "hit", 1,
+        [whole_blocks, holes_end_it, orphans_are_not_hit, any_number_is_a_name, spaces_are_apart],
         hints=(
             "Begin with parent None and 0 tokens. Look for a block with this parent and the next tokens; go "
             "on from it.",
