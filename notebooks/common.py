@@ -69,8 +69,8 @@ def stairs(
     ends = [end for at, after in pairwise(x) for end in (at, after)]
     drawn = [
         go.Scatter(
-            x=ends,
-            y=[y for y in list(ys)[:-1] for _ in range(2)],
+            x=[*ends, x[-1]],  # the last height is a point: nothing follows that would keep it
+            y=[*(y for y in list(ys)[:-1] for _ in range(2)), ys[-1]],
             name=name,
             mode="lines",
             line={"color": colour},

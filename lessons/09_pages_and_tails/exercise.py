@@ -29,7 +29,8 @@ def match_pages(index: dict[Any, Any], tokens: Tokens, page_size: int) -> list[i
     """The pages that hold the longest beginning of `tokens` that the index knows, in order; [] for none.
 
     index: empty at first, later as insert_pages left it (see there).
-    A page counts only when all of its tokens are alike, and all tokens before it. Changes nothing.
+    A page counts only when all of its tokens are alike, and all tokens before it. All of `tokens` may be
+    found: that the engine computes one of them again is not your business here. Changes nothing.
     """
     raise NotImplementedError("todo: match_pages")
 
@@ -40,9 +41,9 @@ def insert_pages(index: dict[Any, Any], tokens: Tokens, pages: Sequence[int], pa
     index: what it holds and how is yours: no tree is asked for, a dictionary does. But everything that you
         know from one call to the next is in it: there may be several indexes at a time.
     tokens: those of the request that have KV.
-    pages: its page table, a page number for each page that its tokens begin: pages[j] holds the tokens from
-        j * page_size on. It begins with the pages that the request took from this index: those that
-        match_pages gave, or one less (a token at least is always computed, in a page of the request's own).
+    pages: its page table, a number for each page that holds tokens of it, the tail's too: pages[j] holds
+        those from j * page_size on. It begins with the pages that the request took from this index: those
+        that match_pages gave, or one less (a token at least is always computed, in a page of its own).
 
     Each page belongs to the index afterwards, or it is free. Free are, in the order of `pages`:
     * duplicates: the index had the same beginning already, in another page (it keeps the one that it has);
@@ -82,6 +83,7 @@ def fork_tail(
         pages are the tree's by now, the tail is the leader's own.
     alloc(n): the numbers of n new pages; None, and none is taken, where there are fewer. Take no page
         that is not needed.
+    the sample's row: a list of its own; it will grow.
     copies: pairs (from, to) of slots, in the order of the tokens: what must be copied before anybody writes.
 
     Afterwards leader and sample go on independently: each writes its next token into the slot behind the last
@@ -128,7 +130,7 @@ def measure_branches(engine: Engine, prefix: Tokens, ends: Sequence[Tokens]) -> 
     2. It is pinned (`engine.pin(prefix)`), so that it is not evicted.
     3. All branches are sent together: prefix + end for each of `ends` (none is empty), with
        max_new_tokens=1, to their end.
-    4. The pin is given back.
+    4. When all have ended, the pin is given back (`engine.unpin`).
 
     engine: as in measure_samples.
 
@@ -148,7 +150,8 @@ def claims_tried() -> dict[str, tuple[int, int, int, int]]:
     "A radix cache never copies a page: the branches of a fork share the prefix by pointing at its slots."
 
     An experiment is (page_size, prompt_tokens, samples, new_tokens): a prompt of so many tokens that the
-    engine has never seen, so many samples of it, each of exactly so many new tokens. At most (16, 64, 8, 8).
+    engine has never seen, so many samples of it, each of exactly so many new tokens. The least is
+    (1, 1, 1, 1), the most (16, 64, 8, 8).
 
     Return three:
         "three_twice"   pages of 4; in all, exactly two copies of 3 slots each are made

@@ -244,7 +244,7 @@ def three_experiments_again(impl: ModuleType) -> None:
 
 
 HIDDEN = {
-    "pages": [long_prompts, many_side_by_side, pages_of_zeros, interleaved_indexes, random_requests],
+    "whole_pages": [long_prompts, many_side_by_side, pages_of_zeros, interleaved_indexes, random_requests],
     "page_account": [accounts_of_many_sizes, replies_are_found_too, random_accounts],
     "fork": [forks_of_many, room_runs_out, pages_of_large_forks, random_forks],
     "measure": [measured_on_stranger_engines, measured_twice, branches_of_long_prefixes, random_measurements],
