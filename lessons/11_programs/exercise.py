@@ -112,7 +112,8 @@ async def explore(
     await s.gen("thought", max_new_tokens=n)         the model goes on; s has what it said, n tokens here
     s.said("thought").token_ids                      what it said
     s.tokens                                         all tokens of the state so far
-    branches = await s.fork(n)                       n states that go on from here (with a hint, pinned)
+    branches = await s.fork(n)                       a sequence of n states that go on from here (with a hint,
+                                                     pinned)
     await branches.each(program)                     runs program(branch, index) in all branches at once;
                                                      returns the list of what they return
     await branches.join()                            when the branches are done: lets the pin go

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from lessons.grading.spec import Failure
 from lessons.grading.words import shown
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
-from minirad.engine import Engine
+from minirad.engine import Engine, Pin
 from minirad.frontend import Job, ProgramPlayer, State, play, run
 from minirad.outputs import StepReport
 from minirad.simulate import ModelFreeEngine
@@ -31,8 +31,25 @@ class ExactEngine(ModelFreeEngine):
 
     def __init__(self, kv_tokens: int = ENDLESS, chunk: int = 512) -> None:
         super().__init__(kv_tokens, chunk=chunk, options=ScheduleOptions(in_batch_prefix=False))
+        self.pinned: dict[int, list[int]] = {}  # what is held
+        self.let_go: list[list[int]] = []  # what was held
+        self.late = 0  # requests that go on from what was let go
+
+    def pin(self, prefix: Any, *rest: Any, **more: Any) -> Pin:
+        pin = super().pin(prefix, *rest, **more)
+        self.pinned[pin.id] = list(prefix)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        super().unpin(pin)
+        self.let_go.append(self.pinned.pop(pin.id))
 
     def add_request(self, prompt: Any, params: SamplingParams | None = None, *rest: Any, **more: Any) -> str:
+        held = list(self.pinned.values())
+        self.late += any(
+            len(old) < len(prompt) and old == list(prompt[: len(old)]) and old not in held
+            for old in self.let_go
+        )
         asked = replace(params or SamplingParams(), ignore_eos=True)
         return super().add_request(prompt, asked, *rest, **more)
 
@@ -196,6 +213,7 @@ class Ran(NamedTuple):
     each: list[int]  # how many tokens of each were computed
     computed: int
     steps: int
+    late: int  # requests that went on from a prefix after its pin had been given back
     value: Any
 
 
@@ -209,7 +227,7 @@ def run_program(
     value = player.outcomes[0].result()
     served = list(engine.served.values())
     prompts, each = [one.prompt.tolist() for one in served], [len(one.prompt) - one.cached for one in served]
-    return Ran(prompts, each, computed(engine) - before, engine.now - steps, value)
+    return Ran(prompts, each, computed(engine) - before, engine.now - steps, engine.late, value)
 
 
 async def forking(
