@@ -57,6 +57,8 @@ def computed_tokens(prefix: int, own: Sequence[int], chunk: int, hint: bool, par
     A step takes the waiting requests in order, while it has tokens left in its chunk: the last one that it
     takes may get only a part of what it needs, and goes on in the next step. A request finds in the tree
     what *earlier* steps have computed, when a step takes it on for the first time. Not later.
+
+    A prediction: no engine runs in it (nor in `steps`).
     """
     raise NotImplementedError("todo: computed_tokens")
 

@@ -25,13 +25,13 @@ def _fork(rng: Random) -> tuple[int, tuple[int, ...], int, int]:
 
 def random_prompts(impl: ModuleType, rng: Random) -> None:
     """Forks of any lengths."""
-    for _ in range(8):
+    for _ in range(6):
         exercises.check_computed(impl, *_fork(rng), rng.random() < 0.3, rng.random() < 0.8)
 
 
 def random_steps(impl: ModuleType, rng: Random) -> None:
     """Forks of any lengths."""
-    for _ in range(8):
+    for _ in range(6):
         exercises.check_steps(impl, *_fork(rng), rng.random() < 0.4, rng.random() < 0.7)
 
 

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from lessons.grading import Mutant
+from lessons.grading.desk import forked
 
 _STEPS = "def steps"
 _FORK = "def fork"
@@ -87,6 +88,10 @@ def _computed_eats_the_list(prefix: int, own: Any, chunk: int, hint: bool, paral
         filled += prefix + tokens
         computed += prefix + tokens if alone else tokens
     return computed
+
+
+def _ask_the_engine(prefix: int, own: Any, chunk: int, hint: bool, parallel: bool) -> int:
+    return forked(prefix, tuple(own), 1, chunk, hint, parallel)[0]
 
 
 def _only_what_it_got(prefix: int, own: Any, chunk: int) -> int:
@@ -307,6 +312,7 @@ MUTANTS = [
         replaces={"computed_tokens": _computed_from_a_table},
     ),
     Mutant("computed_tokens", "takes the list apart", replaces={"computed_tokens": _computed_eats_the_list}),
+    Mutant("computed_tokens", "asks the engine", replaces={"computed_tokens": _ask_the_engine}),
     # ------------------------------------------------------------ steps
     Mutant(
         "steps",

@@ -6,9 +6,10 @@ them (`simulate.ModelFreeEngine`); where the likelihood of a text counts, the cl
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -58,6 +59,24 @@ class ExactEngine(ModelFreeEngine):
         report = Engine.step(self)
         self.now += 1
         return report
+
+
+_STEP = Engine.step
+
+
+@contextlib.contextmanager
+def engines(run: bool) -> Iterator[None]:
+    """Whether engines may run meanwhile: not while somebody predicts what they do."""
+
+    def refuse(engine: Engine) -> StepReport:
+        raise Failure("your function let an engine run: predict what it does without it")
+
+    before = Engine.step
+    setattr(Engine, "step", _STEP if run else refuse)  # noqa: B010 (mypy refuses an assignment)
+    try:
+        yield
+    finally:
+        setattr(Engine, "step", before)  # noqa: B010
 
 
 @functools.cache
