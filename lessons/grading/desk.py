@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from lessons.grading.spec import Failure
 from lessons.grading.words import shown
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
-from minirad.engine import Engine, Pin
+from minirad.engine import Engine
 from minirad.frontend import Job, ProgramPlayer, State, play, run
-from minirad.outputs import StepReport
+from minirad.outputs import Pin, StepReport
 from minirad.simulate import ModelFreeEngine
 
 ENDLESS = 4096  # slots: more than any exercise needs, so that nothing is evicted
