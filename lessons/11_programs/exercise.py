@@ -57,6 +57,8 @@ def computed_tokens(prefix: int, own: Sequence[int], chunk: int, hint: bool, par
     A step takes the waiting requests in order, while it has tokens left in its chunk: the last one that it
     takes may get only a part of what it needs, and goes on in the next step. A request finds in the tree
     what *earlier* steps have computed, when a step takes it on for the first time. Not later.
+
+    A prediction: no engine runs in it (nor in `steps`).
     """
     raise NotImplementedError("todo: computed_tokens")
 
@@ -112,7 +114,8 @@ async def explore(
     await s.gen("thought", max_new_tokens=n)         the model goes on; s has what it said, n tokens here
     s.said("thought").token_ids                      what it said
     s.tokens                                         all tokens of the state so far
-    branches = await s.fork(n)                       n states that go on from here (with a hint, pinned)
+    branches = await s.fork(n)                       a sequence of n states that go on from here (with a hint,
+                                                     pinned)
     await branches.each(program)                     runs program(branch, index) in all branches at once;
                                                      returns the list of what they return
     await branches.join()                            when the branches are done: lets the pin go

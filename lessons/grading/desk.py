@@ -6,9 +6,10 @@ them (`simulate.ModelFreeEngine`); where the likelihood of a text counts, the cl
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from lessons.grading.words import shown
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions
 from minirad.engine import Engine
 from minirad.frontend import Job, ProgramPlayer, State, play, run
-from minirad.outputs import StepReport
+from minirad.outputs import Pin, StepReport
 from minirad.simulate import ModelFreeEngine
 
 ENDLESS = 4096  # slots: more than any exercise needs, so that nothing is evicted
@@ -31,8 +32,25 @@ class ExactEngine(ModelFreeEngine):
 
     def __init__(self, kv_tokens: int = ENDLESS, chunk: int = 512) -> None:
         super().__init__(kv_tokens, chunk=chunk, options=ScheduleOptions(in_batch_prefix=False))
+        self.pinned: dict[int, list[int]] = {}  # what is held
+        self.let_go: list[list[int]] = []  # what was held
+        self.late = 0  # requests that go on from what was let go
+
+    def pin(self, prefix: Any, *rest: Any, **more: Any) -> Pin:
+        pin = super().pin(prefix, *rest, **more)
+        self.pinned[pin.id] = list(prefix)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        super().unpin(pin)
+        self.let_go.append(self.pinned.pop(pin.id))
 
     def add_request(self, prompt: Any, params: SamplingParams | None = None, *rest: Any, **more: Any) -> str:
+        held = list(self.pinned.values())
+        self.late += any(
+            len(old) < len(prompt) and old == list(prompt[: len(old)]) and old not in held
+            for old in self.let_go
+        )
         asked = replace(params or SamplingParams(), ignore_eos=True)
         return super().add_request(prompt, asked, *rest, **more)
 
@@ -41,6 +59,24 @@ class ExactEngine(ModelFreeEngine):
         report = Engine.step(self)
         self.now += 1
         return report
+
+
+_STEP = Engine.step
+
+
+@contextlib.contextmanager
+def engines(run: bool) -> Iterator[None]:
+    """Whether engines may run meanwhile: not while somebody predicts what they do."""
+
+    def refuse(engine: Engine) -> StepReport:
+        raise Failure("your function let an engine run: predict what it does without it")
+
+    before = Engine.step
+    setattr(Engine, "step", _STEP if run else refuse)  # noqa: B010 (mypy refuses an assignment)
+    try:
+        yield
+    finally:
+        setattr(Engine, "step", before)  # noqa: B010
 
 
 @functools.cache
@@ -196,6 +232,7 @@ class Ran(NamedTuple):
     each: list[int]  # how many tokens of each were computed
     computed: int
     steps: int
+    late: int  # requests that went on from a prefix after its pin had been given back
     value: Any
 
 
@@ -209,7 +246,7 @@ def run_program(
     value = player.outcomes[0].result()
     served = list(engine.served.values())
     prompts, each = [one.prompt.tolist() for one in served], [len(one.prompt) - one.cached for one in served]
-    return Ran(prompts, each, computed(engine) - before, engine.now - steps, value)
+    return Ran(prompts, each, computed(engine) - before, engine.now - steps, engine.late, value)
 
 
 async def forking(
