@@ -20,7 +20,7 @@ from minirad.cache.radix_cache import EvictResult, MatchResult, RadixKey
 from minirad.config import SamplingParams
 from minirad.errors import HostCopyError, InvariantError
 from minirad.observe import events as ev
-from minirad.schedule.cache_manager import CacheManager
+from minirad.schedule.cache_manager import TREE, CacheManager
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 from minirad.tiers.hiradix_cache import SECOND_HIT, Copy, HiRadixCache, HostNode, NothingToCopy
@@ -99,8 +99,7 @@ class Tiers:
         self._may_leave(node, "demote")
         expect(node.on_device, f"demote: {name_of(node)} is not on the device")
         expect(node.on_host, f"demote: {name_of(node)} has no copy on the host: its KV would be lost", hint=1)
-        self._cache.freed.append(node.packed)
-        self._cache.evictable_size -= len(node)
+        self._cache.give_back(node)
         self._cache._demote(node)
 
     def remove(self, node: Node) -> None:
@@ -194,7 +193,6 @@ class LaidCache(HiRadixCache):
     def __init__(self, parts: Mapping[str, Callable[..., Any]], watched: Sequence[str], **more: Any) -> None:
         self.parts, self.watched = dict(parts), tuple(watched)
         self.log: list[tuple[str, Any]] = []
-        self.freed: list[bytes] = []
         self._copied = 0
         super().__init__(**more)
         self.bus.subscribe(ev.BackupEnded, self._count)
@@ -262,16 +260,20 @@ class LaidCache(HiRadixCache):
             result = super().evict(num_tokens)
             self._note("evict", str(num_tokens), result.num_tokens)
             return result
-        self.freed = []
+        before = self.manager.allocator.available
         got = self._ask("evict", num_tokens)
         self._note("evict", str(num_tokens), got)
-        slots = np.frombuffer(bytearray().join(self.freed), dtype=np.int64)
-        return EvictResult(len(slots), slots)
+        given_back = self.manager.allocator.available - before
+        return EvictResult(given_back, np.empty(0, dtype=np.int64))
+
+    def give_back(self, node: Node) -> None:
+        """Its slots are free at once: what a student's function reads next is true."""
+        self.evictable_size -= len(node)
+        self.manager._release(node.slots, TREE, "evicted")
 
     def _take_out(self, node: Node) -> None:
         """Out of both tiers."""
-        self.freed.append(node.packed)
-        self.evictable_size -= len(node)
+        self.give_back(node)
         if node.host:
             self.host_allocator.free(node.host_slots)
         self._lost_child(node)
@@ -367,8 +369,7 @@ class Twins:
 
     def __init__(self, impl: ModuleType, *names: str, device: int = 12, host: int = 20, **more: Any) -> None:
         laid = {name: getattr(impl, name) for name in names}
-        watched = (*names, "evict") if "load_back" in names else names
-        self.ours, self.theirs = (Side(part, watched, device, host, **dict(more)) for part in (laid, {}))
+        self.ours, self.theirs = (Side(part, names, device, host, **dict(more)) for part in (laid, {}))
         setup = {"host_write": "write_through", "load_back_threshold": 1, **more}
         setup.pop("fails", None)
         self.setup = f"{device} device slots, {host} host slots, {setup['host_write']}"
