@@ -268,6 +268,32 @@ def _load_holds_too_early(tiers, path, prompt_tokens, threshold):
     return need if fits else 0
 
 
+def _loads(hold_early, hold_late=lambda chain: []):
+    def load_back(tiers, path, prompt_tokens, threshold):
+        chain = [node for node in path if not node.on_device]
+        need, matched = sum(node.size for node in chain), sum(node.size for node in path)
+        saved = min(matched, prompt_tokens - 1) - min(matched - need, prompt_tokens - 1)
+        if saved < threshold:
+            return 0
+        early, late = hold_early(chain), hold_late(chain)
+        tiers.hold(early)
+        if tiers.device_free < need:
+            tiers.evict(need - tiers.device_free)
+        tiers.hold(late)
+        fits = tiers.device_free >= need
+        if fits:
+            tiers.load(chain)
+        tiers.release(early + late)
+        return need if fits else 0
+
+    return load_back
+
+
+_load_without_hold = _loads(lambda chain: [])
+_load_holds_the_top = _loads(lambda chain: chain[:1])
+_load_holds_too_late = _loads(lambda chain: [], lambda chain: chain)
+
+
 def _load_forgets_after_no_room(tiers, path, prompt_tokens, threshold):
     chain = [node for node in path if not node.on_device]
     need, matched = sum(node.size for node in chain), sum(node.size for node in path)
@@ -622,8 +648,10 @@ MUTANTS = [
     ),
     Mutant("load_back", "more than the threshold", "saved < threshold", "saved <= threshold", _LOAD),
     Mutant("load_back", "no threshold", " or saved < threshold", "", _LOAD),
-    Mutant("load_back", "does not hold", "    tiers.hold(chain)\n", "    tiers.hold(chain[:0])\n", _LOAD),
-    Mutant("load_back", "holds the end only", "tiers.hold(chain)", "tiers.hold(chain[-1:])", _LOAD),
+    Mutant("load_back", "does not hold", replaces={"load_back": _load_without_hold}),
+    Mutant("load_back", "holds the top node only", replaces={"load_back": _load_holds_the_top}),
+    Mutant("load_back", "holds when the evicting is over", replaces={"load_back": _load_holds_too_late}),
+    Mutant("load_back", "releases the end only", "tiers.release(chain)", "tiers.release(chain[-1:])", _LOAD),
     Mutant("load_back", "does not release", "    tiers.release(chain)\n", "", _LOAD),
     Mutant("load_back", "does not evict", _SHORTFALL, "", _LOAD),
     Mutant(

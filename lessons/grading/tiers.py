@@ -230,7 +230,7 @@ class LaidCache(HiRadixCache):
         """What the engine calls; `_through` is called instead."""
 
     def _through(self, path: Sequence[Any], least_hits: int) -> None:
-        before, words = self._copied, f"{[name_of(node) for node in path]}, least_hits={least_hits}"
+        before, words = self._copied, f"{list(path)}, least_hits={least_hits}"
         if "write_through" in self.parts:
             got = self._ask("write_through", list(path), least_hits)
         else:
@@ -284,14 +284,20 @@ class LaidCache(HiRadixCache):
     def init_load_back(self, manager: CacheManager, request: Request, match: MatchResult, spare: int) -> Any:
         end = match.host_node if match.host_node is not None else match.last_node
         path = list(reversed(self.path_up(end)))
-        words = f"{[name_of(node) for node in path]}, {len(request.prompt)}, {self.load_back_threshold}"
+        words = f"{path}, {len(request.prompt)}, {self.load_back_threshold}"
         if "load_back" not in self.parts:
             before = manager.loaded_tokens
             after = super().init_load_back(manager, request, match, spare)
             self._note("load_back", words, manager.loaded_tokens - before)
             return after
+        saved = manager.cached(request, match.length + match.host_length) - manager.cached(
+            request, match.length
+        )
+        free = manager.allocator.available
         got = self._ask("load_back", path, len(request.prompt), self.load_back_threshold)
         self._note("load_back", words, got)
+        fewer = f"load_back({words}) evicted something, for a load that would save {saved} tokens"
+        expect(saved >= self.load_back_threshold or manager.allocator.available <= free, fewer, hint=2)
         for node in path:
             words = f"load_back held {name_of(node)} and did not release it"
             expect(not cast(Node, node).held, words, hint=2)
