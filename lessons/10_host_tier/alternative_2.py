@@ -39,20 +39,15 @@ def make_host_room(tiers: Tiers, num_tokens: int) -> bool:
 
 
 def evict(tiers: Tiers, num_tokens: int) -> int:
-    """Reads the tree anew for each victim, children first."""
-    freed = 0
-    while freed < num_tokens:
-        victim = _oldest(tiers)
-        if victim is None:
-            return freed
-        size = victim.size
+    """Reads the tree anew for each victim, children first; the pool counts what was freed."""
+    before = tiers.device_free
+    while tiers.device_free - before < num_tokens and (victim := _oldest(tiers)) is not None:
         if not victim.on_host and not (tiers.write_back and tiers.copy(victim)):
             for node in list(_from_below(victim)):
                 tiers.remove(node)
         else:
             tiers.demote(victim)
-        freed += size
-    return freed
+    return tiers.device_free - before
 
 
 def _oldest(tiers: Tiers) -> Node | None:
@@ -71,7 +66,7 @@ def _from_below(node: Node) -> Iterator[Node]:
 
 
 def load_back(tiers: Tiers, path: Sequence[Node], prompt_tokens: int, threshold: int) -> int:
-    """Counts the tokens of use one by one."""
+    """Counts the tokens of use one by one, and evicts with its own function."""
     where = [node.on_device for node in path for _ in range(node.size)]
     use = where[: prompt_tokens - 1]
     if use.count(False) < threshold:
@@ -80,7 +75,7 @@ def load_back(tiers: Tiers, path: Sequence[Node], prompt_tokens: int, threshold:
     tiers.hold(chain)
     short = max(need - tiers.device_free, 0)
     if short:
-        tiers.evict(short)
+        evict(tiers, short)
     loaded = 0
     if tiers.device_free >= need:
         tiers.load(chain)

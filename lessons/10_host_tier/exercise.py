@@ -25,7 +25,8 @@ tiers.copy(node)     copies a node that lies on the device and has no copy; wher
                      be made, or the copy went wrong
 tiers.demote(node)   gives back the device slots of a node that has a copy. It stays in the tree
 tiers.remove(node)   takes a node with nothing below it out of the tree, and out of both tiers
-tiers.evict(n)       frees at least n device slots, if that many can be freed; returns how many it freed
+tiers.evict(n)       frees at least n device slots, if that many can be freed; returns how many it freed. For
+                     load_back: within evict, and what evict comes to, it would call itself
 tiers.hold(nodes), tiers.release(nodes)        their copies stay on the host from the first to the second
 tiers.load(nodes)    brings nodes that lie on the host only back into free device slots. The list goes from
                      the top down, and what is above the first of them is on the device (or is the root)
@@ -49,8 +50,9 @@ def write_through(tiers: Tiers, path: Sequence[Node], least_hits: int) -> int:
     path: nodes from the top of the tree downwards, all on the device; may be empty. Some may have a copy.
 
     Copies (tiers.copy) those that have no copy and at least `least_hits` hits (0: all of them; nodes further
-    down never have more hits than those above). A node may only have a copy if its parent has one. So when a
-    copy is refused, nothing further down is copied, not even tried.
+    down never have more hits than those above). A node may only have a copy if its parent has one (that is
+    the rule of both write_throughs; write_back begins at the leaves, and has no such rule). So when a copy is
+    refused, nothing further down is copied, not even tried.
 
     Returns how many tokens were copied by this call.
     """

@@ -36,7 +36,7 @@ def games(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
     """Two cases: games that are the same for everybody, and games of one's own."""
 
     def everybodys(impl: ModuleType) -> None:
-        for number in range(5):
+        for number in range(3):
             game(impl, name, Random(f"everybody's {number}"))
 
     def ones_own(impl: ModuleType, rng: Random) -> None:

@@ -20,7 +20,7 @@ from minirad.cache.radix_cache import EvictResult, MatchResult, RadixKey
 from minirad.config import SamplingParams
 from minirad.errors import HostCopyError, InvariantError
 from minirad.observe import events as ev
-from minirad.schedule.cache_manager import CacheManager
+from minirad.schedule.cache_manager import TREE, CacheManager
 from minirad.schedule.req_to_token import ReqToTokenPool
 from minirad.schedule.request import Request
 from minirad.tiers.hiradix_cache import SECOND_HIT, Copy, HiRadixCache, HostNode, NothingToCopy
@@ -99,8 +99,7 @@ class Tiers:
         self._may_leave(node, "demote")
         expect(node.on_device, f"demote: {name_of(node)} is not on the device")
         expect(node.on_host, f"demote: {name_of(node)} has no copy on the host: its KV would be lost", hint=1)
-        self._cache.freed.append(node.packed)
-        self._cache.evictable_size -= len(node)
+        self._cache.give_back(node)
         self._cache._demote(node)
 
     def remove(self, node: Node) -> None:
@@ -194,7 +193,6 @@ class LaidCache(HiRadixCache):
     def __init__(self, parts: Mapping[str, Callable[..., Any]], watched: Sequence[str], **more: Any) -> None:
         self.parts, self.watched = dict(parts), tuple(watched)
         self.log: list[tuple[str, Any]] = []
-        self.freed: list[bytes] = []
         self._copied = 0
         super().__init__(**more)
         self.bus.subscribe(ev.BackupEnded, self._count)
@@ -232,7 +230,7 @@ class LaidCache(HiRadixCache):
         """What the engine calls; `_through` is called instead."""
 
     def _through(self, path: Sequence[Any], least_hits: int) -> None:
-        before, words = self._copied, f"{[name_of(node) for node in path]}, least_hits={least_hits}"
+        before, words = self._copied, f"{list(path)}, least_hits={least_hits}"
         if "write_through" in self.parts:
             got = self._ask("write_through", list(path), least_hits)
         else:
@@ -262,16 +260,20 @@ class LaidCache(HiRadixCache):
             result = super().evict(num_tokens)
             self._note("evict", str(num_tokens), result.num_tokens)
             return result
-        self.freed = []
+        before = self.manager.allocator.available
         got = self._ask("evict", num_tokens)
         self._note("evict", str(num_tokens), got)
-        slots = np.frombuffer(bytearray().join(self.freed), dtype=np.int64)
-        return EvictResult(len(slots), slots)
+        given_back = self.manager.allocator.available - before
+        return EvictResult(given_back, np.empty(0, dtype=np.int64))
+
+    def give_back(self, node: Node) -> None:
+        """Its slots are free at once: what a student's function reads next is true."""
+        self.evictable_size -= len(node)
+        self.manager._release(node.slots, TREE, "evicted")
 
     def _take_out(self, node: Node) -> None:
         """Out of both tiers."""
-        self.freed.append(node.packed)
-        self.evictable_size -= len(node)
+        self.give_back(node)
         if node.host:
             self.host_allocator.free(node.host_slots)
         self._lost_child(node)
@@ -282,14 +284,20 @@ class LaidCache(HiRadixCache):
     def init_load_back(self, manager: CacheManager, request: Request, match: MatchResult, spare: int) -> Any:
         end = match.host_node if match.host_node is not None else match.last_node
         path = list(reversed(self.path_up(end)))
-        words = f"{[name_of(node) for node in path]}, {len(request.prompt)}, {self.load_back_threshold}"
+        words = f"{path}, {len(request.prompt)}, {self.load_back_threshold}"
         if "load_back" not in self.parts:
             before = manager.loaded_tokens
             after = super().init_load_back(manager, request, match, spare)
             self._note("load_back", words, manager.loaded_tokens - before)
             return after
+        saved = manager.cached(request, match.length + match.host_length) - manager.cached(
+            request, match.length
+        )
+        free = manager.allocator.available
         got = self._ask("load_back", path, len(request.prompt), self.load_back_threshold)
         self._note("load_back", words, got)
+        fewer = f"load_back({words}) evicted something, for a load that would save {saved} tokens"
+        expect(saved >= self.load_back_threshold or manager.allocator.available <= free, fewer, hint=2)
         for node in path:
             words = f"load_back held {name_of(node)} and did not release it"
             expect(not cast(Node, node).held, words, hint=2)
@@ -367,8 +375,7 @@ class Twins:
 
     def __init__(self, impl: ModuleType, *names: str, device: int = 12, host: int = 20, **more: Any) -> None:
         laid = {name: getattr(impl, name) for name in names}
-        watched = (*names, "evict") if "load_back" in names else names
-        self.ours, self.theirs = (Side(part, watched, device, host, **dict(more)) for part in (laid, {}))
+        self.ours, self.theirs = (Side(part, names, device, host, **dict(more)) for part in (laid, {}))
         setup = {"host_write": "write_through", "load_back_threshold": 1, **more}
         setup.pop("fails", None)
         self.setup = f"{device} device slots, {host} host slots, {setup['host_write']}"
