@@ -499,8 +499,8 @@ EXERCISES = [
         "Begin with node.last_access: a hit may count as if the leaf had been used some hundreds of ticks "
         "later. Then: who takes the room of many others? And must all newcomers that nobody hit yet go "
         "equally soon?",
-        "Too large a bonus keeps leaves that never come back, and costs where the cache is large: at most "
-        "four hits, say, and 600 ticks for each.",
+        "In a large cache lru is not bad: what was used just now should stay there, long or not. 20 ticks "
+        "off for each block are enough, 100 too many.",
     ),
     exercise(
         "gigabytes",
