@@ -36,7 +36,8 @@ def needed_sizes(requests: Iterable[Sequence[int]]) -> list[list[int | None]]:
 def hit_curve(needed: Sequence[Sequence[int | None]], sizes: Sequence[int]) -> list[int]:
     """How many blocks a cache of each size finds, over the whole trace.
 
-    needed: what needed_sizes returns. sizes: cache sizes in blocks, in any order, some of them twice perhaps.
+    needed: what needed_sizes returns, of no requests, too. sizes: cache sizes in blocks, in any order, some
+    of them twice perhaps; or none.
     Returns the number of blocks found (of all requests together) for each size, in the order of `sizes`.
 
     Raises ValueError for a size that is smaller than the longest request, and says the size in its message.
@@ -66,7 +67,8 @@ def victim_key(node: Any) -> Any:
     len(node)           how many blocks it holds (1 or more): so much room is won when it goes
     node.last_access    the tick at which it was used last
     node.created        the tick at which it came in
-    node.hits           how many look-ups found it since (each is somebody who did not compute it)
+    node.hits           how many look-ups found it since (each is somebody who did not compute it); where
+                        a leaf is split, its end keeps `created` and `hits`
     node.id             its number: 1, 2, 3, ... in the order in which nodes were made
 
     A tick is one look-up or one insert. A request makes one of each here: two ticks from request to request.
@@ -105,10 +107,10 @@ def gigabytes_deserved(
 ) -> int:
     """How many whole gigabytes of cache pay best. Graded together with kv_bytes_per_token.
 
-    needed: what needed_sizes returns. block_bytes: of the KV of one block. A gigabyte is 10**9 bytes; g
-    gigabytes hold as many whole blocks as fit into all of them together. block_worth: what is saved each time
-    a block is found, gigabyte_price: what one gigabyte costs for as long as the trace runs; both in cents, 0
-    or more.
+    needed: what needed_sizes returns, of no requests, too. block_bytes: of the KV of one block. A gigabyte is
+    10**9 bytes; g gigabytes hold as many whole blocks as fit into all of them together. block_worth: what is
+    saved each time a block is found, gigabyte_price: what one gigabyte costs for as long as the trace runs;
+    both in cents, 0 or more.
 
     Returns the number of gigabytes, 0 or more, for which savings less costs are greatest; of several such
     numbers the smallest. (0 gigabytes find nothing and cost nothing. One gigabyte holds the longest request.)
