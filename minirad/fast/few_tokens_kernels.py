@@ -1,4 +1,4 @@
-"""Triton kernels for 2 to 16 tokens: each reads its matrix once, for all of them, with the matrix units.
+"""Triton kernels for 2 to 64 tokens: each reads its matrix once, for all of them, with the matrix units.
 
 As with one token, a decode step takes as long as reading the weights; other than there, the products of a
 row with all tokens are left to the matrix units. A program takes 64 rows, the least that those take at a

@@ -168,7 +168,7 @@ def with_few(plain: LlamaModel) -> FusedLlama:
     """Cut so that a small model fits, with stretches of its own for every product that may have them."""
     model = FusedLlama(plain)
     assert model.one_token is not None
-    model.few_tokens = FewTokens(plain.config, model.one_token, SMALL)
+    model.few_tokens = (FewTokens(plain.config, model.one_token, cuts=SMALL),)
     return model
 
 
@@ -184,9 +184,9 @@ def test_a_layer_of_any_usual_size_is_cut_for_this_card(sizes: tuple[int, ...]) 
     config = tiny_config(**dict(zip(names, sizes, strict=True)), num_hidden_layers=1, vocab_size=256)
     weights = random_weights(config, 3, dtype=torch.bfloat16, device=CARD)
     model = FusedLlama(LlamaModel(config, weights))
-    assert model.few_tokens is not None
+    assert model.few_tokens
     found = answers(model, [(0, 2), (2, 6), (6, 22)])
-    model.few_tokens = None
+    model.few_tokens = ()
     wanted = answers(model, [(0, 2), (2, 6), (6, 22)])
     assert torch.allclose(found, wanted, atol=0.03 * float(wanted.abs().max()))
 
@@ -202,7 +202,7 @@ def test_a_few_tokens_are_as_near_to_float32_as_torchs(shape: str, dtype: torch.
     error = float((answers(model) - exact).norm() / exact.norm())
     print(f"{shape} {dtype}: {error:.2e}, torch {rounding:.2e}")
     assert error < 1.25 * rounding + 1e-3
-    assert model.few_tokens is not None and not model.few_tokens._arrived.any()
+    assert model.few_tokens and not model.few_tokens[0]._arrived.any()
 
 
 @on_gpu
@@ -214,7 +214,7 @@ def test_a_real_size_of_a_few_tokens() -> None:
     )  # fmt: skip
     plain = LlamaModel(config, random_weights(config, 5, dtype=torch.bfloat16, device=CARD))
     model = FusedLlama(plain)
-    assert model.few_tokens is not None
+    assert model.few_tokens
     rows = np.arange(1, 33).reshape(16, 2)
     tokens = torch.arange(16, device=CARD) * 211 + 7
     found = {}
