@@ -185,9 +185,9 @@ def test_a_layer_of_any_usual_size_is_cut_for_this_card(sizes: tuple[int, ...]) 
     weights = random_weights(config, 3, dtype=torch.bfloat16, device=CARD)
     model = FusedLlama(LlamaModel(config, weights))
     assert model.few_tokens
-    found = answers(model, [(0, 2), (2, 6), (6, 22)])
+    found = answers(model, [(0, 2), (2, 22), (22, 62)])
     model.few_tokens = ()
-    wanted = answers(model, [(0, 2), (2, 6), (6, 22)])
+    wanted = answers(model, [(0, 2), (2, 22), (22, 62)])
     assert torch.allclose(found, wanted, atol=0.03 * float(wanted.abs().max()))
 
 
@@ -215,20 +215,20 @@ def test_a_real_size_of_a_few_tokens() -> None:
     plain = LlamaModel(config, random_weights(config, 5, dtype=torch.bfloat16, device=CARD))
     model = FusedLlama(plain)
     assert model.few_tokens
-    rows = np.arange(1, 33).reshape(16, 2)
-    tokens = torch.arange(16, device=CARD) * 211 + 7
+    rows = np.arange(1, 129).reshape(64, 2)
+    tokens = torch.arange(64, device=CARD) * 61 + 7
     found = {}
-    for count in (2, 3, 16):
+    for count in (2, 3, 16, 17, 32, 40, 64):
         meta = build_metadata(rows, [BatchEntry(row, 0, 1) for row in range(count)], 1, CARD)
         every = torch.arange(count, device=CARD)
         backend = (
             kernels.NoAttention()
         )  # a batch's attention is another matter: torch's differs with its size
-        found[count] = model.forward(tokens[:count], meta, model.new_pool(33), backend, every)
-        wanted = plain.forward(tokens[:count], meta, plain.new_pool(33), backend, every)
+        found[count] = model.forward(tokens[:count], meta, model.new_pool(129), backend, every)
+        wanted = plain.forward(tokens[:count], meta, plain.new_pool(129), backend, every)
         assert (found[count] - wanted).abs().max() < 0.03 * wanted.abs().max()
-    for count in (2, 3):
-        assert torch.equal(found[count], found[16][:count])
+    for count, more in ((2, 16), (3, 16), (17, 32), (40, 64)):
+        assert torch.equal(found[count], found[more][:count])
 
 
 @on_gpu
@@ -248,7 +248,7 @@ def test_an_early_start_changes_nothing() -> None:
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_captured_step_equals_the_launched_one(count: int) -> None:
     model = FusedLlama(model_of("plain", torch.bfloat16, CARD))
-    pool, backend = model.new_pool(33), TorchPagedAttention()
+    pool, backend = model.new_pool(129), TorchPagedAttention()
     rows = np.arange(1, 33).reshape(-1, 4)
     meta = build_metadata(rows, [BatchEntry(row, 2, 3) for row in range(count)], 1, CARD)
     backend.plan(meta, pool)
