@@ -138,10 +138,8 @@ class FusedLlama(_SameModel):
         c = self.config
         alone = OneToken(self.inv_freq, c.max_position_embeddings, c.rms_eps) if not is_part(model) else None
         self.one_token: OneToken | None = alone
-        few = (
-            [] if alone is None else [(alone, most) for most, cuts in CUTS.items() if FewTokens.fits(c, cuts)]
-        )
-        self.few_tokens = tuple(FewTokens(c, *each) for each in few)
+        sizes = [most for most, cuts in CUTS.items() if FewTokens.fits(c, cuts)]
+        self.few_tokens = () if alone is None else tuple(FewTokens(c, alone, most) for most in sizes)
 
     @torch.inference_mode()
     def compute(
