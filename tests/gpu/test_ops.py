@@ -228,7 +228,7 @@ def test_a_real_size_of_a_few_tokens() -> None:
         wanted = plain.forward(tokens[:count], meta, plain.new_pool(129), backend, every)
         assert (found[count] - wanted).abs().max() < 0.03 * wanted.abs().max()
     for count, more in ((2, 16), (3, 16), (17, 32), (40, 64)):
-        assert torch.equal(found[count], found[more][:count])
+        assert torch.equal(found[count], found[more][:count]), (count, more)
 
 
 @on_gpu
