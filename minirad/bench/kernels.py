@@ -3,7 +3,7 @@
     python -m minirad bench kernels [--json] [--shape llama-3.2-1b] [--tiles]
 
 - steps: all of a model but attention, by batch size: in plain torch, with the fused kernels between torch's
-  products, and for up to 16 tokens with the kernels of fast/one_token.py and few_tokens.py; as
+  products, and for up to 64 tokens with the kernels of fast/one_token.py and few_tokens.py; as
   milliseconds, and as a share of what reading the weights at the speed of a copy takes;
 - attention: one layer of it by requests and tokens, FlashInfer's and fast/short_decode.py's;
 - cascade: one layer of attention to 100 tokens of one's own and so many that all share, read by each
@@ -120,10 +120,10 @@ def steps(model: LlamaModel, weights_ms: float, measure: Callable[[Callable[[], 
         decode = decode_batch(batch, 1, 1, model.device)
         row: Row = {"batch": batch, "torch_ms": measure(step_call(model, decode, pool))}
         call = step_call(fused, decode, pool)
-        fused.one_token = fused.few_tokens = None
+        fused.one_token, fused.few_tokens = None, ()
         row["fused_ms"], row["short_ms"] = measure(call), None
         fused.one_token, fused.few_tokens = short, few
-        if batch == 1 or (few is not None and batch <= few.MOST):
+        if batch == 1 or any(batch <= each.most for each in few):
             row["short_ms"] = measure(call)
         row["share"] = weights_ms / (row["short_ms"] or row["fused_ms"])
         rows.append(row)

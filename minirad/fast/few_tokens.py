@@ -1,4 +1,4 @@
-"""A whole Llama for 2 to 16 tokens, in four kernels a layer and attention's: a classroom on one card.
+"""A whole Llama for 2 to 64 tokens, in four kernels a layer and attention's: a classroom on one card.
 
 The kernels are in few_tokens_kernels.py; here is how their work is cut up and launched: figures are in
 bench/LOG.md. `FusedLlama` comes here whenever a batch has so many tokens, also a short prompt's.
@@ -21,10 +21,9 @@ from minirad.kv.kv_pool import KVPool
 from minirad.model.config import LlamaConfig
 from minirad.model.llama import Layer
 
-__all__ = ["Cut", "Cuts", "FewTokens"]
+__all__ = ["CUTS", "Cut", "Cuts", "FewTokens"]
 
 ROWS = 64  # of a program: the matrix units' least
-PADDED = 16  # tokens of a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +43,48 @@ class Cut:
         each, left = divmod(inputs, self.splits)
         return not left and each >= self.first and (each - self.first) % self.block == 0 == rows % self.rows
 
-    def within(self, room: int) -> Cut:
+    def within(self, room: int, tokens: int) -> Cut:
         """With fewer columns on their way, where so many do not lie in `room` bytes of shared memory."""
-        column = 2 * (self.rows + PADDED)  # bytes: weights' and tokens'
+        column = 2 * (self.rows + tokens)  # bytes: weights' and tokens'
         stages = min(self.stages, (room // column - self.first) // self.block)
         if stages >= 2 or self.first <= self.block:
             return replace(self, stages=max(stages, 1))
-        return replace(self, first=self.first // 2).within(room)
+        return replace(self, first=self.first // 2).within(room, tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """One for each matrix. The defaults are the quickest that were measured (bench/LOG.md)."""
+    """One for each matrix."""
 
-    qkv: Cut = Cut(1, 512, 128, 6)
-    o: Cut = Cut(4, 512, 128, 3)
-    gate_up: Cut = Cut(1, 256, 128, 3)
-    down: Cut = Cut(8, 256, 128, 3)
-    head: Cut = Cut(1, 128, 64, 3)
+    qkv: Cut
+    o: Cut
+    gate_up: Cut
+    down: Cut
+    head: Cut
 
     @classmethod
-    def of(cls, config: LlamaConfig, device: torch.device) -> Cuts:
+    def of(cls, config: LlamaConfig, tokens: int, device: torch.device) -> Cuts:
         """For a model on a card: a program of qkv takes a whole head, and cards differ in shared memory."""
-        room = 1 << 30  # the interpreter's
+        usual, room = CUTS[tokens], 1 << 30  # the interpreter's
         if device.type == "cuda":
             card: Any = torch.cuda.get_device_properties(device)
             room = getattr(card, "shared_memory_per_block_optin", card.shared_memory_per_block)
-        usual = cls()
         cuts = replace(usual, qkv=replace(usual.qkv, rows=config.head_dim))
-        return cls(*(getattr(cuts, each.name).within(room) for each in fields(cuts)))
+        return cls(*(getattr(cuts, each.name).within(room, tokens) for each in fields(cuts)))
+
+
+# Tokens of a program, padded: the quickest that were measured for Llama 3.2 1B on an H200 (bench/LOG.md).
+CUTS = {
+    16: Cuts(
+        Cut(1, 512, 128, 6), Cut(4, 512, 128, 3), Cut(1, 256, 128, 3), Cut(8, 256, 128, 3), Cut(1, 128, 64, 3)
+    ),
+    32: Cuts(
+        Cut(1, 256, 128, 6), Cut(4, 512, 128, 4), Cut(1, 256, 64, 4), Cut(4, 256, 128, 5), Cut(1, 64, 64, 5)
+    ),
+    64: Cuts(
+        Cut(1, 256, 128, 5), Cut(4, 256, 128, 3), Cut(1, 64, 64, 4), Cut(4, 256, 128, 5), Cut(1, 64, 64, 6)
+    ),
+}  # fmt: skip
 
 
 class FewTokens:
@@ -81,26 +93,25 @@ class FewTokens:
     Args:
         config: of a model that `fits`.
         one: its path for one token, whose tables of cosines and sines are taken.
+        most: tokens, one of `CUTS`.
     """
 
-    MOST = PADDED  # tokens
-
-    def __init__(self, config: LlamaConfig, one: OneToken, cuts: Cuts | None = None) -> None:
+    def __init__(self, config: LlamaConfig, one: OneToken, most: int = 16, cuts: Cuts | None = None) -> None:
         self._kernels: Any = import_module("minirad.fast.few_tokens_kernels")
-        device = one.cos.device
-        self._one, self._eps, self._cuts = one, config.rms_eps, cuts or Cuts.of(config, device)
+        self.most, device = most, one.cos.device
+        self._one, self._eps, self._cuts = one, config.rms_eps, cuts or Cuts.of(config, most, device)
         if not self.fits(config, self._cuts):
             raise ValueError(f"FewTokens: {config} cannot be cut so: {self._cuts}")
         added = [(cut, config.hidden // cut.rows) for cut in (self._cuts.o, self._cuts.down)]
         self._tiles = max(tiles for _, tiles in added)
-        room = max(tiles * cut.splits * cut.rows * PADDED for cut, tiles in added)
+        room = max(tiles * cut.splits * cut.rows * most for cut, tiles in added)
         self._parts = torch.empty(room, dtype=torch.float32, device=device)
         self._arrived = torch.zeros(self._tiles, dtype=torch.int32, device=device)
 
     @staticmethod
-    def fits(config: LlamaConfig, cuts: Cuts | None = None) -> bool:
+    def fits(config: LlamaConfig, cuts: Cuts) -> bool:
         """Whether the kernels take a model of such sizes."""
-        c, cuts = config, Cuts() if cuts is None else cuts
+        c = config
         wide, qkv = c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim
         return (
             c.head_dim in (64, 128)
@@ -119,7 +130,7 @@ class FewTokens:
         pool: KVPool,
         backend: AttentionBackend,
     ) -> Tensor:
-        """x `[M, hidden]` through all layers, as OneToken.layers; M at most `MOST`."""
+        """x `[M, hidden]` through all layers, as OneToken.layers; M at most `most`."""
         h, squares, tiles = *self._gained(x, layers[0].input_norm), 1
         found = torch.empty((self._tiles, len(x)), dtype=torch.float32, device=x.device)
         for layer, following in zip(layers, [*layers[1:], layers[-1]], strict=True):
@@ -193,5 +204,5 @@ class FewTokens:
     def _options(self, cut: Cut, weight: Tensor) -> dict[str, Any]:
         return {
             "K": weight.shape[1], "FIRST": cut.first, "BLOCK": cut.block, "STAGES": cut.stages,
-            "R": cut.rows, "MP": PADDED, "num_warps": cut.warps, **self._one.launch,
+            "R": cut.rows, "MP": self.most, "num_warps": cut.warps, **self._one.launch,
         }  # fmt: skip

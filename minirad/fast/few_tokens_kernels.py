@@ -1,4 +1,4 @@
-"""Triton kernels for 2 to 16 tokens: each reads its matrix once, for all of them, with the matrix units.
+"""Triton kernels for 2 to 64 tokens: each reads its matrix once, for all of them, with the matrix units.
 
 As with one token, a decode step takes as long as reading the weights; other than there, the products of a
 row with all tokens are left to the matrix units. A program takes 64 rows, the least that those take at a
@@ -21,6 +21,9 @@ import triton
 import triton.language as tl
 
 from minirad.fast.early_launch import let_next_begin, wait_for_previous
+
+# A kernel that is compiled for a number of tokens that 16 divides adds up in another order than for others.
+each_batch_alike = triton.jit(do_not_specialize=["M"])
 
 __all__ = ["gained", "gated_products", "head_products", "products_added", "qkv_stored_each"]
 
@@ -102,7 +105,7 @@ def _two(both, R: tl.constexpr, MP: tl.constexpr):
     return tl.split(tl.permute(tl.reshape(both, [R // 2, 2, MP]), (0, 2, 1)))
 
 
-@triton.jit
+@each_batch_alike
 def products_added(
     h, w, bias, x, gain, out, squares, parts, arrived, M, N,
     K: tl.constexpr, SPLITS: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -129,7 +132,7 @@ def products_added(
     tl.store(squares + tile * M + m, tl.sum(f * f, 0), mask=m < M)
 
 
-@triton.jit
+@each_batch_alike
 def gated_products(
     x, squares, count, w, bias, out, M, N, eps,
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -149,7 +152,7 @@ def gated_products(
     tl.store(out + at, (a * tl.sigmoid(a) * b).to(out.dtype.element_ty), mask=m[None, :] < M)
 
 
-@triton.jit
+@each_batch_alike
 def head_products(
     x, squares, count, w, out, M, N, eps,
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -164,7 +167,7 @@ def head_products(
     tl.store(out + m[None, :].to(tl.int64) * N + rows[:, None], acc, mask=m[None, :] < M)
 
 
-@triton.jit
+@each_batch_alike
 def qkv_stored_each(
     x, squares, count, w, bias, cos, sin, positions, slots, q_out, k_pool, v_pool, M, eps,
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,

@@ -2,7 +2,7 @@
 
 `FusedLlama` runs on an NVIDIA GPU in half precision: between matrix products it launches one Triton kernel
 (kernels.py) instead of five to ten of torch's, and the products of one
-token (one_token.py) and of up to sixteen (few_tokens.py) are kernels, too.
+token (one_token.py) and of up to sixty-four (few_tokens.py) are kernels, too.
 `CpuLlama` makes fewer calls of torch, and hands the large products of a CPU to oneDNN. `faster` chooses.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.radix_attention import AttentionBackend
-from minirad.fast.few_tokens import FewTokens
+from minirad.fast.few_tokens import CUTS, FewTokens
 from minirad.fast.one_token import OneToken
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import Layer, LlamaModel
@@ -125,7 +125,7 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 class FusedLlama(_SameModel):
     """On a GPU with Triton, in half precision.
 
-    one_token, few_tokens: compute batches of one token and of a few; None to compute them like many: for
+    one_token, few_tokens: compute batches of one token and of a few; None, () to compute them like many: for
         comparing, and for a part of a model, whose sums over the ranks lie where those kernels add to the
         residual at once; and where few_tokens.py cannot cut a model of these sizes.
     """
@@ -138,8 +138,8 @@ class FusedLlama(_SameModel):
         c = self.config
         alone = OneToken(self.inv_freq, c.max_position_embeddings, c.rms_eps) if not is_part(model) else None
         self.one_token: OneToken | None = alone
-        few = FewTokens(c, alone) if alone is not None and FewTokens.fits(c) else None
-        self.few_tokens: FewTokens | None = few
+        sizes = [most for most, cuts in CUTS.items() if FewTokens.fits(c, cuts)]
+        self.few_tokens = () if alone is None else tuple(FewTokens(c, alone, most) for most in sizes)
 
     @torch.inference_mode()
     def compute(
@@ -160,7 +160,7 @@ class FusedLlama(_SameModel):
         """What computes so few tokens."""
         if tokens == 1:
             return self.one_token
-        return self.few_tokens if tokens <= FewTokens.MOST else None
+        return next((few for few in self.few_tokens if tokens <= few.most), None)
 
     def _scores(self, x: Tensor) -> Tensor:
         short = self._short(len(x))

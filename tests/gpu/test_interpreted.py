@@ -11,6 +11,7 @@ import math
 import os
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from test_ops import KINDS, SHAPES, SMALL, Params, attend_to, model_of
 from torch import Tensor
 
 from minirad.attention import BatchEntry, GatherAttention, build_metadata
-from minirad.fast.few_tokens import PADDED, Cut, Cuts, FewTokens
+from minirad.fast.few_tokens import CUTS, Cut, FewTokens
 from minirad.fast.fused_llama import FusedLlama
 from minirad.fast.paged import TorchPagedAttention
 from minirad.fast.sampling import next_tokens
@@ -77,42 +78,43 @@ def test_a_few_tokens_are_torchs(shape: str) -> None:
     plain = model_of(shape, torch.float32, "cpu")
     fused = FusedLlama(plain)
     assert fused.one_token is not None
-    fused.few_tokens = FewTokens(plain.config, fused.one_token, SMALL)
+    fused.few_tokens = (FewTokens(plain.config, fused.one_token, cuts=SMALL),)
     spans = [(0, 3), (3, 19), (19, 20)]
     wanted, found = answer(plain, spans), answer(fused, spans)
     assert wanted.abs().max() > 0.1
     assert torch.allclose(found, wanted, atol=2e-4 * float(wanted.abs().max()))
-    assert not fused.few_tokens._arrived.any()
-    fused.few_tokens = None  # as without: the comparison compares two ways
+    assert not fused.few_tokens[0]._arrived.any()
+    fused.few_tokens = ()  # as without: the comparison compares two ways
     assert torch.allclose(answer(fused, spans), wanted, atol=2e-4 * float(wanted.abs().max()))
 
 
 def test_which_models_can_be_cut() -> None:
     usual = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "vocab_size": 128256}
     fitting = tiny_config(**usual, num_key_value_heads=8, head_dim=64)
-    assert FewTokens.fits(fitting)
+    assert all(FewTokens.fits(fitting, cuts) for cuts in CUTS.values())
     for name, size in (
         ("hidden", 2048 + 64),
         ("intermediate", 8192 + 64),
         ("vocab_size", 61),
         ("head_dim", 32),
     ):
-        assert not FewTokens.fits(dataclasses.replace(fitting, **{name: size})), name
+        other = dataclasses.replace(fitting, **{name: size})
+        assert not any(FewTokens.fits(other, cuts) for cuts in CUTS.values()), name
     alone = FusedLlama(model_of("plain", torch.float32, "cpu"))
-    assert alone.few_tokens is None and alone.one_token is not None
+    assert alone.few_tokens == () and alone.one_token is not None
     with pytest.raises(ValueError, match="cannot be cut so"):
         FewTokens(alone.config, alone.one_token)
 
 
 def test_a_cut_lies_in_the_cards_shared_memory() -> None:
     """Of the largest card, of one that is a few years old, and of one for games."""
-    for rows in (64, 128):
-        for kilobytes in (227, 163, 99):
-            cut = Cut(1, 512, 128, 6, rows=rows).within(kilobytes << 10)
-            assert 2 * (rows + PADDED) * (cut.first + cut.stages * cut.block) <= kilobytes << 10
-            assert cut.stages >= 1 and cut.fits(6144, 4096) and cut.fits(3072, 2048)
-    for usual in dataclasses.astuple(Cuts()):
-        assert Cut(*usual).within(227 << 10) == Cut(*usual)
+    for rows, tokens, kilobytes in product((64, 128), CUTS, (227, 163, 99)):
+        cut = Cut(1, 512, 128, 6, rows=rows).within(kilobytes << 10, tokens)
+        assert 2 * (rows + tokens) * (cut.first + cut.stages * cut.block) <= kilobytes << 10
+        assert cut.stages >= 1 and cut.fits(6144, 4096) and cut.fits(3072, 2048)
+    for tokens, cuts in CUTS.items():
+        for usual in (cuts.qkv, cuts.o, cuts.gate_up, cuts.down, cuts.head):
+            assert usual.within(227 << 10, tokens) == usual
 
 
 def test_compute_is_forward_without_the_plan() -> None:

@@ -46,7 +46,7 @@ if asked["alone"]:  # an engine of ranks that has but one
 engine = Engine(config)
 if asked["plain"] and hasattr(engine.runner, "faster"):
     faster = engine.runner.faster
-    faster.one_token = faster.few_tokens = None  # the kernels that a part of a model is computed with
+    faster.one_token, faster.few_tokens = None, ()  # the kernels that a part of a model is computed with
 params = SamplingParams(max_new_tokens=24, ignore_eos=True, logprob_start=0)
 outputs = engine.generate(asked["prompts"], params)
 again = engine.generate(asked["prompts"], params)
