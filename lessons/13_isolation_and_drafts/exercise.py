@@ -6,6 +6,8 @@ and, as soon as one of them is written, the engine runs on it:
 
     python -m viz.live --speculative ngram --cache lessons/13_isolation_and_drafts/exercise.py
 
+(to_pairs and commit: with --speculative eagle, whose tree is one of pairs).
+
 Tokens, slots and positions are plain numbers. A list that you are given stays as it is; you return a new one.
 """
 
@@ -19,12 +21,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 def space_of(salt: Hashable, adapter: str, loaded: Mapping[str, str]) -> Hashable:
     """The namespace of a request's KV. The tree lets two requests share only if theirs are equal.
 
-    salt: what the caller wants to be kept apart by (a tenant, say), compared as a value: None for none, else
-        a text, a number or a tuple of these. It comes from outside: it may look like anything, also like a
-        namespace of yours. "" is a salt like any other.
+    salt: what the caller wants to be kept apart by (a tenant, say), compared as a value with ==: None for
+        none, else a text, a number or a tuple of these. 1 and 1.0 are one salt, 1 and "1" are two; "" and 0
+        are salts like any other. It comes from outside: it may look like anything, also like a namespace of
+        yours.
     adapter: the name of a LoRA adapter that computes on top of the model; "" for the model alone.
-    loaded: the adapters that are loaded now: name -> digest. The digest (a text) says which weights they are:
-        equal digests, equal weights. A name can be loaded again later with others.
+    loaded: the adapters that are loaded now: name -> digest. The digest (a text, short or long) says which
+        weights they are: equal digests, equal weights. A name can be loaded again later with others.
 
     Returns anything that can be hashed:
     * equal for two requests if and only if their salts are equal and the same weights compute for them (under
@@ -59,7 +62,8 @@ def outdated(space: Hashable, loaded: Mapping[str, str]) -> bool:
 
 
 def to_pairs(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """The units of a draft head's tree: each token with the one behind it. One token, or none: no pair."""
+    """The units of a draft head's tree: each token with the one behind it, as a tuple. One token, or none:
+    no pair."""
     raise NotImplementedError("todo: to_pairs")
 
 

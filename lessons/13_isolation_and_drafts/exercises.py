@@ -87,7 +87,8 @@ def share_alike(impl: ModuleType, requests: Sequence[Asked]) -> list[Hashable]:
         if theirs > ours:
             other = firsts[1][keys[1]]
             words = f"{asked} and {other} have the same salt and the same weights, but not the same namespace"
-            raise Failure(f"{words}: {shown(keys[0])} and {shown(space(impl, other))}", hint=1)
+            hint = 1 if asked.adapter else 0
+            raise Failure(f"{words}: {shown(keys[0])} and {shown(space(impl, other))}", hint=hint)
         for tree, first, key in zip(trees, firsts, keys, strict=True):
             tree.insert(RadixKey(tokens, key), slots)
             first.setdefault(key, asked)
@@ -163,11 +164,14 @@ def adapters_that_are_not_there(impl: ModuleType) -> None:
 
 
 SALTS = (
-    None, "", 0, -1, -2, "0", "None", "ann", "Ann", " ann", "1", 1, "x", "x1", "1x", "d1", "d2", "capitals",
-    "oneword", (), ("ann",), ("ann", "d1"), ("d1", "ann"), ("oneword", "d2"), (None, "d1"), "anncapitals",
-    "annd1", "ann|d1", "ann:d1", "d1:ann", "ann/oneword",
+    None, "", 0, -1, -2, "0", "None", "ann", "Ann", " ann", "1", 1, 1.0, "x", "x1", "1x", "d1", "d2",
+    "capitals", "oneword", (), ("ann",), ("ann", "d1"), ("d1", "ann"), ("oneword", "d2"), (None, "d1"),
+    "anncapitals", "annd1", "ann|d1", "ann:d1", "d1:ann", "ann/oneword",
 )  # fmt: skip
-LOADS = ({}, TWO, NEXT_WEEK, RENAMED, {"capitals": "d2", "oneword": "d1"}, {"a": "1", "b": "11", "1": "ann"})
+LONG = {"capitals": "d1" * 12 + "a", "oneword": "d1" * 12 + "b"}  # each begins as the other does, and as d1
+LOADS = (
+    {}, TWO, NEXT_WEEK, RENAMED, LONG, {"capitals": "d2", "oneword": "d1"}, {"a": "1", "b": "11", "1": "ann"},
+)  # fmt: skip
 
 
 def everybody() -> Iterator[Asked]:
@@ -271,6 +275,8 @@ def salts_that_look_outdated(impl: ModuleType) -> None:
 def as_pairs(values: Any, where: str) -> list[tuple[int, int]]:
     """What a student's function returned as a list of pairs."""
     expect(isinstance(values, list), f"{where} returned {shown(values)}, which is no list")
+    for value in values:
+        expect(isinstance(value, tuple), f"{where}: {shown(value)} is among its pairs; a pair is a tuple")
     try:
         return [(int(first), int(second)) for first, second in values]
     except (TypeError, ValueError):
@@ -296,7 +302,9 @@ def tokens_by_hand(impl: ModuleType) -> None:
     """Pairs back to tokens, and pairs that do not meet."""
     for tokens in ([7, 8, 9, 4], [7, 8], [5, 5, 5], [0, 1, 0, 1, 0]):
         pairs = engines_pairs(RadixKey(tokens, is_bigram=True))
-        got = as_ints(impl.to_tokens(list(pairs)), f"to_tokens({pairs})")
+        given = list(pairs)
+        got = as_ints(impl.to_tokens(given), f"to_tokens({pairs})")
+        expect(given == pairs, f"to_tokens({pairs}) changed its argument to {given}")
         expect(got == tokens, f"to_tokens({pairs}) gave {got} instead of {tokens}")
     got = as_ints(impl.to_tokens([]), "to_tokens([])")
     expect(got == [], f"to_tokens([]) gave {got} instead of []")
@@ -341,6 +349,7 @@ def commits_alike(impl: ModuleType, tokens: list[int], row: list[int], page_size
     expect(pairs == wanted, f"{where}: the tree takes the pairs {wanted}, not {pairs}", hint=hint)
     for what, slots, part in (("slots", got[1], row[: len(wanted)]), ("tail", got[2], row[len(wanted) :])):
         found = as_ints(slots, f"{where}, its {what},")
+        expect(slots is not given[1], f"{where}: the {what} are the row that it was given; return a new list")
         expect(found == part, f"{where}: the {what} should be {part}, not {found}", hint=hint)
 
 
@@ -377,8 +386,8 @@ def cached_by(manager: CacheManager, common: int, length: int, pairs: bool) -> i
     """What the engine takes from its tree for a prompt whose first `common` tokens lie in it."""
     cached = manager.cache
     cached.reset()
-    prompt = [*range(1, common + 1), *range(50, 50 + length - common)]
-    text = [*range(1, common + 1), *range(90, 100)]
+    prompt = [*range(1, common + 1), *range(500, 500 + length - common)]
+    text = [*range(1, common + 1), *range(900, 910)]
     cached.insert(RadixKey(text, None, pairs), list(range(len(text) - pairs)))
     request = request_of(prompt, pairs)
     return manager.cached(request, int(cached.match_prefix(request.key()).length))
@@ -386,15 +395,20 @@ def cached_by(manager: CacheManager, common: int, length: int, pairs: bool) -> i
 
 def hits_of_all_lengths(impl: ModuleType) -> None:
     """All prompts up to 10 tokens, with tokens and with pairs."""
-    for common, length, page, pairs, wanted in engines_hits():
-        got = impl.cached_tokens(common, length, page, pairs)
-        expect(
-            got == wanted,
-            f"cached_tokens({common}, {length}, {page}, {pairs}) gave {shown(got)}; the engine "
-            f"takes {wanted} tokens from the cache: {common} of {length} tokens in common, pages of {page}, "
-            f"{'pairs' if pairs else 'tokens'} as units",
-            hint=2,
-        )
+    for hit in engines_hits():
+        hits_alike(impl, *hit)
+
+
+def hits_alike(impl: ModuleType, common: int, length: int, page: int, pairs: bool, wanted: int) -> None:
+    """A student's cached_tokens against the engine's."""
+    got = impl.cached_tokens(common, length, page, pairs)
+    expect(
+        got == wanted,
+        f"cached_tokens({common}, {length}, {page}, {pairs}) gave {shown(got)}; the engine takes {wanted} "
+        f"from the cache: {common} of {length} tokens in common, pages of {page}, "
+        f"{'pairs' if pairs else 'tokens'} as units",
+        hint=2,
+    )
 
 
 # ---------------------------------------------------------------------- accept
@@ -444,7 +458,8 @@ def accepts_alike(impl: ModuleType, draft: list[int], chosen: list[int], ends: E
     wanted, kept = engine_accepts(draft, chosen, ends)
     tokens = as_ints(answer[0], where)
     expect(tokens == wanted, f"{where}: the reply gets {wanted}, not {tokens}", hint=0)
-    expect(answer[1] == kept, f"{where}: {kept} drafts keep their slots, not {shown(answer[1])}", hint=1)
+    words = f"{where}: so many drafts keep their slots: {kept}, not {shown(answer[1])}"
+    expect(answer[1] == kept, words, hint=1)
     for asked in ends.asked:
         words = f"{where}: ends was asked about {asked}, and the reply gets {wanted}"
         expect(asked == wanted[: len(asked)] and bool(asked), words, hint=2)
@@ -552,7 +567,7 @@ def room_for_all(impl: ModuleType) -> None:
         expect(
             got == count,
             f"room_for(wanted={wanted}, left={left}, length={length}, free={free}, page_size={page}) gave "
-            f"{shown(got)}; the engine gives {count} drafts slots",
+            f"{shown(got)}; the engine gives slots to {count}",
             hint=0,
         )
 
@@ -643,8 +658,8 @@ EXERCISES = [
         [pairs_by_hand, tokens_by_hand, commit_by_hand, commits_of_all_lengths, hits_of_all_lengths],
         functions=("to_pairs", "to_tokens", "commit", "cached_tokens"),
         hints=(
-            "n tokens are n - 1 pairs, and k pairs spell k + 1 tokens; but no pairs spell none. zip(tokens, "
-            "tokens[1:]) gives all pairs.",
+            "How many pairs are n tokens, and how many tokens do k pairs spell? And no pairs? Each pair "
+            "begins with the token that the pair before it ends with.",
             "commit: a unit needs its pair and its slot, so the smaller number of both counts; then whole "
             "pages. The tail is the rest of the row.",
             "cached_tokens: units in common first (of pairs one less, never below 0), then at most "
@@ -656,8 +671,8 @@ EXERCISES = [
         2,
         [accept_by_hand, accepts_of_all_drafts, accepts_of_many],
         hints=(
-            "Begin with tokens = [chosen[0]]. For each draft in turn: is it the last of tokens, and does the "
-            "reply go on? Only then the next of chosen joins; else stop.",
+            "Go on token by token, as without drafts. Which of chosen comes in any case? When is the next "
+            "one of it worth something, and when is it too late for it?",
             "Each kept draft has a token behind it, and the first token came without one: len(tokens) - 1. A "
             "right guess that ends the reply keeps nothing.",
             "Ask ends about the tokens that joined so far, from the first one that this pass gave: [a], then "
@@ -670,8 +685,8 @@ EXERCISES = [
         [room_for_all, roll_back_by_hand, rolls_of_all],
         functions=("room_for", "roll_back"),
         hints=(
-            "room_for is the smallest of three: what is wanted, left - 1, and the room. Of the page in which "
-            "the row ends, -length % page_size slots are there already.",
+            "room_for has three limits: what is wanted, what could still hold, what has room. How many slots "
+            "of the page in which the row ends has nobody used yet?",
             "The row ends at length + kept: the tokens that have KV. The token that joined last has none.",
             "Round the row's end up to a whole page: the slots from there on go back, those before it stay.",
         ),

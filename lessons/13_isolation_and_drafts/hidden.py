@@ -117,6 +117,15 @@ def random_texts_as_pairs(impl: ModuleType, rng: Random) -> None:
             known.append(tokens[: len(key) + 1])
 
 
+def random_hits(impl: ModuleType, rng: Random) -> None:
+    """Prompts of up to 60 tokens, pages of up to 16, tokens and pairs."""
+    for _ in range(40):
+        page, length, pairs = rng.randint(1, 16), rng.randint(1, 60), rng.random() < 0.5
+        common = length if rng.random() < 0.3 else rng.randint(0, length)
+        hit = exercises.cached_by(exercises.manager_of(RadixCache(page), page), common, length, pairs)
+        exercises.hits_alike(impl, common, length, page, pairs, hit)
+
+
 def _common(one: list[int], other: list[int]) -> int:
     return next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
@@ -261,7 +270,7 @@ def random_rolls(impl: ModuleType, rng: Random) -> None:
             count = pool.drafts_with_room(wanted, left)
             got = impl.room_for(wanted, left, length, free, page)
             where = f"room_for({wanted}, {left}, {length}, {free}, {page})"
-            expect(got == count, f"{where} gave {got}; the engine gives {count} drafts slots", hint=0)
+            expect(got == count, f"{where} gave {got}; the engine gives slots to {count}", hint=0)
             kept = rng.randint(0, count)
             before, after, freed = pool.rolled_back(count, kept)
             exercises.rolls_alike(impl, before, length, kept, page, after, freed)
@@ -270,7 +279,7 @@ def random_rolls(impl: ModuleType, rng: Random) -> None:
 HIDDEN = {
     "namespaces": [random_tenants],
     "adapters": [random_reloads],
-    "bigrams": [random_texts_as_pairs, pairs_in_the_engine],
+    "bigrams": [random_texts_as_pairs, random_hits, pairs_in_the_engine],
     "accept": [random_drafts, drafts_in_the_engine],
     "roll_back": [random_rolls, rows_in_the_engine],
 }

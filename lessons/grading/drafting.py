@@ -295,7 +295,11 @@ class PairRequest(Request):
         key = pair_key(yours, "commit", self.id, answer[0], self.extra_key)
         count = len(key)
         if [list(slots) for slots in answer[1:]] != [row[:count], row[count:]]:
-            why = f"of the row {row} these units have the slots {row[:count]}, and the tail is {row[count:]}"
+            lengths = " and ".join(str(len(slots)) for slots in answer[1:])
+            why = (
+                f"these units have the slots row[:{count}], and the tail is row[{count}:]; the row has "
+                f"{len(row)} slots, and these lists have {lengths}"
+            )
             raise yours.wrong("commit", self.id, answer, why)
         if count % page or count < self.protected_len:
             why = f"{count} units; {self.protected_len} are the tree's already, in pages of {page}"

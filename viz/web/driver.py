@@ -151,8 +151,8 @@ class Driver(threading.Thread, Session):
             while not self._stopping.is_set():
                 self._turn()
         except Exception as error:
-            self.error, self.failure = f"{type(error).__name__}: {error}", error
             students = self.settings.students and isinstance(error, InvariantError)
+            self.error, self.failure = str(error) if students else f"{type(error).__name__}: {error}", error
             if not students and not isinstance(error, RankLost) and self.mistake is None:
                 traceback.print_exc()  # of what a student wrote the one line that is printed says more
         finally:
