@@ -530,6 +530,7 @@ def test_a_learners_router_that_errs_is_told_and_the_page_goes_on(doubles, monke
         assert said.startswith("at request 6 your choose raised ZeroDivisionError")
         wait(lambda: sum(w["requests"] for w in source.run_now.trace.state()["tree"]["workers"]) == 12)
         assert source.traffic.failures == [] and source.status()["route"]["policies"][-1] == str(file)
+        assert source.status()["serving"]["text"].startswith("At request 6 your choose raised ZeroDivision")
 
 
 def test_workers_that_cannot_start_end_it_with_a_sentence(doubles, capfd):
