@@ -282,11 +282,11 @@ def find_with_few_messages(impl: ModuleType) -> None:
     changed.children[6].children[5].slots[1] = 7
     run_find(impl, changed, wide, "72 nodes, and a slot of one at the second level")
     deep = node(1, 2)
-    for number in range(2, 30):
+    for number in range(2, 20):
         deep = node(number, 2, deep, node(number + 500, 1))
     changed = copy.deepcopy(Node(children=[deep]))
-    everyone(changed)[29].lock_ref = 1
-    run_find(impl, changed, Node(children=[deep]), "a chain of 29 nodes, and a lock at its end")
+    everyone(changed)[19].lock_ref = 1
+    run_find(impl, changed, Node(children=[deep]), "a chain of 19 nodes, and a lock at its end")
 
 
 # ---------------------------------------------------------------------- account

@@ -183,6 +183,10 @@ def _find_one_level(mine, ask, digest):
     return None
 
 
+def _find_with_its_own_digest(mine, ask, digest):
+    return _find_with()(mine, ask, _digest_remembered)
+
+
 def _find_goes_back(mine, ask, digest):
     """It asks about a node once for its digest, and once for the rest."""
     if ask(()).digest == digest(mine):
@@ -330,6 +334,11 @@ MUTANTS = [
         replaces={"find_divergence": _find_with(asks_before=True)},
     ),
     Mutant("find_divergence", "asks about every node", replaces={"find_divergence": _find_asks_each_child}),
+    Mutant(
+        "find_divergence",
+        "another digest than rank 0's",
+        replaces={"find_divergence": _find_with_its_own_digest},
+    ),
     Mutant("find_divergence", "looks one level deep", replaces={"find_divergence": _find_one_level}),
     Mutant("find_divergence", "asks about the root twice", replaces={"find_divergence": _find_goes_back}),
     # ------------------------------------------------------------ account
