@@ -55,8 +55,8 @@ def the_digest(impl: ModuleType, root: Node, what: str) -> bytes:
     """The student's digest of a tree, which must be 16 bytes and leave the tree as it is."""
     before = written(root)
     got = impl.digest(root)
-    expect(isinstance(got, bytes), f"digest of {what} returned {shown(got)}; it should be bytes")
-    expect(len(got) == 16, f"digest of {what} returned {len(got)} bytes; it should be 16")
+    expect(isinstance(got, bytes), f"digest of {what} returned {shown(got)}; it should be bytes", hint=2)
+    expect(len(got) == 16, f"digest of {what} returned {len(got)} bytes; it should be 16", hint=2)
     expect(written(root) == before, f"digest changed the tree it was given ({what}); it must stay as it is")
     return got
 

@@ -246,6 +246,7 @@ MUTANTS = [
         "digest", "what is below a node, without itself", "whole.update(repr(own).encode())", "pass", _DIGEST
     ),
     Mutant("digest", "eight bytes, twice", "    return whole.digest()", "    return whole.digest()[:8] * 2"),
+    Mutant("digest", "32 bytes", "digest_size=16", "digest_size=32", "def digest"),
     Mutant("digest", "a hexadecimal text", "whole.digest()", "whole.hexdigest()"),
     Mutant("digest", "a bag of nodes: not who hangs below whom", replaces={"digest": _digest_of_a_bag}),
     Mutant(
