@@ -79,8 +79,9 @@ def find_divergence(
 ) -> tuple[Path, str] | None:
     """The first difference between this rank's tree and rank 0's, with few questions. None: they are alike.
 
-    mine: the root of this rank's tree. digest: a right one, as above. ask(path): one message to rank 0, about
-    the node to which the path leads in *its* tree. There must be one. ask(()) is about the root.
+    mine: the root of this rank's tree. digest: a right one, as above; rank 0 uses the same, so call this one.
+    ask(path): one message to rank 0, about the node to which the path leads in *its* tree. There must be one.
+    ask(()) is about the root.
 
     Returns (path, what). what is
     * the first of "tokens", "slots", "lock_ref", "hits", "last_access" in which the two nodes at the end of
@@ -122,7 +123,7 @@ class Router:
     * If no free worker was sent a tenth of the prompt, it goes to one of the least loaded. These take turns:
       of such prompts in a row, with equal loads, each worker gets one before any of them gets a second.
 
-    What lies in between is yours. It is measured: four simulated workers with real trees get some hundred
+    What lies in between is yours. It is measured: four simulated workers with real trees get a few dozen
     requests. Your hit rate has to gain over round-robin, on the same requests, at least half of what the
     engine's own policy "cache-aware" gains, and no worker may get more than two thirds of the requests.
 

@@ -17,8 +17,8 @@ from lessons.grading.ranks import (
     PLANTS,
     Node,
     Rank0,
-    Salted,
     Stamps,
+    another_process,
     everyone,
     first_difference,
     plain,
@@ -55,8 +55,8 @@ def the_digest(impl: ModuleType, root: Node, what: str) -> bytes:
     """The student's digest of a tree, which must be 16 bytes and leave the tree as it is."""
     before = written(root)
     got = impl.digest(root)
-    expect(isinstance(got, bytes), f"digest of {what} returned {shown(got)}; it should be bytes")
-    expect(len(got) == 16, f"digest of {what} returned {len(got)} bytes; it should be 16")
+    expect(isinstance(got, bytes), f"digest of {what} returned {shown(got)}; it should be bytes", hint=2)
+    expect(len(got) == 16, f"digest of {what} returned {len(got)} bytes; it should be 16", hint=2)
     expect(written(root) == before, f"digest changed the tree it was given ({what}); it must stay as it is")
     return got
 
@@ -103,9 +103,28 @@ def digest_of_each_field(impl: ModuleType) -> None:
     changed = small_tree()
     changed.children[2].namespace = "bob"
     other_digest(impl, small_tree(), changed, "a node in the namespace 'bob' instead of 'ada'")
-    turned = small_tree()
-    turned.children[0].slots.reverse()
-    other_digest(impl, small_tree(), turned, "slots 200, 210, 220 as 220, 210, 200")
+    for name, said in (("slots", "200, 210, 220"), ("tokens", "20, 21, 22")):
+        turned = small_tree()
+        getattr(turned.children[0], name).reverse()
+        other_digest(impl, small_tree(), turned, f"{name} {said} the other way round")
+    later = small_tree()
+    for each in everyone(later):
+        each.last_access += 5
+    other_digest(impl, small_tree(), later, "last_access of every node is five more")
+
+
+def digest_looks_again(impl: ModuleType) -> None:
+    """A tree that is changed, and changed back: nothing is remembered from call to call."""
+    root = small_tree()
+    first = the_digest(impl, root, "a tree of seven nodes")
+    for each in everyone(root):
+        each.hits += 1
+        changed = the_digest(impl, root, "a tree of seven nodes")
+        words = f"hits of {each} became one more since the last call, and the digest is the same"
+        expect(changed != first, words)
+        each.hits -= 1
+    words = "the tree is again as it was at first, and the digest is not"
+    expect(the_digest(impl, root, "a tree of seven nodes") == first, words)
 
 
 def digest_of_where_things_end(impl: ModuleType) -> None:
@@ -116,6 +135,9 @@ def digest_of_where_things_end(impl: ModuleType) -> None:
         (Node([1], [2], lock_ref=1, hits=11), Node([1], [2], lock_ref=11, hits=1), "1, 11 and 11, 1"),
         (Node([1, 2], [3, 4]), Node([1, 2, 3], [4]), "tokens 1, 2 and slots 3, 4; and 1, 2, 3 and 4"),
         (Node([1, 2], [3, 4]), Node([1, 2], [3, 4], [Node()]), "without a child and with an empty one"),
+        (Node([5], [6]), Node([261], [6]), "tokens 5 and 261"),
+        (Node([5], [6]), Node([65541], [6]), "tokens 5 and 65541"),
+        (Node([5], [6]), Node([5], [65542]), "slots 6 and 65542"),
     ]
     for one, other, what in pairs:
         other_digest(impl, Node(children=[one]), Node(children=[other]), what, hint=2)
@@ -138,12 +160,14 @@ def digest_of_shapes(impl: ModuleType) -> None:
 def digest_in_another_process(impl: ModuleType) -> None:
     """The same tree in a process in which texts have other hashes (PYTHONHASHSEED)."""
     found = set()
-    for salt in (1, 2, 3):
+    for salt in range(1, 6):
         root = small_tree()
-        for each in everyone(root):
-            each.namespace = type("Salted", (Salted,), {"salt": salt})(each.namespace)
-        found.add(the_digest(impl, root, "a tree of seven nodes"))
-    expect(len(found) == 1, "the same tree has another digest in another process: is Python's hash in it?")
+        with another_process(impl, salt) as text:
+            for each in everyone(root):
+                each.namespace = text(each.namespace)
+            found.add(bytes(the_digest(impl, root, "a tree of seven nodes")))
+    words = "the same tree has another digest in another process: is Python's hash in it, or a set's order?"
+    expect(len(found) == 1, words, hint=1)
 
 
 def digest_of_two_engines(impl: ModuleType) -> None:
@@ -163,7 +187,7 @@ def run_find(impl: ModuleType, mine: Node, theirs: Node, what: str) -> None:
     """One search: what is found, and with how many messages."""
     digest, wanted = Stamps(), first_difference(mine, theirs)
     ask, before = Rank0(theirs, digest), written(mine)
-    got = impl.find_divergence(mine, ask, digest)
+    got = impl.find_divergence(mine, lambda path: ask(path), digest)
     expect(written(mine) == before, f"{what}: find_divergence changed the tree; it must stay as it is")
     if wanted is None:
         expect(got is None, f"{what}: the trees are alike, and it returned {shown(got)} instead of None")
@@ -243,6 +267,12 @@ def find_the_first_of_several(impl: ModuleType) -> None:
     more.children[0].hits += 1
     run_find(impl, more, whole, "a node [10, 11] only here, and hits of [20, 21, 22]")
     run_find(impl, whole, more, "a node [10, 11] only there, and hits of [20, 21, 22]")
+    numbers = Node(children=[node(first, 1) for first in (9, 10, 100)])
+    for first, second in ((9, 10), (9, 100), (10, 100)):
+        changed = copy.deepcopy(numbers)
+        for each in changed.children:
+            each.hits += each.tokens[0] in (first, second)
+        run_find(impl, changed, numbers, f"hits of [{first}] and of [{second}]")
 
 
 def find_with_few_messages(impl: ModuleType) -> None:
@@ -252,11 +282,11 @@ def find_with_few_messages(impl: ModuleType) -> None:
     changed.children[6].children[5].slots[1] = 7
     run_find(impl, changed, wide, "72 nodes, and a slot of one at the second level")
     deep = node(1, 2)
-    for number in range(2, 30):
+    for number in range(2, 20):
         deep = node(number, 2, deep, node(number + 500, 1))
     changed = copy.deepcopy(Node(children=[deep]))
-    everyone(changed)[29].lock_ref = 1
-    run_find(impl, changed, Node(children=[deep]), "a chain of 29 nodes, and a lock at its end")
+    everyone(changed)[19].lock_ref = 1
+    run_find(impl, changed, Node(children=[deep]), "a chain of 19 nodes, and a lock at its end")
 
 
 # ---------------------------------------------------------------------- account
@@ -367,13 +397,22 @@ def router_of_strangers(impl: ModuleType) -> None:
 def router_of_known_prompts(impl: ModuleType) -> None:
     """A prompt goes where its beginning was sent."""
     router = Held(impl, "prompts that were sent before")
-    heads = [list(range(100 * n, 100 * n + 40)) for n in range(1, 7)]
+    heads = [list(range(1000 * n, 1000 * n + 40 * n)) for n in range(1, 7)]
     for head in heads:
         ask(router, [*head, 1], [0, 0, 0])
     for turn in range(3):
         for number in (3, 0, 5, 1, 4, 2, 2):
             ask(router, [*heads[number], 7 + turn, 8], [0, 0, 0])
             ask(router, [*heads[number], 7 + turn, 9], [3, 2, 3])
+
+
+def router_of_other_beginnings(impl: ModuleType) -> None:
+    """Prompts that are alike from their second token on: no beginning in common."""
+    router = Held(impl, "prompts that differ in their first token alone")
+    for number in range(6):
+        ask(router, [number, *range(100, 140)], [0, 0, 0])
+    ask(router, [6, *range(100, 140)], [3, 3, 0])
+    ask(router, [7, *range(100, 140)], [0, 3, 3])
 
 
 def router_under_load(impl: ModuleType) -> None:
@@ -400,6 +439,12 @@ def router_looks_below(impl: ModuleType) -> None:
         ask(router, range(50), loads)
     for loads in ([9, 4, 4], [4, 9, 4], [14, 9, 9], [9, 14, 9]):
         ask(router, range(50), loads)
+    router = Held(
+        impl, "who was sent the whole prompt has too many requests in flight, who was sent most not"
+    )
+    ask(router, range(50), [0, 9, 9])
+    ask(router, [*range(45), *range(90, 140)], [9, 0, 9])
+    ask(router, range(50), [9, 4, 3])
 
 
 def router_forgets(impl: ModuleType) -> None:
@@ -422,7 +467,7 @@ def router_forgets(impl: ModuleType) -> None:
 
 def router_believes_what_was_sent(impl: ModuleType) -> None:
     """What was chosen counts only when it is sent; and each Router begins anew."""
-    router = Held(impl, "chosen, and not sent")
+    router = Held(impl, "chosen again and again, and nothing is sent")
     views = [Worker(f"w{at}", True, 2) for at in range(4)]
     for _ in range(8):
         router.choose(list(range(20)), views)
@@ -474,8 +519,8 @@ def router_of_simulated_workers(impl: ModuleType) -> None:
 EXERCISES = [
     Exercise(
         "digest", 3,
-        [digest_of_equals, digest_of_another_order, digest_of_each_field, digest_of_where_things_end,
-         digest_of_shapes, digest_in_another_process, digest_of_two_engines],
+        [digest_of_equals, digest_of_another_order, digest_of_each_field, digest_looks_again,
+         digest_of_where_things_end, digest_of_shapes, digest_in_another_process, digest_of_two_engines],
         hints=(
             "What comes in are a node's own fields, and one digest of each child: whoever has the children's "
             "digests need not look at their trees.",
@@ -509,8 +554,8 @@ EXERCISES = [
     ),
     Exercise(
         "Router", 4,
-        [router_of_strangers, router_of_known_prompts, router_under_load, router_looks_below, router_forgets,
-         router_believes_what_was_sent, router_of_simulated_workers],
+        [router_of_strangers, router_of_known_prompts, router_of_other_beginnings, router_under_load,
+         router_looks_below, router_forgets, router_believes_what_was_sent, router_of_simulated_workers],
         hints=(
             "Remember for each worker the prompts that were sent there, and compare with each of them.",
             "First leave out who is dead or has too many in flight. Among the rest take the longest match, "

@@ -177,7 +177,9 @@ class Held:
         least = [at for at in alive if workers[at].load == low]
         sure = [at for at in free if 4 * was[at] >= 3 * len(tokens)]
         if len(sure) == 1 and all(2 * was[at] < len(tokens) for at in free if at not in sure):
-            expect(chosen in sure, f"{says}: worker {sure[0]} is free, and was sent three quarters or more")
+            more = any(was[at] > was[sure[0]] for at in alive)  # at one that is not free: leave it out first
+            words = f"{says}: worker {sure[0]} is free, and was sent three quarters or more"
+            expect(chosen in sure, words, hint=int(more))
         unknown = all(10 * was[at] < len(tokens) for at in free)
         if unknown:
             expect(chosen in least, f"{says}: nobody free was sent a tenth, others have less to do", hint=1)

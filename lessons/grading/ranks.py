@@ -6,10 +6,14 @@ the messages. A plant changes one thing in an engine's tree behind its back, as 
 
 from __future__ import annotations
 
+import builtins
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from random import Random
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -92,13 +96,64 @@ def shuffled(root: Node, rng: Random) -> Node:
     return found
 
 
+# ---------------------------------------------------------------------- as in another process
+
+
 class Salted(str):
     """A text whose hash is another one in each process, as Python's texts' are."""
 
     salt = 0
 
     def __hash__(self) -> int:
-        return hash((self.salt, str.__str__(self)))
+        return _salted_hash(self.salt, str.__str__(self))
+
+
+class SaltedBytes(bytes):
+    """The same for bytes."""
+
+    salt = 0
+
+    def __hash__(self) -> int:
+        return _salted_hash(self.salt, bytes(self))
+
+
+def _salted_hash(salt: int, value: str | bytes) -> int:
+    return int.from_bytes(blake2b(repr((salt, value)).encode(), digest_size=7).digest(), "big")
+
+
+def _has_text(value: Any) -> bool:
+    return isinstance(value, str | bytes) or (
+        isinstance(value, tuple | frozenset) and any(map(_has_text, value))
+    )
+
+
+@contextmanager
+def another_process(impl: Any, salt: int) -> Iterator[type[Salted]]:
+    """Texts and digests have other hashes, as far as a student's module sees them. Gives a type of texts.
+
+    Nearly as a process with another PYTHONHASHSEED, and a thousand times cheaper: a digest in which `hash`
+    has a part, or the order of a set of digests, comes out as another one.
+    """
+    module = impl if isinstance(impl, ModuleType) else impl.impl  # cases are given it wrapped (run.Called)
+    names, own, digest = vars(module), "hash" in vars(module), module.digest
+    text = type("Salted", (Salted,), {"salt": salt})
+    kind = type("SaltedBytes", (SaltedBytes,), {"salt": salt})
+
+    def of_tree(root: Node) -> Any:
+        found = digest(root)
+        return kind(found) if isinstance(found, bytes) else found
+
+    if not own:
+        names["hash"] = lambda value: (
+            _salted_hash(salt, repr(value)) if _has_text(value) else builtins.hash(value)
+        )
+    names["digest"] = of_tree
+    try:
+        yield text
+    finally:
+        names["digest"] = digest
+        if not own:
+            del names["hash"]
 
 
 # ---------------------------------------------------------------------- engines that took the same requests

@@ -9,6 +9,7 @@ import random
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
 
@@ -530,6 +531,26 @@ def test_a_learners_router_that_errs_is_told_and_the_page_goes_on(doubles, monke
         assert said.startswith("at request 6 your choose raised ZeroDivisionError")
         wait(lambda: sum(w["requests"] for w in source.run_now.trace.state()["tree"]["workers"]) == 12)
         assert source.traffic.failures == [] and source.status()["route"]["policies"][-1] == str(file)
+        assert source.status()["serving"]["text"].startswith("At request 6 your choose raised ZeroDivision")
+
+
+def test_the_first_worker_that_is_ready_waits_for_the_others(monkeypatch):
+    """However long all of them take to start: seconds count from the moment in which one is ready."""
+    now, workers = [100.0], [SimpleNamespace(alive=False) for _ in range(3)]
+    monkeypatch.setattr(routed.time, "monotonic", lambda: now[0])
+    source = SimpleNamespace(router=SimpleNamespace(workers=workers), _first_ready=0.0)
+
+    def begins(at, *alive):
+        now[0] = at
+        for worker, is_alive in zip(workers, alive, strict=True):
+            worker.alive = is_alive
+        return routed.RoutedSource._may_begin(source)
+
+    assert not begins(100.0 + 3 * routed.PATIENCE, False, False, False)
+    assert not begins(200.0, False, True, False)
+    assert not begins(200.0 + routed.PATIENCE, False, True, True)
+    assert begins(200.1 + routed.PATIENCE, False, True, True)
+    assert begins(200.0, True, True, True)
 
 
 def test_workers_that_cannot_start_end_it_with_a_sentence(doubles, capfd):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 STEP = 0.1  # seconds that stand for a step of a workload
 AT_ONCE = 16  # requests of the workload that may be in flight
-PATIENCE = 7.0  # seconds after which the workload is sent to those workers that are ready
+PATIENCE = 7.0  # seconds that the first worker that is ready waits for the others, at most
 ANSWER = 120.0  # seconds that an answer may take
 _ENGINE = (
     "model", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens", "host_write",
@@ -244,7 +244,7 @@ class RoutedSource(FlightSource):
         self.plain = (CannotStart,)
         self.router, self.workload = router, workload
         self.traffic: Traffic | None = None
-        self._began = time.monotonic()
+        self._first_ready = 0.0
         self._work = ThreadPoolExecutor(1, thread_name_prefix="commands")
         router.start(wait=False)
         assert router.flight is not None
@@ -261,8 +261,7 @@ class RoutedSource(FlightSource):
             self._send({})
         traffic = self.traffic
         failures = [] if traffic is None else traffic.failures
-        broken: str = getattr(self.router.policy, "broken", "")  # of a learner's (lessons/grading/router.py)
-        for said in (*failures[-1:], broken):
+        for said in (*failures[-1:], self._broken()):
             if said and said not in self.run_now.notices:
                 self.run_now.notices.append(said)
                 self._announce()
@@ -273,7 +272,9 @@ class RoutedSource(FlightSource):
         Not sooner: what the first ones are sent stays with them, and the others would have nothing to do.
         """
         alive = [worker.alive for worker in self.router.workers]
-        return all(alive) or (any(alive) and time.monotonic() - self._began > PATIENCE)
+        if any(alive) and not self._first_ready:
+            self._first_ready = time.monotonic()
+        return all(alive) or (any(alive) and time.monotonic() - self._first_ready > PATIENCE)
 
     def _close(self) -> None:
         if self.traffic is not None:
@@ -339,7 +340,15 @@ class RoutedSource(FlightSource):
         sending = self.traffic is not None and not self.traffic.done
         policy = self.router.policy.name
         route = {"policies": list(POLICIES), "policy": policy, "sending": sending, "ready": alive}
-        return {**super().status(), "route": route, "serving": self._serving(alive, sending)}
+        serving, broken = self._serving(alive, sending), self._broken()
+        if broken:  # a notice alone would be gone with the next request
+            serving["text"] = f"{broken[0].upper()}{broken[1:]}. {serving['text']}"
+        return {**super().status(), "route": route, "serving": serving}
+
+    def _broken(self) -> str:
+        """What went wrong first in a learner's policy (lessons/grading/router.py); "" if nothing did."""
+        broken: str = getattr(self.router.policy, "broken", "")
+        return broken
 
     def _serving(self, alive: bool, sending: bool) -> Json:
         where, key = self.router.url, self.router.settings.key
