@@ -23,6 +23,8 @@ def bars(
         x=list(heights),
         y=list(heights.values()),
         text=list(words),
+        textposition="outside",
+        cliponaxis=False,  # the words above the highest bar
         name="",
         marker={"color": "#8fc1e3", "pattern": {"shape": ""}},
     )
@@ -52,6 +54,8 @@ def groups(
             y=list(heights.values()),
             name=name,
             text=[words.format(height) for height in heights.values()],
+            textposition="outside",
+            cliponaxis=False,  # the words above the highest bar
             marker={"color": colour, "pattern": {"shape": pattern}},
         )
         for at, ((name, heights), (colour, pattern)) in enumerate(zip(series.items(), LOOKS, strict=False))
