@@ -26,7 +26,8 @@ from lessons.grading.progress import predictions, remember_prediction, settle_pr
 
 Reply = tuple[Callable[[float], object], str]  # a test of a predicted number, and what to say to it
 _shown: set[str] = set()  # predictions whose answer this kernel has shown
-_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
+_MOST = 1e15  # larger is a slip of the hand, and no longer exact
+_NUMBER = re.compile(r"(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
 
 
 def predict(
@@ -210,9 +211,9 @@ class _Widget(anywidget.AnyWidget):
 
 
 def _number(text: str, unit: str = "") -> float:
-    """A number as it is typed, with or without commas between thousands. ValueError names it."""
+    """A count or share as it is typed, with or without commas between thousands. ValueError names it."""
     value = float(text.replace(",", "")) if text and _NUMBER.fullmatch(text) else math.nan
-    if not math.isfinite(value):
+    if not value < _MOST:  # nan is not, either
         raise ValueError(f"{text!r} is no number{f' of {unit}' if unit else ''}: write it as 1400 or 0.5")
     return value
 

@@ -103,7 +103,7 @@ def test_numbers_are_read_as_people_write_them(capsys) -> None:
     half = asked("12", number="%")
     half.commit(" .5%")
     assert half.guess == "0.5"
-    for wrong in ("many", "", "1,40", "nan", "1e400", "inf"):
+    for wrong in ("many", "", "1,40", "0,5", "nan", "1e400", "inf", "9" * 30, "-3", -3, "3 pages"):
         with pytest.raises(ValueError, match="is no number of tokens"):
             asked("13", number="tokens").commit(wrong)
 

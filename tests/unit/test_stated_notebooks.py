@@ -111,7 +111,7 @@ def test_kv_cache() -> None:
         "ids_1, keys_1",
         "k_diff =",
         "def turned",
-        "formula = ",
+        "per_token = ",
     )
     _, second, third = it["kv"].request_hits(it["tour"].recording)
     assert 0.6 < second.cached_tokens / second.prompt_tokens < 0.75 and third.cached_tokens == 0
