@@ -105,7 +105,7 @@ def stairs(
     ]
     figure = chart(drawn, title, 320)
     figure.update_xaxes(title={"text": across})
-    figure.update_yaxes(title={"text": up})
+    figure.update_yaxes(title={"text": up}, rangemode="tozero")
     return figure
 
 

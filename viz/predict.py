@@ -127,7 +127,9 @@ class Prediction:
             return [f"The answer: {what}. (Nothing was predicted.)", *filter(None, [because])]
         hit = self._hits(answer, within)
         said = f"You predicted {self.guess} {self.unit}".strip()
-        lines = [f"{said}: right. The answer: {what}." if hit else f"{said}. The answer: {what}."]
+        near = ", and that is right" if hit else ""
+        exact = self.guess == answer
+        lines = [f"You predicted right: {what}." if exact else f"{said}{near}. The answer: {what}."]
         lines += [] if hit else [self._reply(wrong)]
         if self._late:
             lines.append("(Not counted: the answer had been shown before you committed.)")
@@ -199,8 +201,8 @@ class _Widget(anywidget.AnyWidget):
         """The button was pressed: {"commit": what was chosen or typed}."""
         guess = message.get("commit") if isinstance(message, dict) else None
         try:
-            if not guess and self.prediction.choices:
-                raise ValueError("choose one first")
+            if not guess:
+                raise ValueError("choose one first" if self.prediction.choices else "type a number first")
             self.prediction.take(guess)  # settles
         except ValueError as error:
             self.state = {"guess": "", "words": str(error)}
