@@ -119,6 +119,7 @@ def same_or_not(title: str, words: Sequence[str], rows: Sequence[tuple[str, Sequ
         text=[[("x " if x > 1e-4 else "") + w for x, w in zip(row, words, strict=True)] for _, row in rows],
         y=[name for name, _ in rows],
         texttemplate="%{text}",
+        textfont={"size": 8},  # by itself, the longest word would make all of them smaller
         xgap=1.5,
         ygap=1.5,
         showscale=False,
