@@ -1,5 +1,7 @@
 """Makes the notebooks from their texts: `python notebooks/build.py` (needs the extra `test`).
 
+Files or numbers behind it are all that is made: `python notebooks/build.py 09 notebooks/12_many_workers.md`.
+
 Each NN_name.md (jupytext's Markdown) is run in a fresh kernel and written to NN_name.ipynb with
 its outputs as text and PNG only: no widget state, no Plotly data, so that the files stay small and show
 their pictures where nothing runs. Edit the text, not the notebook.
@@ -11,6 +13,7 @@ import base64
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,22 @@ KEPT = ("image/png", "text/plain")
 PLOTLY = "application/vnd.plotly.v1+json"
 
 
-def texts() -> list[Path]:
-    """The texts that notebooks are made from."""
-    return sorted(HERE.glob("[0-9][0-9]_*.md"))
+def texts(names: Sequence[str] = ()) -> list[Path]:
+    """The texts that notebooks are made from: all, or those named ("09", "09_x", or a file).
+
+    ValueError for a name that is none of them.
+    """
+    found = sorted(HERE.glob("[0-9][0-9]_*.md"))
+    if not names:
+        return found
+    chosen = {}
+    for name in names:
+        stem = Path(name).name.removesuffix(".md").removesuffix(".ipynb")
+        text = next((each for each in found if stem in (each.stem, each.stem[:2])), None)
+        if text is None:
+            raise ValueError(f"{name!r} is no notebook; there are: {' '.join(each.stem for each in found)}")
+        chosen[text] = None
+    return list(chosen)
 
 
 def execute(notebook: Any, seconds: int = 300) -> Any:
@@ -75,6 +91,10 @@ def build(text: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for each in texts():
+    try:
+        chosen = texts(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))
+    for each in chosen:
         made = build(each)
         print(f"{made.name}: {made.stat().st_size // 1000} kB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -14,6 +15,31 @@ from minirad.attention.radix_attention import AttentionBackend
 from minirad.kv.kv_pool import KVPool
 from viz import kv
 
+LOOKS = (("#0072b2", ""), ("#e69f00", "/"), ("#cc79a7", "x"), ("#56b4e9", "."))  # colour and pattern
+ABOVE = {"textposition": "outside", "cliponaxis": False}  # what is written belongs above its bar
+DASHES = (("solid", "circle"), ("dash", "square"), ("dot", "diamond"), ("dashdot", "x"))
+
+
+def chart(traces: Sequence[Any], title: str, height: int, **layout: Any) -> kv.KvFigure:
+    """A figure that looks like those of viz. Plotly's own margins would leave a low picture no room."""
+    figure = kv.KvFigure(list(traces))
+    figure.update_layout(
+        template="none",
+        title={"text": title, "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 12}, "font": {"size": 14}},
+        height=height,
+        margin={
+            "l": 56,
+            "r": 24,
+            "t": 60 if len(figure.data) > 1 else 44,
+            "b": 44,
+        },  # title, and legend below it
+        font={"family": "Inter, Helvetica, Arial, sans-serif", "size": 11, "color": "#343a40"},
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+        yaxis={"automargin": True},
+        **layout,
+    )
+    return figure
+
 
 def bars(
     title: str, heights: Mapping[str, float], words: Sequence[str], percent: bool = False, x: str = ""
@@ -23,20 +49,15 @@ def bars(
         x=list(heights),
         y=list(heights.values()),
         text=list(words),
-        textposition="outside",
-        cliponaxis=False,  # the words above the highest bar
         name="",
+        **ABOVE,
         marker={"color": "#8fc1e3", "pattern": {"shape": ""}},
     )
-    chart = go.Figure(bar, {"title": {"text": title}, "height": 280, "template": "none"})
-    chart.update_xaxes(title={"text": x})
+    figure = chart([bar], title, 280)
+    figure.update_xaxes(title={"text": x}, type="category")
     if percent:
-        chart.update_yaxes(tickformat=".0%", range=[0, 1.12])
-    return kv.KvFigure(chart)
-
-
-LOOKS = (("#0072b2", ""), ("#e69f00", "/"), ("#cc79a7", "x"), ("#56b4e9", "."))  # colour and pattern
-DASHES = (("solid", "circle"), ("dash", "square"), ("dot", "diamond"), ("dashdot", "x"))
+        figure.update_yaxes(tickformat=".0%", range=[0, 1.12])
+    return figure
 
 
 def groups(
@@ -50,20 +71,21 @@ def groups(
         raise ValueError(f"{len(series)} series of bars cannot be told apart; at most {len(LOOKS)}")
     bars = [
         go.Bar(
-            x=[where + " " * at for where in heights],  # in the still picture each bar needs its own place
+            x=[where + " " * at for where in heights],  # each bar has its own place
             y=list(heights.values()),
             name=name,
             text=[words.format(height) for height in heights.values()],
-            textposition="outside",
-            cliponaxis=False,  # the words above the highest bar
+            **ABOVE,
             marker={"color": colour, "pattern": {"shape": pattern}},
         )
         for at, ((name, heights), (colour, pattern)) in enumerate(zip(series.items(), LOOKS, strict=False))
     ]
-    chart = go.Figure(bars, {"title": {"text": title}, "height": 300, "template": "none"})
+    figure = chart(bars, title, 300, barmode="overlay")
+    places = [place for together in zip(*(bar.x for bar in bars), strict=True) for place in together]
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=places)
     if percent:
-        chart.update_yaxes(tickformat=".0%")
-    return kv.KvFigure(chart)
+        figure.update_yaxes(tickformat=".0%")
+    return figure
 
 
 def stairs(
@@ -81,10 +103,10 @@ def stairs(
         )
         for (name, ys), (colour, _) in zip(series.items(), LOOKS, strict=False)
     ]
-    chart = go.Figure(drawn, {"title": {"text": title}, "height": 320, "template": "none"})
-    chart.update_xaxes(title={"text": across})
-    chart.update_yaxes(title={"text": up})
-    return kv.KvFigure(chart)
+    figure = chart(drawn, title, 320)
+    figure.update_xaxes(title={"text": across})
+    figure.update_yaxes(title={"text": up}, rangemode="tozero")
+    return figure
 
 
 def same_or_not(title: str, words: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> kv.KvFigure:
@@ -97,6 +119,7 @@ def same_or_not(title: str, words: Sequence[str], rows: Sequence[tuple[str, Sequ
         text=[[("x " if x > 1e-4 else "") + w for x, w in zip(row, words, strict=True)] for _, row in rows],
         y=[name for name, _ in rows],
         texttemplate="%{text}",
+        textfont={"size": 8},  # by itself, the longest word would make all of them smaller
         xgap=1.5,
         ygap=1.5,
         showscale=False,
@@ -104,14 +127,15 @@ def same_or_not(title: str, words: Sequence[str], rows: Sequence[tuple[str, Sequ
         zmin=0,
         zmax=1,
     )
-    layout = {
-        "title": {"text": title},
-        "height": 60 + 30 * len(rows),
-        "template": "none",
-        "yaxis": {"autorange": "reversed"},
-        "xaxis": {"visible": False},
-    }
-    return kv.KvFigure(go.Figure(grid, layout))
+    return _squares(grid, title, len(rows))
+
+
+def _squares(grid: go.Heatmap, title: str, rows: int) -> kv.KvFigure:
+    figure = chart([grid], title, 60 + 30 * rows)
+    figure.update_layout(margin={"b": 12})
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(autorange="reversed")
+    return figure
 
 
 PARTS = (
@@ -139,13 +163,10 @@ def number_lines(commits: Sequence[tuple[str, Sequence[int]]], title: str) -> kv
             )
         )
     names = [name for name, _ in commits]
-    layout = {
-        "title": {"text": title}, "height": 110 + 26 * len(names), "template": "none", "barmode": "overlay",
-        "xaxis": {"title": {"text": "token of the row"}},
-        "yaxis": {"autorange": "reversed", "categoryorder": "array", "categoryarray": names}, "margin": {"l": 90},
-        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
-    }  # fmt: skip
-    return kv.KvFigure(go.Figure(bars, layout))
+    figure = chart(bars, title, 120 + 26 * len(names), barmode="overlay")
+    figure.update_xaxes(title={"text": "token of the row"})
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names)
+    return figure
 
 
 def curves(title: str, lines: Mapping[str, Mapping[int, float]], x: str = "") -> kv.KvFigure:
@@ -167,10 +188,10 @@ def curves(title: str, lines: Mapping[str, Mapping[int, float]], x: str = "") ->
         )
         for (name, shares), (colour, _), (dash, symbol) in zip(lines.items(), LOOKS, DASHES, strict=False)
     ]
-    chart = go.Figure(drawn, {"title": {"text": title}, "height": 320, "template": "none"})
-    chart.update_xaxes(title={"text": x}, type="category")
-    chart.update_yaxes(tickformat=".0%", rangemode="tozero")
-    return kv.KvFigure(chart)
+    figure = chart(drawn, title, 320)
+    figure.update_xaxes(title={"text": x}, type="category")
+    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
+    return figure
 
 
 KINDS = {"tree": "#a8d8b9", "private": "#e69f00", "freed": "#f2a9a0"}
@@ -192,11 +213,7 @@ def slots(title: str, rows: Sequence[tuple[str, Sequence[int]]], kind: Mapping[i
         zmin=-0.5,
         zmax=len(names) - 0.5,
     )
-    layout = {
-        "title": {"text": title}, "height": 60 + 30 * len(rows), "template": "none",
-        "yaxis": {"autorange": "reversed"}, "xaxis": {"visible": False},
-    }  # fmt: skip
-    return kv.KvFigure(go.Figure(grid, layout))
+    return _squares(grid, title, len(rows))
 
 
 def attention(

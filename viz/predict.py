@@ -26,7 +26,8 @@ from lessons.grading.progress import predictions, remember_prediction, settle_pr
 
 Reply = tuple[Callable[[float], object], str]  # a test of a predicted number, and what to say to it
 _shown: set[str] = set()  # predictions whose answer this kernel has shown
-_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
+_MOST = 1e15  # larger is a slip of the hand, and no longer exact
+_NUMBER = re.compile(r"(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
 
 
 def predict(
@@ -126,7 +127,9 @@ class Prediction:
             return [f"The answer: {what}. (Nothing was predicted.)", *filter(None, [because])]
         hit = self._hits(answer, within)
         said = f"You predicted {self.guess} {self.unit}".strip()
-        lines = [f"{said}: right. The answer: {what}." if hit else f"{said}. The answer: {what}."]
+        near = ", and that is right" if hit else ""
+        exact = self.guess == answer
+        lines = [f"You predicted right: {what}." if exact else f"{said}{near}. The answer: {what}."]
         lines += [] if hit else [self._reply(wrong)]
         if self._late:
             lines.append("(Not counted: the answer had been shown before you committed.)")
@@ -198,8 +201,8 @@ class _Widget(anywidget.AnyWidget):
         """The button was pressed: {"commit": what was chosen or typed}."""
         guess = message.get("commit") if isinstance(message, dict) else None
         try:
-            if not guess and self.prediction.choices:
-                raise ValueError("choose one first")
+            if not guess:
+                raise ValueError("choose one first" if self.prediction.choices else "type a number first")
             self.prediction.take(guess)  # settles
         except ValueError as error:
             self.state = {"guess": "", "words": str(error)}
@@ -210,9 +213,9 @@ class _Widget(anywidget.AnyWidget):
 
 
 def _number(text: str, unit: str = "") -> float:
-    """A number as it is typed, with or without commas between thousands. ValueError names it."""
+    """A count or share as it is typed, with or without commas between thousands. ValueError names it."""
     value = float(text.replace(",", "")) if text and _NUMBER.fullmatch(text) else math.nan
-    if not math.isfinite(value):
+    if not value < _MOST:  # nan is not, either
         raise ValueError(f"{text!r} is no number{f' of {unit}' if unit else ''}: write it as 1400 or 0.5")
     return value
 

@@ -115,3 +115,12 @@ def test_it_runs_from_a_fresh_kernel(path: Path, builder: ModuleType, monkeypatc
 
     slim = nbformat.writes(builder.slim(notebook))
     assert len(slim) < LARGEST and "vnd." not in slim and "You committed to" not in slim
+
+
+def test_only_what_is_named_is_built(builder: ModuleType) -> None:
+    assert [text.with_suffix(".ipynb") for text in builder.texts()] == NOTEBOOKS
+    named = builder.texts(["09", "notebooks/12_many_workers.md", "09_pages_and_tails.ipynb"])
+    assert [text.name for text in named] == ["09_pages_and_tails.md", "12_many_workers.md"]
+    for wrong in ("99", "", "9", "notebooks/12_many.md"):
+        with pytest.raises(ValueError, match=f"'{wrong}' is no notebook; there are: 00_tour 01_kv_cache"):
+            builder.texts([wrong])

@@ -58,7 +58,7 @@ def test_a_question_that_nobody_can_answer_is_refused(given: dict[str, Any], wor
 def test_right_and_wrong_guesses_get_their_replies(capsys, file: Path) -> None:
     replies = {"3": "one copy each would do if ...", "none": "whose page is it?"}
     for lesson, said, words in (
-        ("01", "6", "You predicted 6: right. The answer: 6. two need one"),
+        ("01", "6", "You predicted right: 6. two need one"),
         ("02", "3", "You predicted 3. The answer: 6. one copy each would do if ... two need one"),
         ("03", "none", "You predicted none. The answer: 6. whose page is it? two need one"),
     ):
@@ -98,12 +98,12 @@ def test_numbers_are_read_as_people_write_them(capsys) -> None:
     near.commit(1400)
     assert (
         answered(near, 1396, capsys, within=4)
-        == "You predicted 1,400 tokens: right. The answer: 1,396 tokens."
+        == "You predicted 1,400 tokens, and that is right. The answer: 1,396 tokens."
     )
     half = asked("12", number="%")
     half.commit(" .5%")
     assert half.guess == "0.5"
-    for wrong in ("many", "", "1,40", "nan", "1e400", "inf"):
+    for wrong in ("many", "", "1,40", "0,5", "nan", "1e400", "inf", "9" * 30, "-3", -3, "3 pages"):
         with pytest.raises(ValueError, match="is no number of tokens"):
             asked("13", number="tokens").commit(wrong)
 
@@ -198,7 +198,8 @@ def test_without_a_widget_the_question_is_text(monkeypatch) -> None:
     [
         ({"choices": CHOICES}, "", "choose one first"),
         ({"choices": CHOICES}, "12", "'12' is none of the choices: none, 3, 6"),
-        ({"number": "slots"}, "", "'' is no number of slots: write it as 1400 or 0.5"),
+        ({"number": "slots"}, "", "type a number first"),
+        ({"number": "slots"}, "-3", "'-3' is no number of slots: write it as 1400 or 0.5"),
         ({"number": "slots"}, "many", "'many' is no number of slots: write it as 1400 or 0.5"),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_number_is_committed_with_the_keyboard(notebook: Notebook) -> None:
     page.keyboard.press("Enter")
     page.get_by_text("Committed: 41. Now run the cells below.").wait_for()
     assert page.evaluate(ASK_KERNEL, "tokens.answer(40, within=1)") == (
-        "You predicted 41 tokens: right. The answer: 40 tokens."
+        "You predicted 41 tokens, and that is right. The answer: 40 tokens."
     )
     assert page.evaluate(ASK_KERNEL, "import lessons; print(lessons.progress())").endswith(
         "1 of 2 predicted right"

@@ -111,7 +111,7 @@ def test_kv_cache() -> None:
         "ids_1, keys_1",
         "k_diff =",
         "def turned",
-        "formula = ",
+        "per_token = ",
     )
     _, second, third = it["kv"].request_hits(it["tour"].recording)
     assert 0.6 < second.cached_tokens / second.prompt_tokens < 0.75 and third.cached_tokens == 0
@@ -215,8 +215,8 @@ def test_paged_attention() -> None:
         "05_paged_attention",
         "Scattered pages are not an approximation",
         "Eight agents share a prompt of some 280 tokens",
-        "With one request nearly all of a step is reading weights",
-        "256 requests take little more than twice as long",
+        "With one request most of a step is reading weights",
+        "256 requests take less than three times as long",
         "even two halves do not weigh the same",
     )
     it = played(
@@ -237,7 +237,7 @@ def test_paged_attention() -> None:
     (segment,) = [each for each in it["segments"] if len(each.entries) == 8]
     assert segment.end - segment.begin > 250 and 3 * it["shared"] < it["one_by_one"]
     steps = {row["batch"]: row for row in it["measured"]["roofline"]}
-    assert steps[1]["weight_ms"] > 0.8 * steps[1]["step_ms"]
+    assert steps[1]["weight_ms"] > 0.7 * steps[1]["step_ms"]
     assert 2 < steps[256]["step_ms"] / steps[1]["step_ms"] < 3
     assert steps[256]["kv_ms"] == pytest.approx(256 * steps[1]["kv_ms"])
 

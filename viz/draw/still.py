@@ -113,7 +113,8 @@ def _lay_out_lanes(canvas: _Canvas, figure: go.Figure) -> None:
 
 def _lay_out_chart(canvas: _Canvas, figure: go.Figure) -> None:
     """Vertical bars, lines and stacked areas over one x axis, by number or by name."""
-    labels = list(dict.fromkeys(x for trace in figure.data for x in trace.x or ()))
+    given = figure.layout.xaxis.categoryarray or ()
+    labels = list(given or dict.fromkeys(x for trace in figure.data for x in trace.x or ()))
     canvas.place = {x: float(i if isinstance(x, str) else x) for i, x in enumerate(labels)}
     xs = list(canvas.place.values()) or [0.0]
     canvas.x = (min(xs) - 0.5, max(xs) + 0.5)
