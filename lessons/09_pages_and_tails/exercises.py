@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -13,7 +14,7 @@ import numpy as np
 
 from lessons.grading import Exercise, Failure, expect
 from lessons.grading.game import said
-from lessons.grading.shared import as_ints
+from lessons.grading.shared import as_ints, whole
 from lessons.grading.words import shown
 from minirad import events as ev
 from minirad.cache.allocator import PageAllocator
@@ -411,7 +412,7 @@ def _same_fork(
         return
     try:
         slots, copies = answer
-        pairs = [(int(one), int(other)) for one, other in copies]
+        pairs = [(operator.index(one), operator.index(other)) for one, other in copies]
     except (TypeError, ValueError):
         words = f"{where}: it gave {shown(answer)}; (row, copies) is asked for"
         raise Failure(words + (": the pool has room enough" if answer is None else ""), hint=2) from None
@@ -718,16 +719,16 @@ def branches_elsewhere(impl: ModuleType) -> None:
 def try_out(name: str, experiment: Any) -> dict[str, Any]:
     """Runs an experiment on the engine: what was copied, and who wrote how much."""
     where = f'claims_tried: "{name}" is {shown(experiment)}'
-    whole = isinstance(experiment, tuple | list) and all(type(each) is int for each in experiment)
+    numbers = list(map(whole, experiment)) if isinstance(experiment, tuple | list) else []
     hint = {"three_twice": 1, "nobody_wrote": 2}.get(name, 0)
-    expect(whole and len(experiment) == 4, f"{where}; four whole numbers are asked for", hint=hint)
+    expect(len(numbers) == 4 and None not in numbers, f"{where}; four whole numbers are asked for", hint=hint)
     limits = (16, 64, 8, 8)
     expect(
         all(1 <= each <= most for each, most in zip(experiment, limits, strict=True)),
         f"{where}; the least is (1, 1, 1, 1), the most {limits}",
         hint=hint,
     )
-    page_size, prompt, samples, new_tokens = experiment
+    page_size, prompt, samples, new_tokens = map(int, experiment)
     engine = engine_of(page_size)
     watch = Watch(engine)
     engine.generate([list(range(prompt))], replies(new_tokens, samples))

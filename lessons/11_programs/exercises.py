@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,7 @@ from lessons.grading.desk import (
     run_program,
     selected,
 )
+from lessons.grading.shared import whole
 from lessons.grading.words import said, shown
 from minirad.frontend import ProgramError
 
@@ -79,7 +81,7 @@ def check_computed(
     tokens, _, each = forked(prefix, own, new, chunk, hint, parallel)
     whose = f"the hint {each[0]}, the branches {list(each[1:])}" if hint else f"the branches {list(each)}"
     expect(
-        got == tokens,
+        whole(got) == tokens,
         f"computed_tokens(prefix={prefix}, own={list(own)}, chunk={chunk}, hint={hint}, parallel={parallel}) "
         f"gave {shown(got)}; the engine computes {tokens} ({whose})",
         hint=0 if hint or not parallel else 1,
@@ -94,7 +96,7 @@ def check_steps(
         got = impl.steps(prefix, list(own), new, chunk, hint, parallel)
     tokens, wanted, _ = forked(prefix, own, new, chunk, hint, parallel)
     expect(
-        got == wanted,
+        whole(got) == wanted,
         f"steps(prefix={prefix}, own={list(own)}, new_tokens={new}, chunk={chunk}, hint={hint}, "
         f"parallel={parallel}) gave {shown(got)}; the engine takes {wanted} (and computes {tokens} tokens)",
         hint=2 if not parallel else int(tokens - prefix * hint > chunk),
@@ -314,11 +316,11 @@ def a_place_and_scores(where: str, answer: Any) -> None:
 
 
 def rounded(scores: Sequence[float]) -> str:
-    return "[" + ", ".join(f"{score:.3f}" for score in scores) + "]"
+    return "[" + ", ".join(f"{float(score):.3f}" for score in scores) + "]"
 
 
 def same_scores(where: str, got: Any, scores: list[float]) -> None:
-    numbers = isinstance(got, list) and all(isinstance(each, int | float) for each in got)
+    numbers = isinstance(got, list) and all(isinstance(each, Real) for each in got)
     expect(numbers, f"{where}: the scores are {shown(got)}, not a list of numbers")
     right = len(got) == len(scores) and all(abs(a - b) < 1e-3 for a, b in zip(got, scores, strict=True))
     expect(right, f"{where}: the scores are {rounded(got)}; they should be {rounded(scores)}", hint=1)

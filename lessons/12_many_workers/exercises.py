@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ from lessons.grading.ranks import (
     written,
 )
 from lessons.grading.router import StudentPolicy, Worker
+from lessons.grading.shared import as_ints, whole
 from lessons.grading.words import shown
 from minirad.route.policies import make_policy
 from minirad.route.simulated import max_of_mean
@@ -190,9 +192,9 @@ def run_find(impl: ModuleType, mine: Node, theirs: Node, what: str) -> None:
     got = impl.find_divergence(mine, lambda path: ask(path), digest)
     expect(written(mine) == before, f"{what}: find_divergence changed the tree; it must stay as it is")
     if wanted is None:
-        expect(got is None, f"{what}: the trees are alike, and it returned {shown(got)} instead of None")
+        expect(got is None, f"{what}, alike: find_divergence returned {shown(got)}, not None")
     else:
-        says = f"{what}: returned {shown(got)}; the first difference is {wanted!r}"
+        says = f"{what}: find_divergence returned {shown(got)}; the first difference is {wanted!r}"
         known = isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], tuple)
         expect(known, f"{says} (a tuple of a path, which is a tuple of steps, and a word)")
         hint = 1 if got[0] != wanted[0] else 0
@@ -315,10 +317,12 @@ def check_account(
     for name, value in wanted.items():
         said = f"{what}: {name} is {shown(got[name])}; it should be {value!r}"
         if isinstance(value, float):
-            number = isinstance(got[name], int | float)
+            number = isinstance(got[name], Real)
             expect(number and abs(got[name] - value) < 1e-9, said)
+        elif isinstance(value, list):
+            expect(as_ints(got[name], f"{what}: account, {name}") == value, said)
         else:
-            expect(got[name] == value, said, hint=1 if name == "regret" else 0)
+            expect(whole(got[name]) == value, said, hint=1 if name == "regret" else 0)
 
 
 def account_by_hand(impl: ModuleType) -> None:

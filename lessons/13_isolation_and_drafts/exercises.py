@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -12,7 +13,7 @@ import numpy as np
 import torch  # noqa: F401  (mapped before the limit on memory is set)
 
 from lessons.grading import Exercise, Failure, expect
-from lessons.grading.shared import as_ints
+from lessons.grading.shared import as_ints, whole
 from lessons.grading.words import shown
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import RadixCache, RadixKey
@@ -228,9 +229,9 @@ def says_outdated(impl: ModuleType, asked: Asked, now: Mapping[str, str], hint: 
     got = impl.outdated(its, then)
     expect(then == now, f"outdated changed `loaded` to {then!r}")
     wanted = is_outdated(asked, now)
-    why = "its weights are not loaded now" if wanted else "it can still be asked for"
+    why = f"{'its weights are not loaded now' if wanted else 'it can still be asked for'}, so {wanted}"
     words = f"outdated({shown(its)}, {dict(now)!r}) is {shown(got)} for the namespace of {asked}: {why}"
-    expect(got is wanted, words, hint=hint)
+    expect(isinstance(got, bool | np.bool_) and bool(got) is wanted, words, hint=hint)
 
 
 def reloads_by_hand(impl: ModuleType) -> None:
@@ -278,7 +279,7 @@ def as_pairs(values: Any, where: str) -> list[tuple[int, int]]:
     for value in values:
         expect(isinstance(value, tuple), f"{where}: {shown(value)} is among its pairs; a pair is a tuple")
     try:
-        return [(int(first), int(second)) for first, second in values]
+        return [(operator.index(first), operator.index(second)) for first, second in values]
     except (TypeError, ValueError):
         raise Failure(f"{where} returned {shown(values)}: that are not pairs of tokens") from None
 
@@ -403,7 +404,7 @@ def hits_alike(impl: ModuleType, common: int, length: int, page: int, pairs: boo
     """A student's cached_tokens against the engine's."""
     got = impl.cached_tokens(common, length, page, pairs)
     expect(
-        got == wanted,
+        whole(got) == wanted,
         f"cached_tokens({common}, {length}, {page}, {pairs}) gave {shown(got)}; the engine takes {wanted} "
         f"from the cache: {common} of {length} tokens in common, pages of {page}, "
         f"{'pairs' if pairs else 'tokens'} as units",
@@ -565,7 +566,7 @@ def room_for_all(impl: ModuleType) -> None:
     for wanted, left, length, free, page, count in engines_room():
         got = impl.room_for(wanted, left, length, free, page)
         expect(
-            got == count,
+            whole(got) == count,
             f"room_for(wanted={wanted}, left={left}, length={length}, free={free}, page_size={page}) gave "
             f"{shown(got)}; the engine gives slots to {count}",
             hint=0,

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from lessons.grading import Failure, expect, sibling
 from lessons.grading.drafting import Yours, pair_key, student_engine
+from lessons.grading.shared import as_ints, whole
+from lessons.grading.words import shown
 from minirad import Engine, EngineConfig, Recorder, SamplingParams
 from minirad.cache.eviction import POLICIES, EvictionPolicy
 from minirad.cache.radix_cache import RadixCache, RadixKey
@@ -101,8 +103,9 @@ def random_texts_as_pairs(impl: ModuleType, rng: Random) -> None:
             request = exercises.request_of(tokens, pairs=True)
             hit = manager.cached(request, theirs.peek(request.key()))
             got = impl.cached_tokens(common, len(tokens), page, True)
-            words = f"cached_tokens({common}, {len(tokens)}, {page}, True) gave {got}; the engine finds {hit}"
-            expect(got == hit, f"{words}: {tokens} after {known}", hint=2)
+            where = f"cached_tokens({common}, {len(tokens)}, {page}, True)"
+            words = f"{where} gave {shown(got)}; the engine finds {hit}: {tokens} after {known}"
+            expect(whole(got) == hit, words, hint=2)
             row = [100 * (number + 1) + at for at in range(rng.randint(max(hit, 1), len(tokens)))]
             exercises.commits_alike(impl, tokens, row, page)
             pairs, slots, _ = impl.commit(list(tokens), list(row), page)
@@ -113,7 +116,9 @@ def random_texts_as_pairs(impl: ModuleType, rng: Random) -> None:
             got, wanted = held_by(ours), held_by(theirs)
             where = f"pages of {page}, after {tokens} with {len(row)} slots"
             expect(got == wanted, f"{where}: the tree holds {got}; the engine's holds {wanted}", hint=1)
-            expect(impl.to_tokens(impl.to_pairs(tokens)) == (tokens if len(tokens) > 1 else []), f"{tokens}")
+            where, back = f"to_tokens(to_pairs({tokens}))", tokens if len(tokens) > 1 else []
+            again = as_ints(impl.to_tokens(impl.to_pairs(list(tokens))), where)
+            expect(again == back, f"{where} is {again}, not {back}")
             known.append(tokens[: len(key) + 1])
 
 

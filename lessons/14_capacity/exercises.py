@@ -9,6 +9,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from lessons.grading import Exercise, Failure, expect
@@ -20,6 +21,7 @@ from lessons.grading.policy import (
     random_requests,
     trace,
 )
+from lessons.grading.shared import whole
 from lessons.grading.words import shown
 from minirad.cache.node import Node
 from minirad.cache.radix_cache import RadixKey
@@ -111,10 +113,10 @@ def _same_sizes(
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, numpy's numbers as Python's own: a right answer may be built of either."""
+    """Tuples and numpy's arrays as lists, numpy's numbers as Python's own: a right answer may be built so."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _length(row: Any) -> int:
@@ -198,12 +200,11 @@ def the_claim(impl: ModuleType) -> None:
     returned = impl.claim_inclusion()
     shape = isinstance(returned, tuple | list) and len(returned) == 3
     expect(shape, f"claim_inclusion returned {shown(returned)}; it should be (requests, small, large)")
-    requests, small, large = returned
+    requests, small, large = map(_plain, returned)
     what = f"{shown(requests)}, {shown(small)}, {shown(large)}"
     for name, size in (("small", small), ("large", large)):
         expect(type(size) is int, f"claim_inclusion returned {what}: {name} should be a whole number")
     expect(small < large, f"claim_inclusion returned {what}: small should be less than large")
-    requests = _plain(requests)
     expect(
         isinstance(requests, list) and 1 <= len(requests) <= 8,
         f"claim_inclusion returned {what}: at most eight requests, and at least one",
@@ -391,7 +392,7 @@ def play_bytes(impl: ModuleType, model: Model) -> None:
     asked = {name: value for name, value in model.config.items() if name not in beside}
     got = impl.kv_bytes_per_token(dict(model.config))
     expect(
-        not isinstance(got, bool) and got == wanted,
+        whole(got) == wanted,
         f"kv_bytes_per_token of a model with {asked} returned {shown(got)}; the engine's pool takes "
         f"{wanted:,} bytes for a token",
     )
@@ -418,7 +419,7 @@ def gigabytes_by_hand(impl: ModuleType) -> None:
         got = impl.gigabytes_deserved([list(row) for row in needed], block, worth, price)
         words = f"gigabytes_deserved({needed}, {block}, {worth}, {price}) returned {shown(got)}"
         words += f"; it should be {wanted}: {why}"
-        expect(not isinstance(got, bool) and got == wanted, words, hint=1)
+        expect(not isinstance(got, bool) and whole(got) == wanted, words, hint=1)
 
 
 def gigabytes_as_the_engine(impl: ModuleType) -> None:
@@ -442,7 +443,7 @@ def play_gigabytes(impl: ModuleType, requests: list[list[int]], block: int, rng:
         wanted = gains.index(max(gains))
         got = impl.gigabytes_deserved([list(row) for row in needed], block, worth, price)
         expect(
-            not isinstance(got, bool) and got == wanted,
+            not isinstance(got, bool) and whole(got) == wanted,
             f"gigabytes_deserved({needed}, {block}, {worth}, {price}) returned {shown(got)}: with 0, 1, 2, "
             f"... gigabytes the engine's tree finds {hits} blocks, so it should be {wanted}",
             hint=1,

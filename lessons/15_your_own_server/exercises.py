@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from lessons.grading import Exercise, expect
+from lessons.grading.shared import whole
 from lessons.grading.subscriber import Block, Rank, record_fault
 from lessons.grading.words import shown
 from minirad.fleet import blocks as engine
@@ -58,7 +60,7 @@ def read(impl: ModuleType, sent: Any, hint: int = 0, as_if: Any = None) -> None:
     found = impl.read_batch(payload)
     right = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], list)
     expect(right, f"{what} returned {shown(found)}; it should be (time, list of records)")
-    right = type(found[0]) in (int, float) and found[0] == ours.ts
+    right = isinstance(found[0], Real) and found[0] == ours.ts
     expect(right, f"{what} gave the time {shown(found[0])}; it is {ours.ts}", hint=hint)
     for place, (mine, theirs) in enumerate(zip(found[1], ours.events, strict=False), start=1):
         wrong = record_fault(mine)
@@ -726,7 +728,7 @@ def hits(
     for tokens, space, wanted in asked:
         got = impl.hit(own, tokens, space) if space else impl.hit(own, tokens)
         words = f"{what}: hit of {list(tokens)}{f' in space {space}' if space else ''} is {shown(got)}"
-        expect(got == wanted and type(got) is int, f"{words}; it should be {wanted}")
+        expect(whole(got) == wanted, f"{words}; it should be {wanted}")
     after = {
         name: (block.parent, block.tokens, block.space, set(block.media), block.seen)
         for name, block in own.items()

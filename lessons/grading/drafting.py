@@ -10,6 +10,7 @@ makes no sense and the first invariant that does not hold end the run with a sen
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from lessons.grading.shared import whole
 from lessons.grading.spec import load_file, todo_functions
 from lessons.grading.words import said, shown
 from minirad.cache.node import MAX_TOKEN, RadixKey
@@ -147,11 +149,11 @@ class _Driven(Engine):
         wanted = self.runner.drafter.propose(request, self.config.draft_tokens)
         for free in (manager.room, manager.allocator.available):  # a copy may lock what counts as evictable
             free = free // page * page
-            count = self.yours.call("room_for", request.id, wanted, left, request.kv_len, free, page)
-            most = min(wanted, left - 1)
-            if type(count) is not int or not 0 <= count <= most:
+            answer = self.yours.call("room_for", request.id, wanted, left, request.kv_len, free, page)
+            count, most = whole(answer), min(wanted, left - 1)
+            if count is None or not 0 <= count <= most:
                 why = f"{wanted} drafts are wanted and {left} tokens left, so it is 0 to {most}"
-                raise self.yours.wrong("room_for", request.id, count, why)
+                raise self.yours.wrong("room_for", request.id, answer, why)
             if not count or manager.extend(request, request.kv_len + count):
                 return count
             if count > -request.kv_len % page + free:
@@ -167,7 +169,7 @@ class _Driven(Engine):
         page = self.allocator.page_size
         answer = self.yours.call("roll_back", request.id, list(row), request.length, accepted, page)
         try:
-            kept, freed = ([int(slot) for slot in slots] for slots in answer)
+            kept, freed = ([operator.index(slot) for slot in slots] for slots in answer)
         except (TypeError, ValueError):
             raise self.yours.wrong("roll_back", request.id, answer, "not two lists of slots") from None
         end = request.length + accepted
@@ -247,7 +249,9 @@ class _Intake:
 def pair_key(yours: Yours, name: str, who: str, pairs: Any, space: Hashable) -> RadixKey:
     """A tree key of pairs that a student's function made."""
     try:
-        units = np.array([[int(first), int(second)] for first, second in pairs], dtype=np.int64)
+        units = np.array(
+            [[operator.index(first), operator.index(second)] for first, second in pairs], dtype=np.int64
+        )
     except (TypeError, ValueError):
         raise yours.wrong(name, who, pairs, "not a list of pairs of tokens") from None
     if units.size and not 0 <= units.min() <= units.max() <= MAX_TOKEN:
@@ -339,7 +343,7 @@ class _Accepted:
 
         answer = self.yours.call("accept", request.id, list(draft), list(drawn.tokens), ends)
         try:
-            tokens, kept = [int(token) for token in answer[0]], int(answer[1])
+            tokens, kept = [operator.index(token) for token in answer[0]], operator.index(answer[1])
         except (TypeError, ValueError, IndexError):
             raise self.yours.wrong("accept", request.id, answer, "not (tokens, kept)") from None
         if not 0 <= kept <= len(draft) or len(tokens) != kept + 1:

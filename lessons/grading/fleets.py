@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from lessons.grading.spec import expect
+from lessons.grading.shared import whole
+from lessons.grading.spec import Failure, expect
 from lessons.grading.words import shown
 from minirad.config import SamplingParams
 from minirad.route.policies import Choice, Policy, WorkerView
@@ -142,10 +143,9 @@ class Held:
         expect(same, f"{self.what}: choose changed what it was given; it must stay as it is")
         known = isinstance(answer, tuple) and len(answer) == 2
         expect(known, f"{self.what}: choose returned {shown(answer)}; it should be (worker, why)")
-        worker: int = answer[0]
-        why: str = answer[1]
-        fits = type(worker) is int and 0 <= worker < len(workers)
-        expect(fits, f"{self.what}: choose chose worker {shown(worker)} of {len(workers)}")
+        worker, why = whole(answer[0]), answer[1]
+        if worker is None or not 0 <= worker < len(workers):
+            raise Failure(f"{self.what}: choose chose worker {shown(answer[0])} of {len(workers)}")
         line = isinstance(why, str) and any(map(str.isdigit, why)) and "\n" not in why
         expect(line, f"{self.what}: the reason is {shown(why)}; it should be a line of text with numbers")
         self._look(tokens, workers, worker)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lessons.grading.shared import whole
 from lessons.grading.spec import Failure, load_file, todo_functions
 from lessons.grading.words import one_line, said, shown
 from minirad.cache.radix_cache import Slots
@@ -84,9 +85,9 @@ class StudentPolicy(Policy):
         """The same if it can be one; Wrong says what it is instead."""
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise Wrong(f"returned {shown(answer)}, not (worker, why)")
-        worker, why = answer
-        if type(worker) is not int or not 0 <= worker < len(views):
-            raise Wrong(f"chose worker {shown(worker)}; they have the numbers 0 to {len(views) - 1}")
+        worker, why = whole(answer[0]), answer[1]
+        if worker is None or not 0 <= worker < len(views):
+            raise Wrong(f"chose worker {shown(answer[0])}; they have the numbers 0 to {len(views) - 1}")
         if not views[worker].alive:
             raise Wrong(f"chose worker {worker}, which is not alive")
         if not isinstance(why, str) or not why.strip():

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 from lessons.grading.spec import Case, Exercise, Failure, Lesson, Picture
@@ -150,6 +150,7 @@ class Called:
     def __init__(self, impl: ModuleType) -> None:
         self.impl = impl
         self.returned: tuple[str, Any] | None = None
+        self.unfinished: dict[str, Any] = {}  # what an `async def`, or a function with a `yield`, returned
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.impl, name)
@@ -161,6 +162,8 @@ class Called:
             self.returned = None
             result = value(*args, **more)
             self.returned = (name, result)
+            if isinstance(result, GeneratorType | CoroutineType | AsyncGeneratorType):
+                self.unfinished[name] = result
             return result
 
         return call
@@ -174,15 +177,17 @@ def _try(case: Case, impl: ModuleType, rng: random.Random) -> Outcome:
         else:
             case(called)
     except Failure as failure:
-        return "failed", failure.words, failure.pictures, failure.hint
+        return "failed", f"{failure.words}{_not_begun(called)}", failure.pictures, failure.hint
     except NotImplementedError as error:
         return "todo", plain(str(error)) or "todo", [], 0
     except MemoryError:
         return "memory", f"{_about(case)}: it took more memory than the limit allows", [], 0
     except SystemExit as error:
-        return "ended", f"{_about(case)}: it called sys.exit({shown(error.code)})", [], 0
-    except RecursionError:
-        return "failed", f"{_about(case)}: it called itself too deep (RecursionError)", [], 0
+        words = f"it called sys.exit({shown(error.code)}){_own_line(error, called)}"
+        return "ended", f"{_about(case)}: {words}", [], 0
+    except RecursionError as error:
+        words = f"it called itself too deep (RecursionError){_own_line(error, called)}"
+        return "failed", f"{_about(case)}: {words}", [], 0
     except Exception as error:  # anything may come out of a student's code
         return "failed", f"{_about(case)}: {_raised(error, called)}", [], 0
     return "passed", "", [], 0
@@ -196,18 +201,43 @@ def _about(case: Case) -> str:
 def _raised(error: Exception, called: Called) -> str:
     """The error with the last line of the student's file that it went through.
 
-    Where it went through none, the case could not use what it was given: that is said.
+    Where it went through none, the case could not use what it was given: that is said. (A StopIteration
+    that leaves a generator of a case comes as another error; its cause is the student's.)
     """
-    own = getattr(called.impl, "__file__", None)
-    steps = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    mine = [(code.co_name, line) for code, line in steps if code.co_filename == own]
-    if own and mine:
-        name, line = mine[-1]
-        return f"{said(error)} ({Path(own).name}, line {line}, in {plain(name, 200)})"
+    cause = error.__cause__
+    for each in (error, cause) if isinstance(cause, StopIteration) else (error,):
+        where = _own_line(each, called)
+        if where:
+            return f"{said(each)}{where}"
     if called.returned is None:
         return said(error)
     name, value = called.returned
-    return f"after {name} returned {shown(value)}: {said(error)}"
+    return f"after {name} returned {shown(value)}: {said(error)}{_not_begun(called)}"
+
+
+def _own_line(error: BaseException, called: Called) -> str:
+    """ " (exercise.py, line 12, in evict)": the last line of the student's file on its way; "" for none."""
+    own = getattr(called.impl, "__file__", None)
+    steps = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    mine = [(code.co_name, line) for code, line in steps if code.co_filename == own]
+    if not own or not mine:
+        return ""
+    name, line = mine[-1]
+    return f" ({Path(own).name}, line {line}, in {plain(name, 200)})"
+
+
+def _not_begun(called: Called) -> str:
+    """Says of a function that is no plain one that nothing of it has run; "" where all is well."""
+    for name, result in called.unfinished.items():
+        if isinstance(result, AsyncGeneratorType):
+            return f" (nothing of {name} has run: it is an `async def` with a `yield`)"
+        if isinstance(result, CoroutineType) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
+            result.close()  # else Python prints that nobody awaited it
+            return f" (nothing of {name} has run: it is an `async def`)"
+        own = isinstance(result, GeneratorType) and result.gi_code.co_name == name  # no (x for x in ...)
+        if own and inspect.getgeneratorstate(result) == inspect.GEN_CREATED:
+            return f" (nothing of {name} has run: it has a `yield`)"
+    return ""
 
 
 def _pictures(exercise: Exercise, impl: ModuleType) -> list[Picture]:

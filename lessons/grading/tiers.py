@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from lessons.grading.spec import Failure, expect
+from lessons.grading.words import shown
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.radix_cache import EvictResult, MatchResult, RadixKey
 from minirad.config import SamplingParams
@@ -249,8 +250,9 @@ class LaidCache(HiRadixCache):
         got = self._ask("make_host_room", num_tokens)
         self._note("make_host_room", str(num_tokens), got)
         free = self.host_allocator.available
-        words = f"make_host_room({num_tokens}) returned {got!r}, and {free} host slots are free"
-        expect(not got or free >= num_tokens, words)
+        words = f"make_host_room({num_tokens}) returned {shown(got)}"
+        expect(isinstance(got, bool | np.bool_ | int), f"{words}, which is neither True nor False")
+        expect(not got or free >= num_tokens, f"{words}, and {free} host slots are free")
         return self.host_allocator.alloc(num_tokens) if got else None
 
     # -------------------------------------------------------------- eviction
