@@ -74,10 +74,10 @@ class _Watched:
     def __call__(self, node: Node) -> Any:
         try:
             key = self._function(node)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if isinstance(error, NotImplementedError) and self._first is None:
                 raise
-            what = f"{type(error).__name__}: {error}{_line(error, self._path)}"
+            what = f"{_told(error)}{_line(error, self._path)}"
             raise PolicyBroke(f"{self._path}: {FUNCTION} raised {what} for {_leaf(node)}") from error
         first, whose = self._first = self._first or (key, _leaf(node))
         try:
@@ -101,6 +101,14 @@ def _leaf(node: Node) -> str:
     return f"n{node.id} ({len(node)} tokens, {node.hits} hits, last used at tick {node.last_access})"
 
 
+def _told(error: BaseException) -> str:
+    """An error's type and text; who wrote the file may have written the error, too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 def _line(error: BaseException, path: str) -> str:
     """Where in the file it happened."""
     lines = []
@@ -121,8 +129,8 @@ def _function(name: str) -> Callable[[Node], Any]:
     module: ModuleType = importlib.util.module_from_spec(spec)
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
-    except Exception as error:
-        raise ValueError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{name} cannot be loaded: {_told(error)}") from error
     function = getattr(module, FUNCTION, None)
     if not callable(function):
         raise ValueError(f"{name} has no function {FUNCTION}(node)")

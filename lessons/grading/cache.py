@@ -18,6 +18,7 @@ import numpy as np
 from lessons.grading import underlay
 from lessons.grading.spec import load_file, todo_functions
 from lessons.grading.tree import PARTS, POLICY_KEYS, Node, Tree, path_up
+from lessons.grading.words import said
 from minirad.cache.radix_cache import EvictResult, InsertResult, MatchResult, RadixKey
 from minirad.errors import InvariantError, require
 
@@ -138,8 +139,8 @@ class StudentCache:
         except InvariantError as error:
             self.broken = self.broken or f"after {whose} {name}: {error}"
             raise InvariantError(self.broken) from error
-        except Exception as error:
-            self.broken = self.broken or f"{whose} {name} raised {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            self.broken = self.broken or f"{whose} {name} raised {said(error)}"
             raise InvariantError(self.broken) from error
         return result
 
@@ -180,8 +181,8 @@ def _functions(file: Path) -> dict[str, Callable[..., Any]]:
     try:
         todo = todo_functions(file.read_bytes())
         module = load_file(file)
-    except Exception as error:
-        raise ValueError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{file} cannot be loaded: {said(error)}") from error
     own = vars(module)
     own.update({name: getattr(underlay, name) for name in todo.intersection(PARTS)})
     return {name: value for name, value in own.items() if callable(value) and name not in todo}

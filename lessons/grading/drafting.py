@@ -82,7 +82,7 @@ class Yours:
         self.called[name] = None
         try:
             return self.functions[name](*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise YourCode(f"{self.moment}, {who}: your {name} raised {said(error)}") from error
 
     def wrong(self, name: str, who: str, returned: Any, why: str) -> YourCode:
@@ -96,8 +96,8 @@ def _written(path: Path) -> dict[str, Callable[..., Any]]:
     try:
         todo = todo_functions(path.read_bytes())
         own = vars(load_file(path))
-    except Exception as error:
-        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{path} cannot be loaded: {said(error)}") from error
     if "to_pairs" in todo:  # `commit` may call it
         own["to_pairs"] = pairs_of
     return {name: own[name] for name in PARTS if name not in todo and callable(own.get(name))}

@@ -144,7 +144,7 @@ class Held:
         known = isinstance(answer, tuple) and len(answer) == 2
         expect(known, f"{self.what}: choose returned {shown(answer)}; it should be (worker, why)")
         worker, why = whole(answer[0]), answer[1]
-        if worker is None or not 0 <= worker < len(workers):
+        if worker is None or isinstance(answer[0], bool) or not 0 <= worker < len(workers):
             raise Failure(f"{self.what}: choose chose worker {shown(answer[0])} of {len(workers)}")
         line = isinstance(why, str) and any(map(str.isdigit, why)) and "\n" not in why
         expect(line, f"{self.what}: the reason is {shown(why)}; it should be a line of text with numbers")

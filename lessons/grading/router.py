@@ -86,7 +86,7 @@ class StudentPolicy(Policy):
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise Wrong(f"returned {shown(answer)}, not (worker, why)")
         worker, why = whole(answer[0]), answer[1]
-        if worker is None or not 0 <= worker < len(views):
+        if worker is None or isinstance(answer[0], bool) or not 0 <= worker < len(views):
             raise Wrong(f"chose worker {shown(answer[0])}; they have the numbers 0 to {len(views) - 1}")
         if not views[worker].alive:
             raise Wrong(f"chose worker {worker}, which is not alive")
@@ -98,8 +98,8 @@ class StudentPolicy(Policy):
         """Runs a method of the student's. What is wrong is raised, or kept, with the moment."""
         try:
             return call()
-        except Exception as error:
-            if self._strict and isinstance(error, NotImplementedError | Failure):
+        except (Exception, SystemExit) as error:
+            if self._strict and isinstance(error, NotImplementedError | Failure | SystemExit):
                 raise
             what = str(error) if isinstance(error, Wrong) else f"raised {said(error)}"
             when = f"at request {self.requests} " if self.requests else ""
@@ -118,7 +118,7 @@ def student_router(path: str | Path) -> Callable[[], Any]:
     try:
         todo = todo_functions(file.read_bytes())
         make: Callable[[], Any] | None = vars(load_file(file)).get("Router")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{file} cannot be loaded: {said(error)}") from error
     if make is None or not callable(make):
         raise ValueError(f"{file} has no class Router")

@@ -104,7 +104,7 @@ class Subscriber:
             return self.parts[name](*arguments)
         except SubscriberBroke:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if self._is_own(frame)]
             where = f" ({self.file.name}, line {lines[-1]})" if lines else ""
             raise SubscriberBroke(f"your {name} raised {said(error)}{where}, at {moment}") from error
@@ -137,8 +137,8 @@ def student_subscriber(path: str | Path) -> Subscriber:
     try:
         todo = todo_functions(file.read_bytes())
         own = vars(load_file(file))
-    except Exception as error:
-        raise ValueError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{file} cannot be loaded: {said(error)}") from error
     found = Subscriber(
         file, {name: own[name] for name in PARTS if name not in todo and callable(own.get(name))}
     )
