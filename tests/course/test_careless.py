@@ -1,0 +1,172 @@
+"""What a careless hand writes: numbers of another make, a `yield` too many, an error from deep inside.
+
+A right solution whose numbers are numpy's stays right; a wrong one is told which of its functions it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lessons.grading.run import grade_module, run_exercise
+from lessons.grading.shared import as_ints, whole
+from lessons.grading.spec import Exercise, Failure, Lesson, expect, lesson_folders, load_file, load_lesson
+
+LESSONS = [load_lesson(folder) for folder in lesson_folders() if folder.name >= "09"]
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+class SaysEqual:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("value", [3, 3.0, np.int64(3), np.float32(3), np.array(3)])
+def test_a_whole_number_may_be_of_any_make(value: Any) -> None:
+    assert whole(value) == 3 and type(whole(value)) is int
+
+
+@pytest.mark.parametrize(
+    "value", [2.5, math.nan, math.inf, "3", b"3", None, np.array([3]), [3], 3j, SaysEqual(), np.True_]
+)
+def test_what_is_no_whole_number(value: Any) -> None:
+    assert whole(value) is None
+    with pytest.raises(Failure, match="which is no list of numbers"):
+        as_ints([1, value], "f")
+
+
+def test_an_error_within_a_generator_is_its_own() -> None:
+    with pytest.raises(ZeroDivisionError):
+        as_ints((1 // each for each in (1, 0)), "f")
+    for no_list in (None, 7, "abc"):
+        with pytest.raises(Failure, match="f: it returned"):
+            as_ints(no_list, "f")
+
+
+def of_numpy(value: Any) -> Any:
+    """The same with numpy's numbers, in whatever it is built of."""
+    if type(value) in (int, float):
+        return np.int64(value) if isinstance(value, int) and abs(value) < 2**63 else np.float64(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(of_numpy, value))
+    if type(value) is dict:
+        return {name: of_numpy(each) for name, each in value.items()}
+    return value
+
+
+def answering(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def answer(*arguments: Any, **more: Any) -> Any:
+        return of_numpy(function(*arguments, **more))
+
+    @functools.wraps(function)
+    async def answer_later(*arguments: Any, **more: Any) -> Any:
+        return of_numpy(await function(*arguments, **more))
+
+    return answer_later if inspect.iscoroutinefunction(function) else answer
+
+
+def with_numpy(lesson: Lesson) -> ModuleType:
+    """The lesson's solution, of which every function that is asked for answers in numpy's numbers."""
+    module = load_file(lesson.folder / "solution.py")
+    for exercise in lesson.exercises:
+        for name in exercise.asks_for:
+            asked = getattr(module, name)
+            if not isinstance(asked, type):
+                setattr(module, name, answering(asked))
+            elif hasattr(asked, "choose"):
+                asked.choose = answering(asked.choose)
+    return module
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name[:2])
+def test_a_right_solution_may_answer_in_numbers_of_numpy(lesson: Lesson) -> None:
+    results = grade_module(lesson, with_numpy(lesson), "ada")
+    assert [(each.exercise, each.words) for each in results if not each.passed] == []
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+def within_a_generator(impl: Any) -> None:
+    """A game."""
+    for _ in (impl.f(each) for each in (1, 2)):
+        pass
+
+
+def plainly(impl: Any) -> None:
+    """A game."""
+    done: list[int] = []
+    got = impl.f(done)
+    expect(bool(done), f"nothing was done, f gave {type(got).__name__}")
+
+
+@pytest.mark.parametrize(
+    ("body", "case", "words"),
+    [
+        ("return next(iter([]))", within_a_generator, "A game: StopIteration (mine.py, line 2, in f)"),
+        ("raise SystemExit(3)", plainly, "A game: it called sys.exit(3) (mine.py, line 2, in f)"),
+        ("return f(x)", plainly, 
+         "A game: it called itself too deep (RecursionError) (mine.py, line 2, in f)"),
+        ("yield x.append(1)", plainly,
+         "nothing was done, f gave generator (nothing of f has run: it has a `yield`)"),
+        ("return (each for each in x)", plainly, "nothing was done, f gave generator"),
+        ("return None", plainly, "nothing was done, f gave NoneType"),
+    ],
+)  # fmt: skip
+def test_words_name_the_function(tmp_path: Path, body: str, case: Any, words: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def f(x):\n    {body}\n", encoding="utf-8")
+    found = run_exercise(
+        Lesson(tmp_path, "", ()), Exercise("f", 1, [case]), load_file(tmp_path / "mine.py"), "ada"
+    )
+    assert found.words == words
+
+
+def test_an_async_function_that_nobody_awaits(tmp_path: Path) -> None:
+    for more, words in (("", "it is an `async def`"), ("; yield", "it is an `async def` with a `yield`")):
+        (tmp_path / "mine.py").write_text(f"async def f(x):\n    x.append(1){more}\n", encoding="utf-8")
+        found = run_exercise(
+            Lesson(tmp_path, "", ()), Exercise("f", 1, [plainly]), load_file(tmp_path / "mine.py"), "ada"
+        )
+        assert found.words.endswith(f"(nothing of f has run: {words})")
+
+
+@pytest.mark.parametrize("returned", [None, "", [], ()])
+def test_a_room_that_is_neither_there_nor_not(returned: Any) -> None:
+    lesson = next(each for each in LESSONS if each.name.startswith("10"))
+    impl = load_file(lesson.folder / "solution.py")
+    impl.make_host_room = lambda tiers, count: returned
+    words = run_exercise(lesson, lesson.exercise("make_host_room"), impl).words
+    assert f"returned {returned!r}, which is neither True nor False" in words
+
+
+def test_what_says_that_it_equals_everything_is_no_number() -> None:
+    for lesson in LESSONS:
+        for exercise in lesson.exercises:
+            for name in exercise.asks_for:
+                impl = load_file(lesson.folder / "solution.py")
+                if isinstance(getattr(impl, name), type) or inspect.iscoroutinefunction(getattr(impl, name)):
+                    continue
+                if "-> int" not in str(inspect.signature(getattr(impl, name))).replace("'", ""):
+                    continue
+                setattr(impl, name, lambda *_, **__: SaysEqual())
+                short = dataclasses.replace(exercise, cases=[c for c in exercise.cases if takes_no_rng(c)])
+                assert not run_exercise(lesson, short, impl).passed, name
+
+
+def takes_no_rng(case: Callable[..., None]) -> bool:
+    return len(inspect.signature(case).parameters) == 1
