@@ -89,7 +89,7 @@ def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: 
     """Tries the cases in order up to the first that fails."""
     started = time.perf_counter()
     missing = [name for name in exercise.asks_for if not callable(getattr(impl, name, None))]
-    status, words = "failed", f"there is no function {', '.join(missing)} in the file"
+    status, words = "failed", f"there is no function {', '.join(missing)} in the file{_what_there_is(impl)}"
     pictures: list[Picture] = []
     which = 0
     if not missing:
@@ -107,6 +107,16 @@ def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: 
     result = verdict(lesson, exercise, status, words, which, pictures=pictures, seconds=seconds)
     result.which = which
     return result
+
+
+def _what_there_is(impl: ModuleType) -> str:
+    """The first functions of a file, in words: it may be another lesson's."""
+    own = [
+        plain(name, 99)
+        for name, value in list(vars(impl).items())
+        if isinstance(value, FunctionType | type) and value.__module__ == vars(impl).get("__name__")
+    ]
+    return f"; it has {', '.join(own[:4])}{', ...' if own[4:] else ''}" if own else ""
 
 
 def grade_module(lesson: Lesson, impl: ModuleType, student: str = "") -> list[Result]:

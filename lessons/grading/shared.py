@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,8 @@ def whole(value: Any) -> int | None:
     """
     try:
         if isinstance(value, numbers.Real):
-            return int(value) if int(value) == value else None
+            down: Any = math.floor(value)
+            return int(down) if down == value else None
         return operator.index(value)
     except Exception:  # nan, a text, or an object that will not be asked
         return None

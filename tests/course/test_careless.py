@@ -136,6 +136,18 @@ def test_words_name_the_function(tmp_path: Path, body: str, case: Any, words: st
     assert found.words == words
 
 
+def test_the_file_of_another_lesson_is_recognized(tmp_path: Path) -> None:
+    twelve, thirteen = (next(e for e in LESSONS if e.name.startswith(number)) for number in ("12", "13"))
+    impl = load_file(thirteen.folder / "exercise.py")
+    words = run_exercise(twelve, twelve.exercise("digest"), impl).words
+    assert words == (
+        "there is no function digest in the file; it has space_of, outdated, to_pairs, to_tokens, ..."
+    )
+    (tmp_path / "mine.py").write_text("x = 1\n", encoding="utf-8")
+    words = run_exercise(twelve, twelve.exercise("digest"), load_file(tmp_path / "mine.py")).words
+    assert words == "there is no function digest in the file"
+
+
 def test_an_async_function_that_nobody_awaits(tmp_path: Path) -> None:
     for more, words in (("", "it is an `async def`"), ("; yield", "it is an `async def` with a `yield`")):
         (tmp_path / "mine.py").write_text(f"async def f(x):\n    x.append(1){more}\n", encoding="utf-8")
