@@ -114,7 +114,9 @@ def _what_there_is(impl: ModuleType) -> str:
     own = [
         plain(name, 99)
         for name, value in list(vars(impl).items())
-        if isinstance(value, FunctionType | type) and value.__module__ == vars(impl).get("__name__")
+        if not name.startswith("_")
+        and isinstance(value, FunctionType | type)
+        and value.__module__ == vars(impl).get("__name__")
     ]
     return f"; it has {', '.join(own[:4])}{', ...' if own[4:] else ''}" if own else ""
 
