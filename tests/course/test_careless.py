@@ -17,9 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lessons.grading.cache import student_cache
+from lessons.grading.drafting import Yours
+from lessons.grading.router import student_router
 from lessons.grading.run import grade_module, run_exercise
 from lessons.grading.shared import as_ints, whole
 from lessons.grading.spec import Exercise, Failure, Lesson, expect, lesson_folders, load_file, load_lesson
+from lessons.grading.subscriber import Subscriber, SubscriberBroke, student_subscriber
+from minirad.errors import InvariantError
+from minirad.own_policy import join as join_policy
 
 LESSONS = [load_lesson(folder) for folder in lesson_folders() if folder.name >= "09"]
 
@@ -182,3 +188,29 @@ def test_what_says_that_it_equals_everything_is_no_number() -> None:
 
 def takes_no_rng(case: Callable[..., None]) -> bool:
     return len(inspect.signature(case).parameters) == 1
+
+
+# ---------------------------------------------------------------------- files that drive the page
+
+
+@pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "class E(Exception):\n    __str__ = 3\nraise E"])
+@pytest.mark.parametrize(
+    "read", [student_cache, student_router, student_subscriber, lambda path: Yours.read([path]), join_policy]
+)
+def test_a_file_that_ends_python_is_refused_in_one_line(tmp_path: Path, text: str, read: Any) -> None:
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"mine\.py cannot be loaded: (SystemExit: 0|E)"):
+        read(str(tmp_path / "mine.py"))
+
+
+def test_a_function_that_ends_python_is_a_sentence(tmp_path: Path) -> None:
+    def leave(*_: Any) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(InvariantError, match="your accept raised SystemExit: 3"):
+        Yours({"accept": leave}).call("accept", "R1")
+    with pytest.raises(SubscriberBroke, match="your store raised SystemExit: 3, at the first"):
+        Subscriber(tmp_path / "mine.py", {"store": leave}).call("store", "the first")
+    (tmp_path / "mine.py").write_text("def victim_key(node):\n    raise SystemExit(3)\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="victim_key raised SystemExit: 3"):
+        join_policy(str(tmp_path / "mine.py"))
