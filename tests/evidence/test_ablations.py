@@ -76,6 +76,7 @@ def test_no_setting_changes_an_answer(played: dict[str, Played], jobs: tuple[Job
     assert right(KIND, jobs, played[FULL].outcomes) == (len(jobs), len(jobs))
 
 
+@pytest.mark.slow
 def test_without_a_cache_every_prompt_token_is_computed(played: dict[str, Played]) -> None:
     full, none = played[FULL], played["no-cache"]
     assert none.prompt_tokens == full.prompt_tokens <= none.computed_tokens

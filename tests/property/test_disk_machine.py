@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -413,6 +414,7 @@ def play(examples: int) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_whatever_is_asked_keys_and_values_are_those_of_the_path() -> None:
     play(EXAMPLES)
     missing = [name for name in REACHED if not HAPPENED[name]]

@@ -35,6 +35,12 @@ SMALL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No walk through all that the tests before have left, half a second each."""
+    monkeypatch.setattr(bench.gc, "collect", lambda: 0)
+
+
 def bench_engine(capsys: pytest.CaptureFixture[str], **options: str) -> tuple[int, Any, str]:
     """Exit code, the JSON that was printed, and what was said on stderr."""
     words = [f"--{name.replace('_', '-')}={value}" for name, value in {**SMALL, **options}.items()]

@@ -459,6 +459,7 @@ def test_whole_prompts_help_where_they_are_what_is_shared(
     assert tree["dictionary"].hit_rate > 0.9 * tree[FULL].hit_rate
 
 
+@pytest.mark.slow
 def test_the_order_matters_where_the_pool_is_small(
     classroom: Classroom, rag: dict[str, Played], tree: dict[str, Played]
 ) -> None:
