@@ -225,7 +225,7 @@ def test_pytest_grades_a_lesson(tmp_path: Path, committed: Path) -> None:
         "insert 2/2 passed",
         "total 7/20",
         "last_access of node",
-        "Hint: At each node",
+        "Hint: `last_access = tree.now` for every node on the path",
         "todo: inc_lock_ref",
     ):
         assert words in " ".join(done.stdout.split()), done.stdout

@@ -402,6 +402,8 @@ def test_run_all_leaves_every_picture_where_its_cell_put_it(
     source = ROOT / "notebooks" / f"{name}.ipynb"
     shutil.copy(source, lab[1] / source.name)
     shutil.copytree(ROOT / "notebooks" / "streams", lab[1] / "streams", dirs_exist_ok=True)
+    for helper in (ROOT / "notebooks").glob("*.py"):
+        shutil.copy(helper, lab[1] / helper.name)
     opened = Notebook(browser, lab, source.name)
     cells = opened.page.evaluate(STEPPER_CELLS)
     saved = nbformat.read(source, as_version=4).cells

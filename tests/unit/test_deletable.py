@@ -20,7 +20,8 @@ from minirad import Engine, EngineConfig
 from minirad.model.llama import LlamaModel
 
 DELETABLE = ("fast", "tiers", "speculative", "adapters", "quant")  # folders of minirad
-LESSON_ON = {"tiers": "10_host_tier"}  # the lesson that is about a folder, and goes with it
+# Lessons that are about a folder go with it.
+LESSON_ON = {"tiers": "10_host_tier", "speculative": "13_isolation_and_drafts"}
 GENERATE = """
 from minirad import Engine, EngineConfig, SamplingParams
 from minirad.workloads import chat_prompt
