@@ -10,7 +10,7 @@ leaf is used: minirad/cache/other_policies.py.
 
 from __future__ import annotations
 
-import importlib.util
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -111,12 +111,8 @@ def _told(error: BaseException) -> str:
 
 def _line(error: BaseException, path: str) -> str:
     """Where in the file it happened."""
-    lines = []
-    step = error.__traceback__
-    while step is not None:
-        if step.tb_frame.f_code.co_filename == str(Path(path)):
-            lines.append(step.tb_lineno)
-        step = step.tb_next
+    steps = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in steps if frame.f_code.co_filename == str(Path(path))]
     return f" (line {lines[-1]})" if lines else ""
 
 
@@ -124,9 +120,7 @@ def _function(name: str) -> Callable[[Node], Any]:
     path = Path(name)
     if not path.is_file():
         raise ValueError(f"there is no file {name!r} to take an eviction policy from")
-    spec = importlib.util.spec_from_loader("own_policy", None)
-    assert spec is not None
-    module: ModuleType = importlib.util.module_from_spec(spec)
+    module = ModuleType("own_policy")
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,13 @@ from viz import kv
 LOOKS = (("#0072b2", ""), ("#e69f00", "/"), ("#cc79a7", "x"), ("#56b4e9", "."))  # colour and pattern
 ABOVE = {"textposition": "outside", "cliponaxis": False}  # what is written belongs above its bar
 DASHES = (("solid", "circle"), ("dash", "square"), ("dot", "diamond"), ("dashdot", "x"))
+
+
+def told_apart(series: Mapping[str, Any], looks: Iterable[Any]) -> list[tuple[tuple[str, Any], Any]]:
+    """Each named series with a look of its own. ValueError for more than four."""
+    if len(series) > len(LOOKS):
+        raise ValueError(f"{len(series)} series cannot be told apart; at most {len(LOOKS)}")
+    return list(zip(series.items(), looks, strict=False))
 
 
 def chart(traces: Sequence[Any], title: str, height: int, **layout: Any) -> kv.KvFigure:
@@ -67,8 +74,6 @@ def groups(
 
     ValueError: for more than four series, which one could not tell apart.
     """
-    if len(series) > len(LOOKS):
-        raise ValueError(f"{len(series)} series of bars cannot be told apart; at most {len(LOOKS)}")
     bars = [
         go.Bar(
             x=[where + " " * at for where in heights],  # each bar has its own place
@@ -78,7 +83,7 @@ def groups(
             **ABOVE,
             marker={"color": colour, "pattern": {"shape": pattern}},
         )
-        for at, ((name, heights), (colour, pattern)) in enumerate(zip(series.items(), LOOKS, strict=False))
+        for at, ((name, heights), (colour, pattern)) in enumerate(told_apart(series, LOOKS))
     ]
     figure = chart(bars, title, 300, barmode="overlay")
     places = [place for together in zip(*(bar.x for bar in bars), strict=True) for place in together]
@@ -101,7 +106,7 @@ def stairs(
             mode="lines",
             line={"color": colour},
         )
-        for (name, ys), (colour, _) in zip(series.items(), LOOKS, strict=False)
+        for (name, ys), (colour, _) in told_apart(series, LOOKS)
     ]
     figure = chart(drawn, title, 320)
     figure.update_xaxes(title={"text": across})
@@ -175,8 +180,6 @@ def curves(title: str, lines: Mapping[str, Mapping[int, float]], x: str = "") ->
     The sizes stand at equal distances, as they are given: every line has the same.
     ValueError: for more than four lines, which one could not tell apart.
     """
-    if len(lines) > len(LOOKS):
-        raise ValueError(f"{len(lines)} lines cannot be told apart; at most {len(LOOKS)}")
     drawn = [
         go.Scatter(
             x=[f"{size:,}" for size in shares],
@@ -186,7 +189,9 @@ def curves(title: str, lines: Mapping[str, Mapping[int, float]], x: str = "") ->
             line={"color": colour, "dash": dash},
             marker={"symbol": symbol, "size": 7},
         )
-        for (name, shares), (colour, _), (dash, symbol) in zip(lines.items(), LOOKS, DASHES, strict=False)
+        for (name, shares), ((colour, _), (dash, symbol)) in told_apart(
+            lines, zip(LOOKS, DASHES, strict=True)
+        )
     ]
     figure = chart(drawn, title, 320)
     figure.update_xaxes(title={"text": x}, type="category")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch  # noqa: F401  (mapped before the limit on memory is set)
 
@@ -30,6 +30,8 @@ from lessons.grading.desk import (
 from lessons.grading.shared import whole
 from lessons.grading.words import said, shown
 from minirad.frontend import ProgramError
+
+D = TypeVar("D", bound=Desk)
 
 MEMORY_MB = 2048
 
@@ -253,16 +255,21 @@ def fork_that_is_refused(impl: ModuleType) -> None:
         raise Failure(f"{where}: desk.send raised ValueError, and it returned {shown(got)}", hint=1)
 
 
-def fork_that_is_interrupted(impl: ModuleType) -> None:
-    """An error comes while it waits for the branches."""
-    where = "fork whose wait for the branches raises an error"
+def interrupted(desk: D) -> D:
+    """A desk whose wait for more than one request raises an error."""
 
     def before(call: Call) -> None:
         if call.kind == "wait" and len(desk.answers) > 1:
             raise InterruptedError("the engine was interrupted")
 
-    desk = Desk(ExactEngine())
     desk.before = before
+    return desk
+
+
+def fork_that_is_interrupted(impl: ModuleType) -> None:
+    """An error comes while it waits for the branches."""
+    where = "fork whose wait for the branches raises an error"
+    desk = interrupted(Desk(ExactEngine()))
     try:
         got = impl.fork(desk, tokens(20), THREE, 2)
     except InterruptedError:
@@ -413,13 +420,7 @@ def a_choice_that_is_refused(impl: ModuleType) -> None:
 def select_that_is_interrupted(impl: ModuleType) -> None:
     """An error comes while it waits for the choices."""
     where = "select whose wait for the choices raises an error"
-
-    def before(call: Call) -> None:
-        if call.kind == "wait" and len(desk.answers) > 1:
-            raise InterruptedError("the engine was interrupted")
-
-    desk = Scripted(ExactEngine())
-    desk.before = before
+    desk = interrupted(Scripted(ExactEngine()))
     try:
         got = impl.select(desk, [5, 6], [[1], [2]])
     except InterruptedError:

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from lessons.grading.subscriber import Block
+from lessons.grading.subscriber import Block, Rank
 from minirad.fleet.wire import Cleared, Hash, Record, Removed, Stored
-
-
-class Rank(Protocol):
-    replay: bool
-    last: int
-    payload: bytes
-    newest: int
-    asking: bool
-    held: list[tuple[int, bytes]]
-    top: int
-    again: bool
-
-    def deliver(self, seq: int, payload: bytes) -> Any: ...
-    def lost(self, first: int, last: int) -> Any: ...
-    def restart(self) -> Any: ...
-    def ask(self, first: int) -> Any: ...
-
 
 Get = Callable[[str, int], Any]  # a field by its name, or by its place in a list
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from lessons.grading.subscriber import Block
+from lessons.grading.subscriber import Block, Rank
 from minirad.fleet.wire import Cleared, Hash, Record, Removed, Stored
 
 FIELDS = {
@@ -18,22 +18,6 @@ FIELDS = {
     "BlockRemoved": ("block_hashes", "medium"),
     "AllBlocksCleared": (),
 }  # fmt: skip
-
-
-class Rank(Protocol):
-    replay: bool
-    last: int
-    payload: bytes
-    newest: int
-    asking: bool
-    held: list[tuple[int, bytes]]
-    top: int
-    again: bool
-
-    def deliver(self, seq: int, payload: bytes) -> Any: ...
-    def lost(self, first: int, last: int) -> Any: ...
-    def restart(self) -> Any: ...
-    def ask(self, first: int) -> Any: ...
 
 
 def read_batch(payload: bytes) -> tuple[float, list[Record]]:

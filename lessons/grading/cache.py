@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lessons.grading import underlay
-from lessons.grading.spec import load_file, todo_functions
+from lessons.grading.spec import students_file
 from lessons.grading.tree import PARTS, POLICY_KEYS, Node, Tree, path_up
 from lessons.grading.words import said
 from minirad.cache.radix_cache import EvictResult, InsertResult, MatchResult, RadixKey
@@ -176,13 +176,6 @@ def student_cache(
 
 def _functions(file: Path) -> dict[str, Callable[..., Any]]:
     """The functions of a file that are not stubs any more; these find the underlay's where stubs were."""
-    if not file.is_file():
-        raise ValueError(f"{file} is not there")
-    try:
-        todo = todo_functions(file.read_bytes())
-        module = load_file(file)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{file} cannot be loaded: {said(error)}") from error
-    own = vars(module)
+    own, todo = students_file(file)
     own.update({name: getattr(underlay, name) for name in todo.intersection(PARTS)})
     return {name: value for name, value in own.items() if callable(value) and name not in todo}

@@ -88,12 +88,6 @@ def classroom_engine() -> Engine:
     return Engine(EngineConfig(device="cpu", kv_tokens=1024, in_batch_prefix=False))
 
 
-def computed(engine: Engine) -> int:
-    """Prompt tokens that an engine has computed so far, those computed again after a retraction as well."""
-    first, again = engine.stats.first, engine.stats.again
-    return first.tokens - first.cached + again.tokens - again.cached
-
-
 # ---------------------------------------------------------------------- the desk
 
 
@@ -126,7 +120,7 @@ class Desk:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.start = computed(self.engine)
+        self.start = self.engine.stats.computed
 
     # -------------------------------------------------------------- for students
 
@@ -210,7 +204,7 @@ class Desk:
     @property
     def computed(self) -> int:
         """Prompt tokens that the engine has computed since the desk was opened."""
-        return computed(self.engine) - self.start
+        return self.engine.stats.computed - self.start
 
     def close(self) -> None:
         """Ends what is on its way, so that the engine can be used again."""
@@ -241,12 +235,12 @@ def run_program(
 ) -> Ran:
     """Plays one program; raises what it raises."""
     player = ProgramPlayer([Job(program, args)], engine.encode, engine, hints=hints, parallel=parallel)
-    before, steps = computed(engine), engine.now
+    before, steps = engine.stats.computed, engine.now
     play(engine, player)
     value = player.outcomes[0].result()
     served = list(engine.served.values())
     prompts, each = [one.prompt.tolist() for one in served], [len(one.prompt) - one.cached for one in served]
-    return Ran(prompts, each, computed(engine) - before, engine.now - steps, engine.late, value)
+    return Ran(prompts, each, engine.stats.computed - before, engine.now - steps, engine.late, value)
 
 
 async def forking(
@@ -290,9 +284,10 @@ def selected(text: str, choices: tuple[str, ...]) -> tuple[list[int], list[list[
     engine.flush_cache()
     prefix = engine.encode(text).tolist()
     ids = [engine.texts.encode(choice, prefix[-1]) for choice in choices]
-    before = computed(engine)
+    before = engine.stats.computed
     chosen, scores = run(engine, selecting, prefix, choices).result()
-    return prefix, ids, choices.index(chosen), [scores[each] for each in choices], computed(engine) - before
+    cost = engine.stats.computed - before
+    return prefix, ids, choices.index(chosen), [scores[each] for each in choices], cost
 
 
 # ---------------------------------------------------------------------- trees of thought
@@ -348,4 +343,4 @@ def endless(root: Thought, promising: Callable[[list[int]], bool]) -> Thinking:
             else:
                 ended[place] = prompt + reply
         level = below
-    return Thinking([ended[place] for place in sorted(ended)], computed(engine), engine.now)
+    return Thinking([ended[place] for place in sorted(ended)], engine.stats.computed, engine.now)

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from lessons.grading.shared import whole
-from lessons.grading.spec import load_file, todo_functions
+from lessons.grading.spec import students_file
 from lessons.grading.words import said, shown
 from minirad.cache.node import MAX_TOKEN, RadixKey
 from minirad.config import AdapterKey, EngineConfig
@@ -91,13 +91,7 @@ class Yours:
 
 
 def _written(path: Path) -> dict[str, Callable[..., Any]]:
-    if not path.is_file():
-        raise ValueError(f"{path} is not there")
-    try:
-        todo = todo_functions(path.read_bytes())
-        own = vars(load_file(path))
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{path} cannot be loaded: {said(error)}") from error
+    own, todo = students_file(path)
     if "to_pairs" in todo:  # `commit` may call it
         own["to_pairs"] = pairs_of
     return {name: own[name] for name in PARTS if name not in todo and callable(own.get(name))}

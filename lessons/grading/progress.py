@@ -83,7 +83,11 @@ def predictions() -> dict[str, dict[str, Any]]:
 
     right is None as long as the answer was not shown.
     """
-    return _rows(_read(), PREDICTIONS, guess=str, right=bool | None, when=str)
+    return _predictions(_read())
+
+
+def _predictions(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return _rows(data, PREDICTIONS, guess=str, right=bool | None, when=str)
 
 
 def remember_prediction(key: str, guess: str) -> None:
@@ -103,7 +107,8 @@ def settle_prediction(key: str, guess: str, right: bool) -> bool:
 
 
 def _note(key: str, row: dict[str, Any]) -> None:
-    _write({**_read(), PREDICTIONS: {**predictions(), key: row}})
+    data = _read()
+    _write({**data, PREDICTIONS: {**_predictions(data), key: row}})
 
 
 class Progress:
@@ -124,7 +129,7 @@ class Progress:
                 or {"points": 0.0, "of": each.points, "status": "todo", "when": ""}
                 for each in load_lesson(folder).exercises
             }
-        verdicts = [row["right"] for row in predictions().values() if row["right"] is not None]
+        verdicts = [row["right"] for row in _predictions(noted).values() if row["right"] is not None]
         self.predicted = (sum(verdicts), len(verdicts))
 
     def points(self, lesson: str) -> tuple[float, float]:

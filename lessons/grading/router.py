@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lessons.grading.shared import whole
-from lessons.grading.spec import Failure, load_file, todo_functions
+from lessons.grading.spec import Failure, students_file
 from lessons.grading.words import one_line, said, shown
 from minirad.cache.radix_cache import Slots
 from minirad.route.policies import POLICIES, CacheAware, Choice, NoWorker, Policy, RouteOptions, WorkerView
@@ -127,14 +127,8 @@ class StudentPolicy(Policy):
 
 def student_router(path: str | Path) -> Callable[[], Any]:
     """What makes the Router of a file; ValueError says what is not there, or not written yet."""
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"{file} is not there")
-    try:
-        todo = todo_functions(file.read_bytes())
-        make: Callable[[], Any] | None = vars(load_file(file)).get("Router")
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{file} cannot be loaded: {said(error)}") from error
+    file, (own, todo) = Path(path), students_file(path)
+    make: Callable[[], Any] | None = own.get("Router")
     if make is None or not callable(make):
         raise ValueError(f"{file} has no class Router")
     for name in METHODS:

@@ -12,7 +12,6 @@ import inspect
 import random
 import re
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType
 from typing import Any
 
 from lessons.grading.spec import Case, Exercise, Failure, Lesson, Picture
-from lessons.grading.words import plain, said, shown
+from lessons.grading.words import last_line, plain, said, shown
 
 # passed | todo | failed | stuck | memory | output | ended | tampered
 WORDS = {
@@ -72,7 +71,9 @@ def verdict(
     points = exercise.points if status == "passed" else 0.0
     untold = status in ("passed", "todo") or more.get("whole_file")
     hint = "" if untold else _hint(lesson, exercise, which)
-    return Result(lesson.name, exercise.name, points, exercise.points, status, plain(words), hint, **more)
+    return Result(
+        lesson.name, exercise.name, points, exercise.points, status, plain(words), hint, which=which, **more
+    )
 
 
 def _hint(lesson: Lesson, exercise: Exercise, which: int) -> str:
@@ -89,10 +90,11 @@ def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: 
     """Tries the cases in order up to the first that fails."""
     started = time.perf_counter()
     missing = [name for name in exercise.asks_for if not callable(getattr(impl, name, None))]
-    status, words = "failed", f"there is no function {', '.join(missing)} in the file{_what_there_is(impl)}"
+    status, words, which = "failed", "", 0
     pictures: list[Picture] = []
-    which = 0
-    if not missing:
+    if missing:
+        words = f"there is no function {', '.join(missing)} in the file{_what_there_is(impl)}"
+    else:
         with lent(impl, exercise.stands_on):
             status, words, pictures, which = _try_all(lesson, exercise, impl, student)
         if (
@@ -104,9 +106,7 @@ def run_exercise(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: 
     if status == "failed" and not pictures and exercise.show is not None:
         pictures = _pictures(exercise, impl)
     seconds = time.perf_counter() - started
-    result = verdict(lesson, exercise, status, words, which, pictures=pictures, seconds=seconds)
-    result.which = which
-    return result
+    return verdict(lesson, exercise, status, words, which, pictures=pictures, seconds=seconds)
 
 
 def _what_there_is(impl: ModuleType) -> str:
@@ -230,12 +230,8 @@ def _raised(error: Exception, called: Called) -> str:
 def _own_line(error: BaseException, called: Called) -> str:
     """ " (exercise.py, line 12, in evict)": the last line of the student's file on its way; "" for none."""
     own = getattr(called.impl, "__file__", None)
-    steps = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    mine = [(code.co_name, line) for code, line in steps if code.co_filename == own]
-    if not own or not mine:
-        return ""
-    name, line = mine[-1]
-    return f" ({Path(own).name}, line {line}, in {plain(name, 200)})"
+    found = last_line(error, own) if own else None
+    return f" ({Path(str(own)).name}, line {found[1]}, in {plain(found[0], 200)})" if found else ""
 
 
 def _not_begun(called: Called) -> str:

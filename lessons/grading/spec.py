@@ -26,6 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lessons.grading.words import said
+
 ROOT = Path(__file__).resolve().parents[1]  # the folder lessons/
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -165,6 +167,18 @@ def load_file(path: Path, source: str | None = None) -> ModuleType:
 def sibling(file: str, stem: str) -> ModuleType:
     """Another file of the same lesson: `solution = sibling(__file__, "solution")`."""
     return load_file(Path(file).resolve().parent / f"{stem}.py")
+
+
+def students_file(path: str | Path) -> tuple[dict[str, Any], set[str]]:
+    """What a learner's file defines, and which functions are stubs. ValueError: it cannot be loaded."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"{file} is not there")
+    try:
+        todo = todo_functions(file.read_bytes())
+        return vars(load_file(file)), todo
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{file} cannot be loaded: {said(error)}") from error
 
 
 # ---------------------------------------------------------------------- stubs

@@ -10,16 +10,14 @@ raise or return what cannot be drawn, following ends with a sentence that names 
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from lessons.grading.spec import load_file, todo_functions
-from lessons.grading.words import said, shown
+from lessons.grading.spec import students_file
+from lessons.grading.words import last_line, said, shown
 from minirad.fleet import blocks, order
 from minirad.fleet.wire import Batch, Cleared, Decoder, Hash, Record, Removed, Stored
 
@@ -105,12 +103,9 @@ class Subscriber:
         except SubscriberBroke:
             raise
         except (Exception, SystemExit) as error:
-            lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if self._is_own(frame)]
-            where = f" ({self.file.name}, line {lines[-1]})" if lines else ""
+            found = last_line(error, str(self.file))
+            where = f" ({self.file.name}, line {found[1]})" if found else ""
             raise SubscriberBroke(f"your {name} raised {said(error)}{where}, at {moment}") from error
-
-    def _is_own(self, frame: FrameType) -> bool:
-        return frame.f_code.co_filename == str(self.file)
 
     def decoder(self) -> Decoder:
         """Reads a rank's payloads."""
@@ -131,14 +126,7 @@ def student_subscriber(path: str | Path) -> Subscriber:
 
     ValueError for a file that cannot be loaded, or in which everything is still to do.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"{file} is not there")
-    try:
-        todo = todo_functions(file.read_bytes())
-        own = vars(load_file(file))
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{file} cannot be loaded: {said(error)}") from error
+    file, (own, todo) = Path(path), students_file(path)
     found = Subscriber(
         file, {name: own[name] for name in PARTS if name not in todo and callable(own.get(name))}
     )

@@ -361,12 +361,13 @@ class Side:
 
     def outline(self) -> dict[tuple[int, ...], Node]:
         """Every node by its path: the tokens from the root to its end."""
-        found: dict[int, tuple[int, ...]] = {0: ()}
+        paths: dict[int, tuple[int, ...]] = {self.cache.root.id: ()}
+        found: dict[tuple[int, ...], Node] = {}
         for node in self.cache.walk():
             if node.parent is not None:
-                found[node.id] = (*found[node.parent.id], *node.key.tokens.tolist())
-        nodes = {node.id: node for node in self.cache.walk()}
-        return {path: cast(Node, nodes[number]) for number, path in found.items() if number}
+                paths[node.id] = (*paths[node.parent.id], *node.key.tokens.tolist())
+                found[paths[node.id]] = cast(Node, node)
+        return found
 
 
 class Twins:

@@ -121,11 +121,10 @@ def run_once(
     play(engine, work)
     seconds = time.perf_counter() - started
     stats = engine.stats
-    computed = sum(tally.tokens - tally.cached for tally in (stats.first, stats.again))
     return {
         "workload": work.name, "kv_tokens": kv_tokens, "host_write": write,
         "prompt_tokens": stats.first.tokens + stats.again.tokens,
-        "computed": computed, "hit_rate": (stats.first.cached / stats.first.tokens),
+        "computed": stats.computed, "hit_rate": (stats.first.cached / stats.first.tokens),
         "loaded": engine.cache_manager.loaded_tokens, "copied_out": copied["out"], "copies": copied["copies"],
         "seconds": seconds, "copy_seconds": clock.seconds,
     }  # fmt: skip

@@ -123,13 +123,12 @@ def play_jobs(engine: Engine, jobs: Sequence[Job], setting: Setting, clock: Cloc
     seconds = (clock() - started) * 1e-9
     for outcome in player.outcomes:
         outcome.result()
-    first, again = engine.stats.first, engine.stats.again
-    waits = player.waits
+    stats, waits = engine.stats, player.waits
     served = [each for name, each in player.admitted.items() if not _hint(player.asked[name])]
-    prompts, computed = sum(len(each.prompt) for each in served), first.tokens - first.cached
+    prompts, computed = sum(len(each.prompt) for each in served), stats.first.tokens - stats.first.cached
     return Played(
         player.outcomes, seconds, len(player.asked), prompts, prompts - computed,
-        computed + again.tokens - again.cached,
+        stats.computed,
         sum(outcome.usage.new_tokens for outcome in player.outcomes),
         one_by_one(served, engine.config.page_size),
         max((len(asked.prompt) + asked.params.max_new_tokens for asked in player.asked.values()), default=1),

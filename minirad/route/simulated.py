@@ -333,7 +333,7 @@ def run_route(
     waits, cached = [each.wait for each in served], sum(each.cached for each in served)
     stats = [engine.scheduler.stats for engine in engines]
     require(sum(each.first.cached for each in stats) == cached, "not all cached units were heard of")
-    computed = tuple(s.first.tokens - s.first.cached + s.again.tokens - s.again.cached for s in stats)
+    computed = tuple(each.computed for each in stats)
     return RouteRow(
         source.name, policy, workers, capacity, page, plan.event_delay, len(served) + len(refused),
         len(refused), sum(len(each.prompt) for each in served) + sum(refused), cached,

@@ -40,6 +40,11 @@ class Stats:
         """Cached prompt tokens / prompt tokens, first attempts only; None before there are any."""
         return self.first.cached / self.first.tokens if self.first.tokens else None
 
+    @property
+    def computed(self) -> int:
+        """Tokens of admitted requests that did not come from the cache, at first and later admissions."""
+        return sum(tally.tokens - tally.cached for tally in (self.first, self.again))
+
     def admitted(self, request: Request, cached: int) -> None:
         """Counts an admission; cached: tokens that came from the cache."""
         tally = self.first if request.attempts == 1 else self.again

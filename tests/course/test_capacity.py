@@ -9,13 +9,15 @@ from random import Random
 from typing import Any
 
 import pytest
+from test_own_policy import as_before
 
 from lessons.grading.policy import found, found_block_by_block, found_by_lru, random_requests, trace
 from lessons.grading.spec import ROOT, find_folder, load_file
-from minirad import own_policy
 from minirad.cache.eviction import POLICIES
 from minirad.cache.radix_cache import RadixCache, RadixKey
 from viz.live import main
+
+__all__ = ["as_before"]  # a fixture
 
 solution = load_file(find_folder("14") / "solution.py")
 SIZES = (
@@ -88,15 +90,6 @@ def test_what_the_teachers_page_says_of_policies() -> None:
 
 
 # ---------------------------------------------------------------------- the live page
-
-
-@pytest.fixture
-def as_before() -> Iterator[None]:
-    known, joined = dict(POLICIES), dict(own_policy._joined)
-    yield
-    for table, was in ((POLICIES, known), (own_policy._joined, joined)):
-        table.clear()
-        table.update(was)  # type: ignore[arg-type]
 
 
 def test_what_cannot_run_is_refused_before_anything_starts(
