@@ -17,6 +17,7 @@ import pytest
 from support import ROOT
 from tornado.websocket import websocket_connect
 
+from minirad import own_code
 from minirad.observe.recorder import Recorder
 from viz import live
 from viz.draw import tree
@@ -787,3 +788,29 @@ def test_a_page_restarts_with_a_host_tier(own):
     assert driver.run_now.page.meta()["host_tokens"] == 160
     status, answer = client.do("restart", host_kv_tokens=2_000_000)
     assert status == 400 and "a host tier of 2,000,000 tokens" in answer["error"]
+
+
+def test_a_learners_file_that_does_not_come_back_is_told(monkeypatch, tmp_path):
+    """On the stream, though nothing happens; a command that waits in vain hears it; then it is gone."""
+    monkeypatch.setattr(own_code, "PATIENCE", 1)
+    monkeypatch.setattr("viz.web.routes.LONGEST_WAIT", 0.1)
+    go = threading.Event()
+    monkeypatch.setattr("builtins.go", go, raising=False)
+    file = tmp_path / "mine.py"
+    body = "    while not go.wait(0.01):\n        pass\n    return 0\n"
+    file.write_text(f"def space_of(salt, adapter, loaded):\n{body}", encoding="utf-8")
+    driver = Driver(Settings(workload="chat", cache=(str(file),)), speed=0)
+    try:
+        with Live(driver) as server:
+            client = Client(server)
+            *_, (_, _, status) = client.stream(lambda event: event[1] == "status" and event[2]["slow"])
+            assert status["slow"].startswith(f"{file} has been running for ") and not status["error"]
+            assert " seconds, in space_of (line " in status["slow"]
+            code, refused = client.do("step")
+            assert code == 503 and refused["error"].startswith(f"{file} has been running for ")
+            assert client.view(0)["g"] == "step"  # the page itself is there
+            go.set()
+            client.stream(lambda event: event[1] == "status" and not event[2]["slow"] and event[2]["idle"])
+    finally:
+        go.set()
+    assert not driver.error
