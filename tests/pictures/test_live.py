@@ -17,6 +17,7 @@ import pytest
 from support import ROOT
 from tornado.websocket import websocket_connect
 
+from lessons.grading.spec import find_folder
 from minirad import own_code
 from minirad.observe.recorder import Recorder
 from viz import live
@@ -788,6 +789,27 @@ def test_a_page_restarts_with_a_host_tier(own):
     assert driver.run_now.page.meta()["host_tokens"] == 160
     status, answer = client.do("restart", host_kv_tokens=2_000_000)
     assert status == 400 and "a host tier of 2,000,000 tokens" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "more", ["", "--serve 0", "--compare lru,lfu", "--workers 2", "--cache MINE", "--export OUT"]
+)
+def test_an_adapter_that_is_not_there_is_said_once_and_before_anything_begins(more, tmp_path, capfd):
+    """Whatever engine was to have it: no page, no server and no worker was started."""
+    options = more.replace("MINE", str(find_folder("02") / "solution.py")).replace(
+        "OUT", f"{tmp_path}/x.html"
+    )
+    assert live.main(["--lora", "nosuch", "--no-open", "--port", "0", *options.split()]) == 2
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.count("nosuch is no directory") == 1 and said.err.count("\n") == 1
+
+
+def test_a_callers_mistake_is_not_laid_on_a_learners_file(tmp_path, capfd):
+    """Where only the engine finds it, the command ends as without the file, and the file did not break."""
+    mine = str(find_folder("02") / "solution.py")
+    assert live.main(["--lora", f"a={tmp_path}", "--cache", mine, "--no-open", "--port", "0"]) == 2
+    said = capfd.readouterr()
+    assert "broke" not in said.out and said.err.count("no adapter_config.json") == 1
 
 
 def test_a_learners_file_that_does_not_come_back_is_told(monkeypatch, tmp_path):
