@@ -18,7 +18,8 @@ from support import ROOT
 from tornado.websocket import websocket_connect
 
 from lessons.grading.spec import find_folder
-from minirad import own_code
+from minirad import own_code, workloads
+from minirad.observe.events import RequestAdded
 from minirad.observe.recorder import Recorder
 from viz import live
 from viz.draw import tree
@@ -833,3 +834,42 @@ def test_a_learners_file_that_does_not_come_back_is_told(monkeypatch, tmp_path):
     finally:
         go.set()
     assert not driver.error
+
+
+def only(*tokens):
+    """A mask that allows these tokens, in their order and again and again."""
+
+    def mask(output):
+        row = [False] * 1024
+        row[tokens[len(output) % len(tokens)]] = True
+        return row
+
+    return mask
+
+
+def test_a_fork_of_a_live_run_has_its_requests_masks(tmp_path):
+    """A grammar, say: the fork's replies are those of the run, and a fork of the fork's as well."""
+    turn = workloads.Turn(token_ids=(5, 6, 7), max_new_tokens=6, ignore_eos=True)
+    free = workloads.Session("free", (turn,))
+    masked = dataclasses.replace(free, name="masked", arrival=2, token_mask=only(40, 41, 42))
+    session = commands.Session(Settings("raw"), 0, False, None)
+    run = session.begin(Settings("raw"), workloads.Workload("two", "Two", (free, masked)))
+    said, last = [], run
+    for _ in range(3):
+        last = run
+        while not run.idle:
+            run.advance()
+        events = [event for frame in run.recorder.frames for event in frame.events]
+        said.append([(e.request, e.token) for e in events if type(e).__name__ == "TokenSampled"])
+        assert [e.masked for e in events if isinstance(e, RequestAdded)] == [False, True]
+        assert run.notices == []
+        commands.COMMANDS["fork"](session, {})
+        run = session.run_now
+    assert said[0] == said[1] == said[2]
+    assert [token for name, token in said[0] if name == "R2"] == [40, 41, 42] * 2
+    Recorder.save(last.recorder, tmp_path / "run.jsonl")
+    replay = Replay(Recorder.load(tmp_path / "run.jsonl"), "run")
+    session = commands.Session(Settings(), 0, False, replay)
+    commands.COMMANDS["fork"](session, {})
+    (said,) = session.run_now.notices
+    assert said == "A recording holds no grammars: in this fork the replies of R2 are free."
