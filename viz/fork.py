@@ -6,10 +6,10 @@ the same of a new one at the same steps. What the new engine then does is its ow
 Host tier, keys and all other settings are the recording's, where they are not changed. New weights are
 given at the same moment, but the ones that the new engine has already: a recording holds no weights.
 
-Not replayed: pins (no event tells of them), masks (`unmasked` says whose; a fork on the live page has those of
-its run), and what a recording does not hold of a request. The new engine counts its requests from R1; where
-the recorded one did not, each still gets the seed that it had (but the schedule policy "random" shuffles by
-the new numbers).
+Not replayed: pins (no event tells of them), masks (`unmasked` says whose; a fork on the live page has those
+of its run), and what a recording does not hold of a request. The new engine counts its requests from R1;
+where the recorded one did not, each still gets the seed that it had (but the schedule policy "random"
+shuffles by the new numbers).
 """
 
 from __future__ import annotations
