@@ -64,12 +64,12 @@ class Cuts:
 
     @classmethod
     def of(cls, config: LlamaConfig, tokens: int, device: torch.device) -> Cuts:
-        """For a model on a card: a program of qkv takes rows of one head, and cards differ in shared memory."""
+        """For a model on a card: a program of qkv takes a whole head, and cards differ in shared memory."""
         usual, room = CUTS[tokens], 1 << 30  # the interpreter's
         if device.type == "cuda":
             card: Any = torch.cuda.get_device_properties(device)
             room = getattr(card, "shared_memory_per_block_optin", card.shared_memory_per_block)
-        cuts = replace(usual, qkv=replace(usual.qkv, rows=min(usual.qkv.rows, config.head_dim)))
+        cuts = replace(usual, qkv=replace(usual.qkv, rows=config.head_dim))
         return cls(*(getattr(cuts, each.name).within(room, tokens) for each in fields(cuts)))
 
 
@@ -169,9 +169,11 @@ class FewTokens:
         """q `[M, heads, head_dim]`, rotated; keys and values go to their slots of `k` and `v`."""
         a, cut = layer.attention, self._cuts.qkv
         q = h.new_empty((len(h), a.num_heads, a.head_dim))
-        self._kernels.qkv_stored_each[(len(layer.qkv) // cut.rows,)](
+        options = self._options(cut, layer.qkv)
+        del options["R"]  # a head
+        self._kernels.qkv_stored_each[(a.num_heads + 2 * a.num_kv_heads,)](
             h, squares, tiles, layer.qkv, or_other(layer.qkv_bias, h), self._one.cos, self._one.sin,
-            metadata.positions, metadata.out_slots, q, k, v, len(h), self._eps, **self._options(cut, layer.qkv),
+            metadata.positions, metadata.out_slots, q, k, v, len(h), self._eps, **options,
             HEADS=a.num_heads, KV_HEADS=a.num_kv_heads, HALF=a.head_dim // 2, MOST=padded(self._tiles),
             HAS_BIAS=layer.qkv_bias is not None,
         )  # fmt: skip

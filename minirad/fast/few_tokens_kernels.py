@@ -171,34 +171,40 @@ def head_products(
 def qkv_stored_each(
     x, squares, count, w, bias, cos, sin, positions, slots, q_out, k_pool, v_pool, M, eps,
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, R: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
     MP: tl.constexpr, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Each token's q, k, v from its hidden state: q goes to `q_out`, k and v to the token's slot.
 
-    A program takes rows of one head, in the pairs that the rotation mixes.
+    A program takes one head, its rows in the pairs that the rotation mixes.
     """
     if EARLY:
         let_next_begin()
-    start, i, m = tl.program_id(0) * (R // 2), tl.arange(0, R), tl.arange(0, MP)
-    head, j = start // HALF, start % HALF + tl.arange(0, R // 2)
-    rows, there = head * 2 * HALF + start % HALF + i // 2 + i % 2 * HALF, m[None, :] < M
+    R: tl.constexpr = 2 * HALF
+    head, i, m, j = tl.program_id(0), tl.arange(0, R), tl.arange(0, MP), tl.arange(0, HALF)
+    rows, there = head * R + i // 2 + i % 2 * HALF, m[None, :] < M
     acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, EARLY)
     acc *= _over_rms(squares, count, M, eps, K, MP, MOST)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias + rows).to(tl.float32)[:, None]
-    low, high = _two(acc, R, MP)
-    if head < HEADS + KV_HEADS:
-        turn = tl.load(positions + m, mask=m < M, other=0).to(tl.int64)[None, :] * HALF + j[:, None]
-        c, s = tl.load(cos + turn, mask=there, other=0.0), tl.load(sin + turn, mask=there, other=0.0)
-        low, high = low * c - high * s, high * c + low * s
+    a, b = _two(acc, R, MP)
+    position = tl.load(positions + m, mask=m < M, other=0).to(tl.int64)
     slot = tl.load(slots + m, mask=m < M, other=0).to(tl.int64)
-    if head < HEADS:
-        to = q_out + (m.to(tl.int64) * HEADS + head) * 2 * HALF
-    elif head < HEADS + KV_HEADS:
-        to = k_pool + (slot * KV_HEADS + head - HEADS) * 2 * HALF
+    if head < HEADS + KV_HEADS:
+        turn = position[None, :] * HALF + j[:, None]
+        c, s = tl.load(cos + turn, mask=there, other=0.0), tl.load(sin + turn, mask=there, other=0.0)
+        low, high = a * c - b * s, b * c + a * s
     else:
-        to = v_pool + (slot * KV_HEADS + head - HEADS - KV_HEADS) * 2 * HALF
-    at, kind = to[None, :] + j[:, None], q_out.dtype.element_ty
-    tl.store(at, low.to(kind), mask=there)
-    tl.store(at + HALF, high.to(kind), mask=there)
+        low, high = a, b
+    if head < HEADS:
+        to_q = q_out + (m[None, :] * HEADS + head) * R + j[:, None]
+        tl.store(to_q, low.to(q_out.dtype.element_ty), mask=there)
+        tl.store(to_q + HALF, high.to(q_out.dtype.element_ty), mask=there)
+    elif head < HEADS + KV_HEADS:
+        to_k = k_pool + (slot[None, :] * KV_HEADS + head - HEADS) * R + j[:, None]
+        tl.store(to_k, low.to(k_pool.dtype.element_ty), mask=there)
+        tl.store(to_k + HALF, high.to(k_pool.dtype.element_ty), mask=there)
+    else:
+        to_v = v_pool + (slot[None, :] * KV_HEADS + head - HEADS - KV_HEADS) * R + j[:, None]
+        tl.store(to_v, low.to(v_pool.dtype.element_ty), mask=there)
+        tl.store(to_v + HALF, high.to(v_pool.dtype.element_ty), mask=there)

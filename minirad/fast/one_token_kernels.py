@@ -138,9 +138,8 @@ def gated_product(
         following = _tile(w, ahead + i % 2 * N, ahead < end, k, K, BLOCK_K)
         both = _times(tile, h) * scale
         if HAS_BIAS:
-            both += tl.load(bias + first + i // 2 + i % 2 * N, mask=first + i // 2 < N, other=0.0).to(
-                tl.float32
-            )
+            at = first + i // 2
+            both += tl.load(bias + at + i % 2 * N, mask=at < N, other=0.0).to(tl.float32)
         a, b = _two(both, ROWS)
         rows = first + tl.arange(0, ROWS)
         tl.store(out + rows, (a * tl.sigmoid(a) * b).to(out.dtype.element_ty), mask=rows < N)
