@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
