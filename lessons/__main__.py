@@ -24,7 +24,7 @@ from lessons.grading.report import tell_github, text, total, write_gradescope
 from lessons.grading.run import WORDS, Result
 from lessons.grading.show import show
 from lessons.grading.spec import Lesson, find_folder, lesson_folders, load_lesson
-from lessons.grading.submission import EXERCISE, find_lesson
+from lessons.grading.submission import EXERCISE, find_lesson, nothing_found
 from lessons.grading.words import one_line
 from minirad.command import may_be_written
 
@@ -157,6 +157,8 @@ def _grade(options: argparse.Namespace) -> int:
     ]
     works = [work for work, _ in found_in]
     remarks = [remark for _, remark in found_in if remark]
+    if root is not None and (nothing := nothing_found(root.resolve(), works)):
+        remarks.append(nothing)
     for remark in remarks:
         _tell(remark)
     if options.json is not None:

@@ -105,12 +105,14 @@ def _drawable(pictures: Any) -> list[Any]:
 
 
 def _import_error(error: BaseException, file: Path) -> dict[str, Any]:
-    from lessons.grading.words import said
+    """Words, and the line of this file. A SyntaxError's own text says where: maybe in another file."""
+    from lessons.grading.words import last_line, said
 
-    line = getattr(error, "lineno", None)
-    line = line if type(line) is int else None
-    where = f", line {line}" if line else ""
-    return {"words": f"{file.name}{where} cannot be imported: {said(error)}", "line": line or 1}
+    at = last_line(error, str(file))
+    line, where = (at[1], f", line {at[1]}") if at else (1, "")
+    if isinstance(error, SyntaxError) and not at:
+        line = error.lineno if type(error.lineno) is int else 1
+    return {"words": f"{file.name}{where} cannot be imported: {said(error)}", "line": line}
 
 
 def flush_output(mark: str, write: Callable[[int, bytes], int] = os.write) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from lessons.grading.isolate import GraderError, Limits, about_the_file, grade
 from lessons.grading.report import explanation, total
 from lessons.grading.run import WORDS, Result
-from lessons.grading.spec import Lesson
-from lessons.grading.submission import find_lesson, is_hidden
+from lessons.grading.spec import Lesson, lesson_folders
+from lessons.grading.submission import find_lesson, is_hidden, nothing_found
 from lessons.grading.words import file_name, one_line, said
 from minirad import command
 
 LARGEST_TABLE = 64 << 20
+ENCODING = "utf-8-sig"  # with its mark, without which Excel shows "Ã¶" for "ö"
 
 
 def students_of(folder: Path) -> tuple[list[Path], list[str]]:
@@ -23,12 +24,18 @@ def students_of(folder: Path) -> tuple[list[Path], list[str]]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
     students, others = [], []
+    ours = {"lessons", *(each.name.casefold() for each in lesson_folders())}
     for path in sorted(folder.iterdir()):
         if is_hidden(path.name):
             continue
         if path.is_symlink():
             others.append(f"{file_name(path.name)} (a link)")
         elif path.is_dir():
+            if path.name.casefold() in ours:
+                raise ValueError(
+                    f"{folder} is one student's folder: it holds {file_name(path.name)}. "
+                    "Take the folder above it, or `grade --submission` for this one"
+                )
             students.append(path)
         else:
             others.append(f"{file_name(path.name)} (no folder)")
@@ -51,18 +58,19 @@ def collect(
     submission, which is in its row, too. Whatever a submission does, it has its row;
     GraderError only where the first one's process does not start.
     """
-    with command.named(target), target.open("w", newline="", encoding="utf-8") as file:
+    with command.named(target), target.open("w", newline="", encoding=ENCODING) as file:
         writer = csv.writer(file)
         writer.writerow(_header(lessons))
         for number, path in enumerate(students):
             results: list[Result] = []
             remarks: list[str] = []
             name = file_name(path.name)
-            for lesson in lessons:
-                place, remark = find_lesson(path, lesson.name)
+            found = [find_lesson(path, lesson.name, alone=len(lessons) == 1) for lesson in lessons]
+            for remark in [*(each for _, each in found), nothing_found(path, (place for place, _ in found))]:
                 if remark:
                     remarks.append(remark)
                     tell(remark)
+            for lesson, (place, _) in zip(lessons, found, strict=True):
                 results += _graded(lesson, place, path, student or path.name, limits, first=number == 0)
             writer.writerow(_row(name, results, remarks))
             file.flush()
@@ -132,7 +140,7 @@ def merge(tables: Sequence[Path], target: Path) -> int:
             if row[0] in rows:
                 raise ValueError(f"{row[0]} is in {rows[row[0]][0]} and in {table}")
             rows[row[0]] = table, row
-    with command.named(target), target.open("w", newline="", encoding="utf-8") as file:
+    with command.named(target), target.open("w", newline="", encoding=ENCODING) as file:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows([_harmless(cell) for cell in rows[name][1]] for name in sorted(rows))
@@ -144,7 +152,7 @@ def _read_table(path: Path) -> list[list[str]]:
     if path.stat().st_size > LARGEST_TABLE:
         raise ValueError(f"{path} is too large for a table of grades")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open(newline="", encoding=ENCODING) as file:
             rows = [row for row in csv.reader(file) if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is no table of grades: {error}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lessons.grading.words import file_name
@@ -52,6 +52,22 @@ def find_lesson(student: Path, lesson: str, alone: bool = False) -> tuple[Path, 
     taken, *left = [file_name(place.relative_to(student.parent).as_posix()) for place in (first, *others)]
     more = f" and {len(left) - 2} more" if len(left) > 2 else ""
     return first, f"of several {lesson} {taken} was graded, not {', '.join(left[:2])}{more}"
+
+
+def nothing_found(student: Path, places: Iterable[Path]) -> str:
+    """A remark where none of the lessons' folders has an exercise.py: what is there instead. "" otherwise."""
+    if any(os.path.lexists(place / EXERCISE) for place in places):
+        return ""
+    place = student
+    for _ in range(DEEPEST):
+        entries = [entry for entry in _entries(place, MOST_SEEN) if not is_hidden(entry.name)]
+        if len(entries) != 1 or not _is_folder(entries[0]):
+            break
+        place = Path(entries[0].path)  # a folder around all says nothing
+    names = [file_name(Path(entry.path).relative_to(student).as_posix()) for entry in entries]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    holds = ", ".join(names[:3]) or "nothing"
+    return f"no lesson was found in {file_name(student.name)}, which holds {holds}{more}"
 
 
 def _places(student: Path, lesson: str) -> Iterator[Path]:

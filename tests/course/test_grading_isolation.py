@@ -139,7 +139,13 @@ def test_files_are_limited(lesson: Lesson, tmp_path: Path) -> None:
         ("while True: pass", "stuck", "when it was imported"),
         ("import sys; sys.exit()", "failed", "cannot be imported: SystemExit"),
         ("import os; os._exit(5)", "ended", "when it was imported (exit code 5)"),
-        ("def broken(:", "failed", "exercise.py, line 1 cannot be imported: SyntaxError"),
+        ("def broken(:", "failed", "exercise.py cannot be imported: SyntaxError: "),
+        ("1 / 0", "failed", "exercise.py, line 1 cannot be imported: ZeroDivisionError"),
+        (
+            "import json\njson.loads('\\n\\n{')",
+            "failed",
+            "exercise.py, line 2 cannot be imported: JSONDecodeError",
+        ),
         ("import no_such_module", "failed", "ModuleNotFoundError"),
     ],
 )

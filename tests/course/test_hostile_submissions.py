@@ -253,7 +253,7 @@ def grade_all(
     random.Random(1).shuffle(students)
     for _ in collect(students, tmp_path / "grades.csv", [lesson], LIMITS):
         pass
-    with (tmp_path / "grades.csv").open(newline="", encoding="utf-8") as file:
+    with (tmp_path / "grades.csv").open(newline="", encoding="utf-8-sig") as file:
         return list(csv.reader(file))
 
 

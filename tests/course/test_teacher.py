@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import os
@@ -89,7 +90,7 @@ def test_perfect_half_and_stuck_in_one_csv(tmp_path: Path, capsys: pytest.Captur
     assert (
         main(["collect", str(folder), "--csv", str(target), "--patience", "0.3", "--lessons", *lessons]) == 0
     )
-    rows = {row["student"]: row for row in csv.DictReader(target.open(encoding="utf-8"))}
+    rows = {row["student"]: row for row in csv.DictReader(target.open(encoding="utf-8-sig"))}
     assert {name: row["points"] for name, row in rows.items()} == {
         "ada": "20",
         "bob": "18",
@@ -111,6 +112,58 @@ def test_collect_wants_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "empty").mkdir()
     assert main(["collect", str(tmp_path / "empty")]) == 2
     assert "one per student" in capsys.readouterr().err
+
+
+def test_what_a_folder_holds_instead_of_a_lesson_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bare exercise.py counts where one lesson is asked for; a zip, another name or nothing never does."""
+    folder, target = tmp_path / "in", tmp_path / "grades.csv"
+    solution = (find_folder(TREE) / "solution.py").read_bytes()
+    for name in ("Björn/exercise.py", "cy/lessons.zip", "dan/lessons/02/exercise.py", "dan/lessons/3.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(solution)
+    (folder / "eve").mkdir()
+    for lessons, points in ((["02"], "10"), (["02", "01"], "0")):
+        assert main(["collect", str(folder), "--csv", str(target), "--lessons", *lessons]) == 0
+        told = capsys.readouterr().err
+        rows = {row["student"]: row for row in csv.DictReader(target.open(encoding="utf-8-sig"))}
+        assert {name: row["points"] for name, row in rows.items()} == {
+            "Björn": points,
+            "cy": "0",
+            "dan": "0",
+            "eve": "0",
+        }
+        for name, holds in {"cy": "lessons.zip", "dan": "lessons/02, lessons/3.py", "eve": "nothing"}.items():
+            remark = f"no lesson was found in {name}, which holds {holds}"
+            assert rows[name]["remarks"].startswith(f"{remark}; 02") and f"look at it: {remark}\n" in told
+    assert "no lesson was found in Björn, which holds exercise.py" in rows["Björn"]["remarks"]
+    main(["grade", "02", "--submission", str(folder / "cy")])
+    assert "no lesson was found in cy, which holds lessons.zip" in capsys.readouterr().err
+
+
+def test_a_spreadsheet_reads_names_right(tmp_path: Path) -> None:
+    """Excel takes a table without the mark for another encoding; one that was read is merged all the same."""
+    for name in ("Björn", "Zoë"):
+        (tmp_path / name / name).mkdir(parents=True)
+        command = ["collect", str(tmp_path / name), "--csv", str(tmp_path / f"{name}.csv"), "--lessons", "02"]
+        assert main(command) == 0
+    tables = [str(tmp_path / f"{name}.csv") for name in ("Björn", "Zoë")]
+    assert main(["merge", *tables, "--csv", str(tmp_path / "all.csv")]) == 0
+    for table, names in ((tables[0], ["Björn"]), (tmp_path / "all.csv", ["Björn", "Zoë"])):
+        data = Path(table).read_bytes()
+        assert data.count(codecs.BOM_UTF8) == 1 and data.startswith(codecs.BOM_UTF8 + b"student,")
+        assert [line.split(",")[0] for line in data.decode().splitlines()[1:]] == names
+
+
+@pytest.mark.parametrize("inside", ["lessons", "Lessons", TREE])
+def test_one_students_folder_is_no_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: str
+) -> None:
+    (tmp_path / "ada" / inside).mkdir(parents=True)
+    table = tmp_path / "grades.csv"
+    assert main(["collect", str(tmp_path / "ada"), "--csv", str(table)]) == 2
+    assert f"is one student's folder: it holds {inside}." in capsys.readouterr().err and not table.exists()
 
 
 def test_a_classroom_has_no_solutions_and_grades_itself(tmp_path: Path, committed: Path) -> None:
@@ -384,7 +437,7 @@ def test_a_choice_among_several_is_remarked_on(tmp_path: Path, capsys: pytest.Ca
     told = f"of several {TREE} team/ada/{TREE} was graded, not team/bob/{TREE}"
     assert main(["collect", str(folder), "--csv", str(target), "--lessons", "02"]) == 0
     assert f"look at it: {told}\n" in capsys.readouterr().err
-    (row,) = csv.DictReader(target.open(encoding="utf-8"))
+    (row,) = csv.DictReader(target.open(encoding="utf-8-sig"))
     assert row["remarks"].startswith(f"{told}; 02")
     main(["grade", "02", "--submission", str(folder / "team"), "--json", str(shown)])
     assert f"look at it: {told}\n" in capsys.readouterr().err
@@ -416,7 +469,7 @@ def test_a_source_is_read_as_python_reads_it(tmp_path: Path, head: bytes) -> Non
     (place / "exercise.py").write_bytes(head + (folder / "solution.py").read_bytes())
     table = tmp_path / "grades.csv"
     assert main(["collect", str(tmp_path / "in"), "--csv", str(table), "--lessons", "01"]) == 0
-    assert [row["points"] for row in csv.DictReader(table.open(encoding="utf-8"))] == ["8"]
+    assert [row["points"] for row in csv.DictReader(table.open(encoding="utf-8-sig"))] == ["8"]
 
 
 def test_what_is_no_student_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -428,7 +481,7 @@ def test_what_is_no_student_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
         os.symlink("ada", handed_in / "eve")
     table = tmp_path / "grades.csv"
     assert main(["collect", str(handed_in), "--csv", str(table), "--lessons", "01"]) == 0
-    assert [row["student"] for row in csv.DictReader(table.open(encoding="utf-8"))] == ["ada"]
+    assert [row["student"] for row in csv.DictReader(table.open(encoding="utf-8-sig"))] == ["ada"]
     said = capsys.readouterr().err
     assert "bob.zip (no folder)" in said and "MACOSX" not in said
     assert os.name != "posix" or "eve (a link)" in said
@@ -461,7 +514,7 @@ def test_where_the_grader_itself_fails_the_row_says_so(
     monkeypatch.setattr("lessons.grading.collect.grade", grade)
     table = tmp_path / "grades.csv"
     assert main(["collect", str(tmp_path / "in"), "--csv", str(table), "--lessons", "01"]) == 0
-    rows = {row["student"]: row for row in csv.DictReader(table.open(encoding="utf-8"))}
+    rows = {row["student"]: row for row in csv.DictReader(table.open(encoding="utf-8-sig"))}
     assert {name: row["points"] for name, row in rows.items()} == {"ada": "8", "bob": "0", "zoe": "8"}
     assert "NOT GRADED" in rows["bob"]["remarks"] and "No space left" in rows["bob"]["remarks"]
     monkeypatch.undo()
@@ -485,7 +538,7 @@ def test_tables_are_merged(tmp_path: Path) -> None:
     three = table_of(tmp_path / "3.csv")
     out = tmp_path / "all.csv"
     assert main(["merge", str(one), str(two), str(three), "--csv", str(out)]) == 0
-    rows = list(csv.DictReader(out.open(encoding="utf-8")))
+    rows = list(csv.DictReader(out.open(encoding="utf-8-sig")))
     assert [row["student"] for row in rows] == ["'=cmd()", "ada", "zoe"] and rows[0]["remarks"] == "a, b"
 
 
