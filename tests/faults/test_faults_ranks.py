@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from safetensors.torch import save_file
 from support import ROOT, TINY, tiny_config
 
 from minirad.bench.dummy import dummy_weights
+from minirad.fleet.endpoints import free_ports
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
 
@@ -122,10 +122,7 @@ class Run:
             ]  # fmt: skip
             self.processes = [self._start(command, env, "torchrun")]
             return
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-        env["WORLD_SIZE"] = str(ranks)
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)), "WORLD_SIZE": str(ranks)}
         command = [sys.executable, *arguments]
         self.processes = [
             self._start(command, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, f"rank{rank}")
