@@ -126,7 +126,7 @@ def test_nothing_overlaps_or_is_cut_off(tab, tmp_path, alone, count):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("end", ["Ctrl-C", "a rank dies"])
+@pytest.mark.parametrize("end", ["Ctrl-C", "a rank dies", "a rank dies when all is done"])
 def test_started_plainly_it_starts_the_ranks_and_ends_them(tab, tmp_path, end):
     file = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "viz.live", "--tp", "2", "--no-open", "--port", "0", "--speed", "20"]
@@ -146,6 +146,8 @@ def test_started_plainly_it_starts_the_ranks_and_ends_them(tab, tmp_path, end):
             os.killpg(process.pid, signal.SIGINT)
         else:
             tab.allowed_complaints += ["ERR_CONNECTION_REFUSED", "WebSocket"]
+            if end != "a rank dies":  # then no step finds it out, but the launcher
+                until(tab, "document.querySelector('.status').innerText.includes('all is done')", seconds=120)
             os.kill(second, signal.SIGKILL)
             until(tab, "!document.querySelector('.banner').hidden", seconds=60)
             assert "RankLost: rank 1 ended" in tab.inner_text(".banner")
