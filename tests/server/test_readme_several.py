@@ -23,7 +23,6 @@ from minirad.fleet.endpoints import free_ports
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal"),
 ]
 
