@@ -265,7 +265,7 @@ def test_when_all_are_dead_it_is_said_and_when_one_is_back_it_goes_on(doubles: D
         assert health.status_code == 503 and health.json()["alive"] == 0
         doubles.of(1).thaw()
         until(lambda: router.workers.all[1].alive)
-        assert is_whole(ask(router, [1]), [1], stream=False)
+        until(lambda: is_whole(ask(router, [1]), [1], stream=False))
 
 
 def test_workers_that_fail_again_and_again_are_given_up_and_the_router_ends(doubles: Doubles) -> None:

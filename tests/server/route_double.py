@@ -49,7 +49,7 @@ EVENTS = 5  # of a stream, before the last one
 PATIENT = Patience(
     starting=30.0, every=0.05, deadline=10.0, hung=30.0, again=0.05, longest=0.2, restarts=3, grace=0.5
 )  # fmt: skip
-QUICK = replace(PATIENT, deadline=0.6, hung=0.8)
+QUICK = replace(PATIENT, deadline=1.5, hung=0.8)
 
 
 class Double:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.server
 import json
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -280,6 +282,19 @@ def test_it_ends_and_says_what_the_listener_raised(publisher: Publisher, heard: 
     with pytest.raises(KeyError, match="of the listener"):
         follower.wait(60)
     assert not follower.catch_up()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C cannot be sent to one thread on Windows")
+def test_ctrl_c_while_it_is_waited_for_does_not_end_it(publisher: Publisher, heard: Heard) -> None:
+    """As `kv-events` does: it stops waiting, and asks for what was missed."""
+    with Follower(*publisher.endpoints, tell=heard) as follower:
+        _live(follower, heard, publisher)
+        publisher.send(1, live=False)
+        press = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            follower.wait(60)
+        assert follower.catch_up() and heard.numbers == [0, 1]
 
 
 def test_who_is_no_publisher_is_told_and_may_become_one(heard: Heard) -> None:
