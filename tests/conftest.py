@@ -10,6 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():  # where there is Triton but no GPU, its interpreter runs the kernels
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -26,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what run
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # and nohup like this
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+settings.load_profile(
+    "ci"
+)  # the same examples everywhere and every time, which no clock and no database changes
 torch.set_num_threads(1)  # two threads beside another busy process are slower than one
 
 

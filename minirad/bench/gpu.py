@@ -8,7 +8,7 @@
   and 16, radix cache on and off), and of the decode steps the share of the memory bandwidth: each reads
   all weights and all live keys and values once, so that a copy's speed, measured in the same run, is the
   limit;
-- time to the first token by length of the hit, and what writing keys and values costs.
+- time to the first token by length of the hit.
 
 The prompts are random tokens that arrive all at once. Each workload runs twice: step by step, where the
 decode steps are timed, and through `generate`, which prepares a step while one is computed and whose
@@ -147,7 +147,6 @@ def main(args: argparse.Namespace) -> int:
     keep(attention=rows[0]["attention"], note=rows[0]["note"], workloads=rows)
     keep(roofline=roofline(subject, bandwidth, scale))
     keep(ttft_ms_by_hit=ttft_by_hit(subject, scale))
-    keep(write_us_per_layer=write_cost(model))
     if args.with_transformers:
         keep(transformers_tokens_per_s=transformers_rate(model, scale))
     keep(seconds=round(time.perf_counter() - started, 1))
@@ -350,13 +349,11 @@ def parity(model: LlamaModel, device: torch.device, scale: float) -> list[Row]:
     return rows
 
 
-def backend_for(case: AttentionCase, two_part: bool = False) -> AttentionBackend:
+def backend_for(case: AttentionCase) -> AttentionBackend:
     """FlashInfer where it can run, else plain torch."""
     if what_is_missing(case.pool.device, case.pool.dtype, case.head_dim):
         return TorchPagedAttention()
-    return FlashInferAttention(
-        case.heads, case.kv_heads, case.head_dim, device=case.pool.device, two_part=two_part
-    )
+    return FlashInferAttention(case.heads, case.kv_heads, case.head_dim, device=case.pool.device)
 
 
 # ---------------------------------------------------------------------- how fast is the engine?
@@ -550,46 +547,6 @@ def ttft_by_hit(subject: Subject, scale: float, repeats: int = 5) -> Row:
     return result
 
 
-def write_cost(model: LlamaModel) -> Row:
-    """Microseconds to write one layer's keys and values: the backend's way, and torch's index_copy."""
-    c, result = model.config, {}
-    for tokens in (1, 128, 8192):
-        case = AttentionCase(
-            [(0, 1)] * tokens, kv_heads=c.kv_heads, group=c.heads // c.kv_heads, head_dim=c.head_dim,
-            dtype=model.dtype, device=model.device,
-        )  # fmt: skip
-        backend, meta = backend_for(case), case.metadata()
-        backend.plan(meta, case.pool)
-        k, v = case.k[meta.out_slots], case.v[meta.out_slots]
-
-        def ours(
-            backend: AttentionBackend = backend, meta: AttentionMetadata = meta, k: Tensor = k,
-            v: Tensor = v, pool: KVPool = case.pool,
-        ) -> None:  # fmt: skip
-            backend.write(0, meta, k, v, pool)
-
-        def plain(
-            slots: Tensor = meta.out_slots, k: Tensor = k, v: Tensor = v, pool: KVPool = case.pool
-        ) -> None:
-            pool.write(0, slots, k, v)
-
-        result[f"{tokens} tokens"] = {
-            "append_paged_kv_cache" if backend.name == "flashinfer" else backend.name: _micros(ours, model),
-            "index_copy": _micros(plain, model),
-        }
-    return result
-
-
-def _micros(call: Callable[[], None], model: LlamaModel, calls: int = 50) -> float:
-    """Microseconds per call of many in a row, as a forward pass makes them."""
-
-    def many() -> None:
-        for _ in range(calls):
-            call()
-
-    return round(_seconds(many, model.device, 5) / calls * 1e6, 1)
-
-
 # ---------------------------------------------------------------------- showing
 
 
@@ -622,9 +579,6 @@ def table(result: Row) -> str:
         ]
     lines += ["", "hit                  ms to the first token"]
     lines += [f"{hit:20} {ms:22.2f}" for hit, ms in result["ttft_ms_by_hit"].items()]
-    lines += ["", "writing one layer's keys and values, microseconds"]
-    for tokens, ways in result["write_us_per_layer"].items():
-        lines.append(f"{tokens:20} " + ", ".join(f"{way} {us:.1f}" for way, us in ways.items()))
     seconds = (
         f"{result['seconds']:.0f} s, {result['parity_seconds']:.0f} s of it to compile and check attention"
     )

@@ -1,6 +1,6 @@
 """What a decode step takes without the engine: each way of computing it, captured in a CUDA graph.
 
-    python -m minirad bench kernels [--json] [--shape llama-3.2-1b] [--tiles]
+    python -m minirad bench kernels [--json] [--shape llama-3.2-1b] [--tiles] [--cuts 16]
 
 - steps: all of a model but attention, by batch size: in plain torch, with the fused kernels between torch's
   products, and for up to 64 tokens with the kernels of fast/one_token.py and few_tokens.py; as
@@ -9,7 +9,8 @@
 - cascade: one layer of attention to 100 tokens of one's own and so many that all share, read by each
   request and read once for all (fast/cascade_decode.py);
 - with --tiles: the one-token kernels are cut in other ways, one matrix after the other, each tried in the
-  whole step; the best stays. The figures in `Tiles` come from such a search.
+  whole step; the best stays. The figures in `Tiles` come from such a search;
+- with --cuts 16: the same for the kernels of up to so many tokens, and the figures in `CUTS`.
 
 Needs an NVIDIA GPU with Triton. Does not look at what the host does meanwhile (`bench gpu`).
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ from minirad.attention.radix_attention import AttentionBackend
 from minirad.bench.dummy import SHAPES, dummy_model
 from minirad.bench.gpu import copy_bandwidth, weight_bytes
 from minirad.bench.tables import table
+from minirad.fast.few_tokens import CUTS, Cut, Cuts, FewTokens, room
 from minirad.fast.flashinfer import FlashInferAttention, what_is_missing
 from minirad.fast.fused_llama import FusedLlama, fused_runs
 from minirad.fast.one_token import OneToken, Tile, Tiles
@@ -48,6 +51,7 @@ SHARED_CASES = (
 )  # fmt: skip
 OWN = 100  # tokens of each request beside the shared ones
 ROWS, WARPS, TURNS = (1, 2, 4, 8, 16), (2, 4, 8, 16), (1, 2, 4)
+SPLITS, FIRST, BLOCKS, STAGES = (2, 4, 8), (64, 128, 256, 512), (64, 128), (2, 3, 4, 5, 6)
 # A thread that holds fewer elements of a matrix asks for too little at a time, one with more runs out of
 # registers.
 ELEMENTS_OF_A_THREAD = (16, 128)
@@ -223,6 +227,38 @@ def best_tiles(model: LlamaModel, measure: Callable[[Callable[[], Any]], float])
     return best, tried
 
 
+def cuts_to_try(usual: Cut, size: tuple[int, int], tokens: int, room: int) -> Iterator[Cut]:
+    """Cuts of a matrix of this size that lie in `room` bytes; in stretches of columns if the usual one is."""
+    splits = SPLITS if usual.splits > 1 else (1,)
+    for numbers in itertools.product(splits, FIRST, BLOCKS, STAGES):
+        cut = Cut(*numbers, usual.rows, usual.warps)
+        if cut.fits(*size) and cut.within(room, tokens) == cut:
+            yield cut
+
+
+def best_cuts(
+    model: LlamaModel, tokens: int, measure: Callable[[Callable[[], Any]], float]
+) -> tuple[Cuts, list[Row]]:
+    """As `best_tiles`, for `tokens` at a time, beginning with those that are used."""
+    c, fused, pool = model.config, FusedLlama(model), model.new_pool(tokens + 1)
+    one, best, tried = fused.one_token, Cuts.of(c, tokens, model.device), list[Row]()
+    assert one is not None
+    call = step_call(fused, decode_batch(tokens, 1, 1, model.device), pool)
+    layer = model.layers[0]
+    for name in ("gate_up", "down", "o", "qkv", "head"):
+        matrix: Tensor = model.head if name == "head" else getattr(layer, name)
+        usual: Cut = getattr(best, name)
+        found: list[tuple[float, Cut]] = []
+        others = cuts_to_try(usual, (len(matrix), matrix.shape[1]), tokens, room(model.device))
+        for cut in dict.fromkeys([usual, *others]):
+            some = dataclasses.replace(best, **{name: cut})
+            fused.few_tokens = (FewTokens(c, one, tokens, some),)
+            found.append((measure(call), cut))
+            tried.append({"matrix": name, **dataclasses.asdict(cut), "step_ms": found[-1][0]})
+        best = dataclasses.replace(best, **{name: min(found, key=lambda pair: pair[0])[1]})
+    return best, tried
+
+
 def show(rows: list[Row]) -> str:
     return table(list(rows[0]), [list(row.values()) for row in rows])
 
@@ -231,6 +267,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="figures for programs instead of tables")
     parser.add_argument("--shape", choices=list(SHAPES), default="llama-3.2-1b")
     parser.add_argument("--tiles", action="store_true", help="search for better tiles: about a minute")
+    parser.add_argument("--cuts", type=int, choices=list(CUTS), help="search for better cuts: some minutes")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -250,13 +287,17 @@ def main(args: argparse.Namespace) -> int:
     if args.tiles:
         best, tried = best_tiles(model, captured_ms)
         result |= {"tiles": dataclasses.asdict(best), "tried": tried}
+    if args.cuts:
+        cuts, tried = best_cuts(model, args.cuts, captured_ms)
+        result |= {"cuts": dataclasses.asdict(cuts), "cuts tried": tried}
     if args.json:
         print(json.dumps(result, indent=1))
         return 0
     print(f"{result['gpu']}, {args.shape}: reading the weights takes {weights_ms:.3f} ms")
-    for name in ("steps", "attention", "cascade", "tried"):
+    for name in ("steps", "attention", "cascade", "tried", "cuts tried"):
         if name in result:
             print(f"\n{name}\n{show(result[name])}")
-    if args.tiles:
-        print(f"\n{result['tiles']}")
+    for name in ("tiles", "cuts"):
+        if name in result:
+            print(f"\n{result[name]}")
     return 0

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minirad.attention.metadata import AttentionMetadata
 from minirad.fast.early_launch import let_next_begin, wait_for_previous
+from minirad.fast.flashinfer import StepAttention
 from minirad.fast.short_decode import ShortDecode, meet
 from minirad.kv.kv_pool import KVPool
 
@@ -28,8 +28,8 @@ PROGRAMS = 2  # for each processor of the card
 MOST_SPLITS = 16
 
 
-class CascadeDecode:
-    """An `AttentionBackend` for captured decode steps whose requests share their first pages.
+class CascadeDecode(StepAttention):
+    """Attention of captured decode steps whose requests share their first pages.
 
     Args:
         own: attention to each request's own pages; only they are listed.
@@ -39,7 +39,6 @@ class CascadeDecode:
     """
 
     name = "cascade-decode"
-    reads_pool_only = True
 
     def __init__(self, own: ShortDecode, table: Tensor, rows: Tensor, shared: Tensor) -> None:
         self.own, self._table, self._rows, self._shared = own, table, rows, shared
@@ -51,30 +50,19 @@ class CascadeDecode:
         shape = (self.splits, size, own.num_heads)
         self._answer = torch.zeros((*shape, own.head_dim), device=rows.device)
         self._lse = torch.zeros(shape, device=rows.device)
-        self._page = 1
 
     def plan_step(
         self, indptr: Tensor, last_page_len: Tensor, kv_lens: Tensor, page_size: int, pool: KVPool
     ) -> None:
-        """Nothing to plan, as in ShortDecode."""
-        self._page = page_size
+        self.page_size = page_size
         self.own.plan_step(indptr, last_page_len, kv_lens, page_size, pool)
 
-    def plan(self, metadata: AttentionMetadata, pool: KVPool) -> None:
-        """Refused: the lists are the step's."""
-        self.own.plan(metadata, pool)
-
-    def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:
-        """Refused: the kernel that rotates keys also stores them."""
-        self.own.write(layer_id, metadata, k, v, pool)
-
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
-        """Attend: q `[B, heads, head_dim]`, one token of each request, gives the same shape."""
         own, q = self.own, q.contiguous()
         shared_attention[(self._tiles, own.num_kv_heads, self.splits)](
             q, pool.k[layer_id], pool.v[layer_id], self._table, self._rows, self._shared, self._answer,
             self._lse, self._table.stride(0), len(q), scale,
-            HEADS=own.num_heads, KV_HEADS=own.num_kv_heads, D=own.head_dim, PAGE=self._page, TILE=TILE,
+            HEADS=own.num_heads, KV_HEADS=own.num_kv_heads, D=own.head_dim, PAGE=self.page_size, TILE=TILE,
             BLOCK=BLOCK // own.head_dim, SPLITS=self.splits, num_warps=4, num_stages=2, **own.launch,
         )  # fmt: skip
         return own.go_on(layer_id, q, pool, scale, (self._answer, self._lse))

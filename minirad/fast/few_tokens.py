@@ -21,7 +21,7 @@ from minirad.kv.kv_pool import KVPool
 from minirad.model.config import LlamaConfig
 from minirad.model.llama import Layer
 
-__all__ = ["CUTS", "Cut", "Cuts", "FewTokens"]
+__all__ = ["CUTS", "Cut", "Cuts", "FewTokens", "room"]
 
 ROWS = 64  # of a program: the matrix units' least
 
@@ -65,12 +65,17 @@ class Cuts:
     @classmethod
     def of(cls, config: LlamaConfig, tokens: int, device: torch.device) -> Cuts:
         """For a model on a card: a program of qkv takes a whole head, and cards differ in shared memory."""
-        usual, room = CUTS[tokens], 1 << 30  # the interpreter's
-        if device.type == "cuda":
-            card: Any = torch.cuda.get_device_properties(device)
-            room = getattr(card, "shared_memory_per_block_optin", card.shared_memory_per_block)
+        usual = CUTS[tokens]
         cuts = replace(usual, qkv=replace(usual.qkv, rows=config.head_dim))
-        return cls(*(getattr(cuts, each.name).within(room, tokens) for each in fields(cuts)))
+        return cls(*(getattr(cuts, each.name).within(room(device), tokens) for each in fields(cuts)))
+
+
+def room(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; no limit in Triton's interpreter."""
+    if device.type != "cuda":
+        return 1 << 30
+    card: Any = torch.cuda.get_device_properties(device)
+    return int(getattr(card, "shared_memory_per_block_optin", card.shared_memory_per_block))
 
 
 # Tokens of a program, padded: the quickest that were measured for Llama 3.2 1B on an H200 (bench/LOG.md).

@@ -1,8 +1,8 @@
 """Faster Llamas with the weights of a plain one (model/llama.py): the same numbers, to rounding.
 
 `FusedLlama` runs on an NVIDIA GPU in half precision: between matrix products it launches one Triton kernel
-(kernels.py) instead of five to ten of torch's, and the products of one
-token (one_token.py) and of up to sixty-four (few_tokens.py) are kernels, too.
+(kernels.py) instead of five to ten of torch's, and the products of one token (one_token.py) and of up to
+sixty-four (few_tokens.py) are kernels, too.
 `CpuLlama` makes fewer calls of torch, and hands the large products of a CPU to oneDNN. `faster` chooses.
 """
 

@@ -17,14 +17,7 @@ from torch import Tensor
 
 from minirad.fast.early_launch import launch_options, let_next_begin, wait_for_previous
 
-__all__ = [
-    "add_rms_norm",
-    "fill_pages",
-    "greedy",
-    "rms_norm",
-    "rotate_and_write",
-    "silu_mul",
-]
+__all__ = ["add_rms_norm", "fill_pages", "greedy", "rms_norm", "rotate_and_write", "silu_mul"]
 
 
 @triton.jit

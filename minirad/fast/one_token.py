@@ -21,9 +21,7 @@ from minirad.model.llama import Layer
 
 __all__ = ["OneToken", "Tile", "Tiles"]
 
-ELEMENTS = (
-    32768  # of a matrix that a program of 16 warps holds at most: its registers do not suffice for more
-)
+ELEMENTS = 32768  # of a matrix for a program of 16 warps at most: its registers do not suffice for more
 
 
 @dataclass(frozen=True, slots=True)

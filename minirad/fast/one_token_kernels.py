@@ -77,19 +77,17 @@ def qkv_stored(
     both = _times(tile, h) * scale
     if HAS_BIAS:
         both += tl.load(bias + rows).to(tl.float32)
-    a, b = _two(both, PAIRS)
+    low, high = _two(both, PAIRS)
+    if head < HEADS + KV_HEADS:
+        low, high = low * c - high * s, high * c + low * s
     if head < HEADS:
-        out = q_out + head * 2 * HALF
-        tl.store(out + at, (a * c - b * s).to(q_out.dtype.element_ty))
-        tl.store(out + at + HALF, (b * c + a * s).to(q_out.dtype.element_ty))
+        to = q_out + head * 2 * HALF
     elif head < HEADS + KV_HEADS:
-        out = k_pool + (slot * KV_HEADS + head - HEADS) * 2 * HALF
-        tl.store(out + at, (a * c - b * s).to(k_pool.dtype.element_ty))
-        tl.store(out + at + HALF, (b * c + a * s).to(k_pool.dtype.element_ty))
+        to = k_pool + (slot * KV_HEADS + head - HEADS) * 2 * HALF
     else:
-        out = v_pool + (slot * KV_HEADS + head - HEADS - KV_HEADS) * 2 * HALF
-        tl.store(out + at, a.to(v_pool.dtype.element_ty))
-        tl.store(out + at + HALF, b.to(v_pool.dtype.element_ty))
+        to = v_pool + (slot * KV_HEADS + head - HEADS - KV_HEADS) * 2 * HALF
+    tl.store(to + at, low.to(q_out.dtype.element_ty))
+    tl.store(to + at + HALF, high.to(q_out.dtype.element_ty))
 
 
 @triton.jit
@@ -140,9 +138,8 @@ def gated_product(
         following = _tile(w, ahead + i % 2 * N, ahead < end, k, K, BLOCK_K)
         both = _times(tile, h) * scale
         if HAS_BIAS:
-            both += tl.load(bias + first + i // 2 + i % 2 * N, mask=first + i // 2 < N, other=0.0).to(
-                tl.float32
-            )
+            at = first + i // 2
+            both += tl.load(bias + at + i % 2 * N, mask=at < N, other=0.0).to(tl.float32)
         a, b = _two(both, ROWS)
         rows = first + tl.arange(0, ROWS)
         tl.store(out + rows, (a * tl.sigmoid(a) * b).to(out.dtype.element_ty), mask=rows < N)

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from minirad.config import SamplingParams
-from minirad.model.sampler import is_greedy
+from minirad.model.sampler import is_greedy, sample
 from minirad.runner import Computed, Draw
 from minirad.schedule.scheduler import Batch
 
 __all__ = ["DrawnOnDevice", "next_tokens", "to_device"]
-
-ROWS_AT_ONCE = 32  # drawn together: a row of 128,256 tokens takes about ten megabytes on the way
 
 
 class DrawnOnDevice(Computed):
@@ -52,7 +50,7 @@ class DrawnOnDevice(Computed):
 def next_tokens(
     logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], greedy: Tensor | None = None
 ) -> Tensor:
-    """What `sample` gives without masks, left on the device: nothing here waits for it.
+    """What `sample` gives without masks, left on the device: nothing waits for it where Triton runs.
 
     Args:
         logits: `[N, vocab]`; computed with in float32.
@@ -71,22 +69,19 @@ def next_tokens(
         raise ValueError(f"next_tokens: {n} rows of logits, {len(params)} params, {len(uniforms)} uniforms")
     random = [row for row, param in enumerate(params) if not is_greedy(param)]
     if greedy is None:
-        greedy = _scored(logits.float(), logits.argmax(-1))  # the first of equal maxima
+        scores, tokens = logits.float(), logits.argmax(-1)  # the first of equal maxima
+        logprobs = scores.gather(1, tokens[:, None]).squeeze(1) - scores.logsumexp(-1)
+        greedy = torch.stack((tokens.double(), logprobs.double()))
     if not random:
         return greedy
+    drawing = drawing_kernels(logits.device)
+    if drawing is None:
+        return torch.tensor(sample(logits, params, uniforms), dtype=torch.float64, device=logits.device)
     numbers = [(params[r].temperature, float(params[r].top_k), params[r].top_p, uniforms[r]) for r in random]
     top_k, top_p = any(params[r].top_k > 0 for r in random), any(params[r].top_p < 1 for r in random)
     rows = to_device(torch.tensor(random), logits.device)
     four = to_device(torch.tensor(numbers, dtype=torch.float64), logits.device)
-    result = greedy.clone()
-    drawing = drawing_kernels(logits.device)
-    if drawing is not None:
-        return result.index_copy_(1, rows, drawing.draw(logits, rows, four, greedy, top_k, top_p))
-    for begin in range(0, len(random), ROWS_AT_ONCE):
-        some = slice(begin, begin + ROWS_AT_ONCE)
-        these = logits.index_select(0, rows[some]).float()
-        result.index_copy_(1, rows[some], _scored(these, _draw_rows(these, four[some], top_k or top_p)))
-    return result
+    return greedy.index_copy(1, rows, drawing.draw(logits, rows, four, greedy, top_k, top_p))
 
 
 @cache
@@ -95,40 +90,6 @@ def drawing_kernels(device: torch.device) -> Any:
     if device.type != "cuda" or find_spec("triton") is None:
         return None
     return import_module("minirad.fast.sampling_kernels")
-
-
-def _scored(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Tokens `[N]` with the log-probabilities that float32 logits give them: float64 `[2, N]`."""
-    logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)
-    return torch.stack((tokens.double(), logprobs.double()))
-
-
-def _draw_rows(logits: Tensor, numbers: Tensor, limited: bool) -> Tensor:
-    """`sampler._draw` for many rows, of fixed shapes: what is not kept stays, with probability 0.
-
-    numbers: float64 `[R, 4]`: temperature, top_k, top_p, uniform. limited: whether any row has a top_k or
-    a top_p, which takes a sort.
-    """
-    temperature, top_k, top_p, uniform = torch.split(numbers, 1, dim=1)
-    probs = torch.softmax(logits.double() / temperature, dim=-1)
-    if limited:
-        probs = _limited(probs, top_k, top_p)
-    cumulative = probs.cumsum(-1)
-    at = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    ids = torch.arange(probs.shape[1], device=probs.device)
-    last = torch.where(probs > 0, ids, 0).amax(-1, keepdim=True)
-    return torch.minimum(at, last).squeeze(1)
-
-
-def _limited(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """probs `[R, vocab]` with those outside each row's top_k, then top_p, set to 0."""
-    ranked = probs.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(probs.shape[1], device=probs.device)
-    likely = torch.where((rank < top_k) | (top_k <= 0), ranked.values, 0.0)
-    share = likely / likely.sum(-1, keepdim=True)
-    before = share.cumsum(-1) - share
-    kept = (before < top_p) | (top_p >= 1) | (rank == 0)
-    return torch.zeros_like(probs).scatter_(1, ranked.indices, likely * kept)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

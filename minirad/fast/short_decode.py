@@ -19,9 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minirad.attention.metadata import AttentionMetadata
 from minirad.fast.early_launch import launch_options, let_next_begin, wait_for_previous
-from minirad.fast.flashinfer import FEW_REQUESTS
+from minirad.fast.flashinfer import FEW_REQUESTS, StepAttention
 from minirad.fast.one_token import padded
 from minirad.kv.kv_pool import KVPool
 
@@ -50,8 +49,8 @@ class Cut:
         return cls(4, block, 1024 // block, warps=4, stages=2)
 
 
-class ShortDecode:
-    """An `AttentionBackend` for captured decode steps of B requests; see GraphDecode in flashinfer.py.
+class ShortDecode(StepAttention):
+    """Attention of captured decode steps of B requests, which needs no plan.
 
     Args:
         indptr, indices, last_page_len: int32 `[B + 1]`, `[at least all pages]`, `[B]` on the device: the
@@ -64,7 +63,6 @@ class ShortDecode:
     """
 
     name = "short-decode"
-    reads_pool_only = True
 
     def __init__(
         self,
@@ -79,14 +77,9 @@ class ShortDecode:
     ) -> None:
         if not self.fits(num_heads, num_kv_heads, head_dim):
             raise ValueError(f"ShortDecode: {num_heads}/{num_kv_heads} heads of {head_dim} do not fit")
-        self.num_heads, self.num_kv_heads, self.head_dim, self.scale = (
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            scale,
-        )
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self._lists = indptr, indices, last_page_len
-        self._batch, self._page, device = len(last_page_len), 1, indptr.device
+        self.scale, self._batch, device = scale, len(last_page_len), indptr.device
         self.cut = Cut.best(self._batch, head_dim) if cut is None else cut
         self._group = padded(num_heads // num_kv_heads)
         places = self._batch * num_kv_heads * self.cut.splits * self._group
@@ -100,22 +93,7 @@ class ShortDecode:
         """Whether the kernel takes such heads."""
         return num_heads // num_kv_heads <= PADDED_GROUP and head_dim == padded(head_dim) >= 16
 
-    def plan_step(
-        self, indptr: Tensor, last_page_len: Tensor, kv_lens: Tensor, page_size: int, pool: KVPool
-    ) -> None:
-        """Nothing to plan: the kernel finds all that it needs in the lists on the device."""
-        self._page = page_size
-
-    def plan(self, metadata: AttentionMetadata, pool: KVPool) -> None:
-        """Refused: the lists are the step's."""
-        raise ValueError("a captured step is planned by plan_step")
-
-    def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:
-        """Refused: the kernel that rotates keys also stores them."""
-        raise ValueError("in a captured step the rotation writes keys and values")
-
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
-        """Attend: q `[B, heads, head_dim]`, one token of each request, gives the same shape."""
         return self.go_on(layer_id, q, pool, scale, None)
 
     def go_on(
@@ -136,7 +114,7 @@ class ShortDecode:
         decode_attention[(self.num_kv_heads, cut.splits, self._batch)](
             q.contiguous(), pool.k[layer_id], pool.v[layer_id], *self._lists, answers, lse, out,
             self._parts, self._sums, self._arrived, scale,
-            HEADS=self.num_heads, KV_HEADS=self.num_kv_heads, D=self.head_dim, PAGE=self._page,
+            HEADS=self.num_heads, KV_HEADS=self.num_kv_heads, D=self.head_dim, PAGE=self.page_size,
             BLOCK=cut.block, SPLITS=cut.splits, LEAST=cut.least, GROUP=PADDED_GROUP, REAL=self._group,
             BEFORE=0 if before is None else len(answers),
             num_warps=cut.warps, num_stages=cut.stages, **self.launch,

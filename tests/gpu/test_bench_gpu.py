@@ -140,7 +140,6 @@ def test_the_table_shows_every_row(classroom: LlamaModel, subject: gpu.Subject) 
         "parity_seconds": 1.0,
         "workloads": rows,
         "ttft_ms_by_hit": gpu.ttft_by_hit(subject, 0.001, repeats=1),
-        "write_us_per_layer": {"1 tokens": {"torch": 1.0}},
         "seconds": 2.0,
     }
     text = gpu.table(result)

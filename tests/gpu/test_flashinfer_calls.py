@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -119,37 +118,6 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         return result if return_lse else result[0]
 
 
-class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
-    def __init__(
-        self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None,
-        kv_indptr_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend="auto", jit_args=None,
-        jit_kwargs=None,
-    ):  # fmt: skip
-        self._begin(self.recorder, float_workspace_buffer, locals())
-
-    def plan(
-        self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo=None,
-        custom_mask=None, packed_custom_mask=None, causal=False, pos_encoding_mode="NONE",
-        use_fp16_qk_reduction=False, window_left=-1, logits_soft_cap=None, sm_scale=None,
-        rope_scale=None, rope_theta=None, q_data_type="float16", kv_data_type=None, o_data_type=None,
-        non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0,
-        max_item_len_ptr=None, fixed_split_size=None, disable_split_kv=False, seq_lens=None,
-        seq_lens_q=None, max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None,
-    ):  # fmt: skip
-        self._check_lists([qo_indptr, kv_indptr])
-        self._record("plan", locals())
-
-    def run(
-        self, q, k, v, *args, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None,
-        lse=None, return_lse=False, enable_pdl=None, kv_cache_sf=None,
-    ):  # fmt: skip
-        self._record("run", locals())
-        indptr = self.planned["kv_indptr"].tolist()
-        keys = [(k[a:b], v[a:b]) for a, b in pairwise(indptr)]
-        result = self._answer(q, keys, self.planned["qo_indptr"].tolist(), self.planned["causal"])
-        return result if return_lse else result[0]
-
-
 class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     def __init__(
         self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, use_tensor_cores=False,
@@ -180,11 +148,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         return result if return_lse else result[0]
 
 
-WRAPPERS = (
-    BatchPrefillWithPagedKVCacheWrapper,
-    BatchPrefillWithRaggedKVCacheWrapper,
-    BatchDecodeWithPagedKVCacheWrapper,
-)
+WRAPPERS = (BatchPrefillWithPagedKVCacheWrapper, BatchDecodeWithPagedKVCacheWrapper)
 
 
 class Kernels:
@@ -194,28 +158,6 @@ class Kernels:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         for wrapper in WRAPPERS:
             setattr(self, wrapper.__name__, type(wrapper.__name__, (wrapper,), {"recorder": self.calls}))
-
-    def append_paged_kv_cache(
-        self, append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr,
-        kv_last_page_len, kv_layout="NHD",
-    ):  # fmt: skip
-        self.calls.append(("append_paged_kv_cache", dict(locals())))
-        lists = [batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len]
-        assert all(t.dtype == torch.int32 and t.is_contiguous() for t in lists)
-        assert len(append_key) == len(append_value) == len(batch_indices) == len(positions)
-        assert len(kv_indptr) == len(kv_last_page_len) + 1
-        size = paged_kv_cache[0].shape[1]
-        page = kv_indices[kv_indptr[batch_indices] + positions // size].long()
-        for cache, fresh in zip(paged_kv_cache, (append_key, append_value), strict=True):
-            cache[page, positions.long() % size] = fresh
-
-    def merge_state(self, v_a, s_a, v_b, s_b):
-        self.calls.append(("merge_state", dict(locals())))
-        assert all(t.is_contiguous() for t in (v_a, s_a, v_b, s_b))
-        assert v_a.shape == v_b.shape and s_a.shape == s_b.shape == v_a.shape[:2]
-        a, b = (torch.exp2(s - torch.maximum(s_a, s_b)).unsqueeze(-1) for s in (s_a, s_b))
-        merged = (v_a.float() * a + v_b.float() * b) / (a + b)
-        return merged.to(v_a.dtype), torch.logaddexp2(s_a, s_b)
 
     def names(self) -> list[str]:
         """The calls so far, but for the constructors'."""
@@ -237,8 +179,6 @@ def test_the_stand_in_has_flashinfers_signatures() -> None:
         real = getattr(flashinfer, wrapper.__name__)
         for method in ("__init__", "plan", "run"):
             assert signature(getattr(wrapper, method)) == signature(getattr(real, method)), (wrapper, method)
-    for function in ("append_paged_kv_cache", "merge_state"):
-        assert signature(getattr(Kernels, function)) == signature(getattr(flashinfer, function)), function
 
 
 # ---------------------------------------------------------------------- answers
@@ -251,26 +191,21 @@ def case(spans: list[tuple[int, int]], **shape: Any) -> AttentionCase:
     return AttentionCase(spans, **{"device": "cpu", "dtype": torch.float32, **shape})
 
 
-def backend_for(case: AttentionCase, **options: Any) -> tuple[FlashInferAttention, Kernels]:
+def backend_for(case: AttentionCase) -> tuple[FlashInferAttention, Kernels]:
     kernels = Kernels()
-    made = FlashInferAttention(
-        case.heads, case.kv_heads, case.head_dim, device="cpu", kernels=kernels, **options
-    )
+    made = FlashInferAttention(case.heads, case.kv_heads, case.head_dim, device="cpu", kernels=kernels)
     return made, kernels
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("spans", [MIXED, DECODE], ids=["mixed", "decode"])
-@pytest.mark.parametrize("two_part", [False, True])
-def test_the_lists_ask_for_the_right_attention(
-    page_size: int, spans: list[tuple[int, int]], two_part: bool
-) -> None:
+def test_the_lists_ask_for_the_right_attention(page_size: int, spans: list[tuple[int, int]]) -> None:
     attention = case(spans, page_size=page_size, group=3, seed=page_size)
-    backend, kernels = backend_for(attention, two_part=two_part)
+    backend, kernels = backend_for(attention)
     got = attention.answer(backend)
     assert not got.isnan().any(), "a slot that is not the batch's own was read"
     assert (got - attention.reference()).abs().max().item() < 2e-6
-    which = "Decode" if spans is DECODE else "Ragged" if two_part else "Prefill"
+    which = "Decode" if spans is DECODE else "Prefill"
     assert any(which in name for name in kernels.names())
 
 
@@ -282,23 +217,6 @@ def test_tensor_cores_where_the_group_asks_for_them(group: int) -> None:
     said = kernels.last("BatchDecodeWithPagedKVCacheWrapper.init")
     assert said["use_tensor_cores"] == (group >= 4) and said["kv_layout"] == "NHD"
     assert (attention.answer(backend) - attention.reference()).abs().max().item() < 2e-6
-
-
-@pytest.mark.parametrize(
-    "spans", [[(0, 5), (0, 17)], [(4, 9), (8, 12)], [(3, 9), (0, 5), (7, 8)]], ids=["cold", "hits", "both"]
-)
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_two_parts_merge_only_where_there_is_a_prefix(spans: list[tuple[int, int]], page_size: int) -> None:
-    attention = case(spans, page_size=page_size)
-    backend, kernels = backend_for(attention, two_part=True)
-    assert (attention.answer(backend) - attention.reference()).abs().max().item() < 2e-6
-    assert ("merge_state" in kernels.names()) == any(start for start, _ in spans)
-    if any(start for start, _ in spans):
-        told = kernels.last("BatchPrefillWithPagedKVCacheWrapper.plan")
-        starts = [start for start, _ in spans if start]
-        assert not told["causal"]
-        assert told["paged_kv_last_page_len"].tolist() == [(s - 1) % page_size + 1 for s in starts]
-        assert np.diff(told["paged_kv_indptr"].numpy()).tolist() == [-(-s // page_size) for s in starts]
 
 
 def test_half_precision_and_another_scale() -> None:
@@ -353,13 +271,6 @@ def test_a_mixed_batch_word_for_word() -> None:
 
     k, v = torch.rand(4, 2, 8), torch.rand(4, 2, 8)
     backend.write(1, meta, k, v, pool)
-    told = kernels.last("append_paged_kv_cache")
-    assert told["batch_indices"].tolist() == [0, 0, 0, 1]
-    assert told["positions"].tolist() == [4, 5, 6, 8]
-    assert told["kv_indptr"].tolist() == [0, 2, 5]
-    assert told["kv_last_page_len"].tolist() == [3, 1]
-    assert told["paged_kv_cache"][0].shape == (10, 4, 2, 8)
-    assert told["paged_kv_cache"][0].data_ptr() == pool.k[1].data_ptr()
     assert torch.equal(pool.k[1][[12, 13, 14, 28]], k) and torch.equal(pool.v[1][[12, 13, 14, 28]], v)
     assert not pool.k[0].any()
 
@@ -376,12 +287,11 @@ def test_a_decode_batch_word_for_word() -> None:
     assert (told["num_qo_heads"], told["num_kv_heads"], told["head_dim"], told["page_size"]) == (8, 2, 8, 4)
 
 
-@pytest.mark.parametrize("two_part", [False, True])
-def test_plan_once_per_batch_and_run_once_per_layer(tiny_model: Any, two_part: bool) -> None:
+def test_plan_once_per_batch_and_run_once_per_layer(tiny_model: Any) -> None:
     config = tiny_model.config
     kernels = Kernels()
     backend = FlashInferAttention(
-        config.heads, config.kv_heads, config.head_dim, device="cpu", kernels=kernels, two_part=two_part
+        config.heads, config.kv_heads, config.head_dim, device="cpu", kernels=kernels
     )
     pool = tiny_model.new_pool(40)
     rows = np.arange(1, 33, dtype=np.int64).reshape(2, 16)
@@ -393,22 +303,17 @@ def test_plan_once_per_batch_and_run_once_per_layer(tiny_model: Any, two_part: b
         names = kernels.names()
         assert sum(name.endswith(".plan") for name in names) == 1
         assert sum(name.endswith(".run") for name in names) == config.layers
-        assert names.count("append_paged_kv_cache") == config.layers
 
 
 def test_misuse_is_told() -> None:
     meta, pool = small_batch([BatchEntry(0, 0, 3)])
     q = torch.rand(3, 4, 8)
-    backend = FlashInferAttention(4, 2, 8, device="cpu", kernels=Kernels(), two_part=True)
+    backend = FlashInferAttention(4, 2, 8, device="cpu", kernels=Kernels())
     with pytest.raises(ValueError, match="3 queries, but 0 were planned"):
         backend.run(0, q, pool, 8**-0.5)
-    with pytest.raises(ValueError, match="not planned"):
-        backend.write(0, meta, q[:, :2], q[:, :2], pool)
     backend.plan(meta, pool)
     with pytest.raises(ValueError, match="scale is 1"):
         backend.run(0, q, pool, 1.0)
-    with pytest.raises(ValueError, match="must be written before"):
-        backend.run(0, q, pool, 8**-0.5)
     with pytest.raises(ValueError, match="2 queries"):
         backend.run(0, q[:2], pool, 8**-0.5)
     with pytest.raises(ValueError, match="2 kv heads of 16"):
@@ -424,15 +329,15 @@ def test_the_layer_writes_through_the_backend() -> None:
     backend.plan(meta, pool)
     layer = RadixAttention(1, 4, 2, 8, 8**-0.5)
     layer(torch.rand(3, 32), torch.rand(3, 16), torch.rand(3, 16), meta, pool, backend)
-    assert kernels.names()[-2:] == ["append_paged_kv_cache", "BatchPrefillWithPagedKVCacheWrapper.run"]
+    assert kernels.names()[-1] == "BatchPrefillWithPagedKVCacheWrapper.run"
+    assert pool.k[1][meta.out_slots].all() and not pool.k[0].any()
 
 
 # ---------------------------------------------------------------------- the engine on top
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("two_part", [False, True])
-def test_an_engine_says_the_same_with_both_backends(make_engine: Any, page_size: int, two_part: bool) -> None:
+def test_an_engine_says_the_same_with_both_backends(make_engine: Any, page_size: int) -> None:
     """Hits, chunks, evictions and retractions included: both compute the same tokens."""
     rng = np.random.default_rng(0)
     shared = rng.integers(3, 61, 11).tolist()
@@ -443,7 +348,7 @@ def test_an_engine_says_the_same_with_both_backends(make_engine: Any, page_size:
         c = engine.model.config
         if name == "flashinfer":
             engine.runner.attention = FlashInferAttention(
-                c.heads, c.kv_heads, c.head_dim, device="cpu", kernels=Kernels(), two_part=two_part
+                c.heads, c.kv_heads, c.head_dim, device="cpu", kernels=Kernels()
             )
         outs = engine.generate(prompts, SamplingParams(max_new_tokens=9, ignore_eos=True))
         answers.append([(out.token_ids, out.cached_tokens) for out in outs])

@@ -62,21 +62,9 @@ def test_attention_equals_float32(page_size: int, head_dim: int, group: int) -> 
 
 @flashinfer
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("two_part", [False, True])
-def test_long_sequences(page_size: int, two_part: bool) -> None:
+def test_long_sequences(page_size: int) -> None:
     case = AttentionCase(LONG, page_size=page_size, group=4)
-    assert case.error(backend_for(case, two_part)) < 5e-3
-
-
-@flashinfer
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(
-    "spans", [MIXED, [(0, 70), (0, 9)], [(5, 70), (33, 49)]], ids=["both", "cold", "hits"]
-)
-def test_two_parts_equal_one(page_size: int, head_dim: int, spans: list[tuple[int, int]]) -> None:
-    case = AttentionCase(spans, page_size=page_size, head_dim=head_dim, group=3)
-    assert case.error(backend_for(case, two_part=True)) < 5e-3
+    assert case.error(backend_for(case)) < 5e-3
 
 
 @flashinfer
@@ -174,14 +162,11 @@ def compare_logits(
 
 
 @flashinfer
-@pytest.mark.parametrize("two_part", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("name", ["classroom", "smollm2-135m", "llama-3.2-1b"])
-def test_logits_are_as_good_as_with_the_torch_backend(name: str, page_size: int, two_part: bool) -> None:
+def test_logits_are_as_good_as_with_the_torch_backend(name: str, page_size: int) -> None:
     def backend(config: LlamaConfig) -> FlashInferAttention:
-        return FlashInferAttention(
-            config.heads, config.kv_heads, config.head_dim, device=CARD, two_part=two_part
-        )
+        return FlashInferAttention(config.heads, config.kv_heads, config.head_dim, device=CARD)
 
     error, with_torch, lead = compare_logits(name, CARD, backend, page_size)
     print(f"{name}: {error:.2e}, torch {with_torch:.2e}, lead {lead:.3f}")
@@ -237,14 +222,6 @@ def test_the_classroom_llama_knows_its_lessons(page_size: int, dtype: str) -> No
     assert exam(engine, "greeting", 40) >= 0.95
     assert exam(engine, "name recall", 40) >= 0.9
     assert engine.cache_manager.evicted_tokens > 0 or page_size == 1
-
-
-@flashinfer
-def test_in_two_parts_it_knows_them_as_well() -> None:
-    engine = engine_on_gpu(chunk_tokens=100)
-    c = engine.model.config
-    engine.runner.attention = FlashInferAttention(c.heads, c.kv_heads, c.head_dim, device=CARD, two_part=True)
-    assert exam(engine, "name recall", 40) >= 0.9
 
 
 @flashinfer

@@ -16,7 +16,7 @@ from torch import Tensor
 from minirad.__main__ import main
 from minirad.attention import BatchEntry, build_metadata
 from minirad.bench import kernels
-from minirad.fast.few_tokens import Cut, Cuts, FewTokens
+from minirad.fast.few_tokens import CUTS, Cut, Cuts, FewTokens
 from minirad.fast.flashinfer import FlashInferAttention
 from minirad.fast.fused_llama import FusedLlama, fused_runs
 from minirad.fast.one_token import OneToken, Tile, Tiles
@@ -336,8 +336,35 @@ def test_the_benchmark_of_kernels_counts_every_way(
         (1, 2.0, 0.5),
         (3, None, 0.5),
     ]
+    for cut in kernels.cuts_to_try(Cut(4, 512, 128, 3), (2048, 2048), 16, 100 << 10):
+        assert cut.fits(2048, 2048) and cut.splits > 1
+        assert 2 * (64 + 16) * (cut.first + cut.stages * cut.block) <= 100 << 10
     for tile in kernels.tiles_to_try(2048, 2, (1, 2)):
         assert 16 <= tile.rows * 2 * 2048 / (32 * tile.warps) <= 128
+
+
+def test_the_search_for_cuts_keeps_the_quickest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One matrix after the other, the others as found so far; the clock here prefers few stages."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    monkeypatch.setitem(CUTS, 16, SMALL)
+    for name, some in (("SPLITS", (2,)), ("FIRST", (32,)), ("BLOCKS", (32,)), ("STAGES", (2, 3))):
+        monkeypatch.setattr(kernels, name, some)
+    seen: list[Cuts] = []
+    made = FewTokens.__init__
+
+    def noted(self: FewTokens, *args: Any) -> None:
+        seen.extend(arg for arg in args if isinstance(arg, Cuts))
+        made(self, *args)
+
+    model = model_of("few", torch.float32, "cpu")
+    monkeypatch.setattr(FewTokens, "__init__", noted)
+    order = ("gate_up", "down", "o", "qkv", "head")
+    best, tried = kernels.best_cuts(
+        model, 16, lambda call: float(sum(getattr(seen[-1], name).stages for name in order))
+    )
+    assert [getattr(best, name).stages for name in order] == [2] * 5
+    assert list(dict.fromkeys(row["matrix"] for row in tried)) == list(order)
+    assert tried[0]["step_ms"] == 12 and min(row["step_ms"] for row in tried) == 10
 
 
 @pytest.mark.skipif(FUSED, reason="says what is missing where there is no GPU")

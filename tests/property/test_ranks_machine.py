@@ -4,7 +4,7 @@ The rules are those of test_whole_machine.py, with masks, stop texts, streams th
 Ctrl-C beside them. Every greedy token is judged by transformers; every token, drawn ones included, is what
 one rank says alone. All ranks check their invariants at the end of every step, and compare digests there; and
 all of what they hold is compared here, too, which asks nothing of the digest.
-MINIRAD_RANK_EXAMPLES sets how many games are played; the test marked slow plays hundreds.
+MINIRAD_RANK_EXAMPLES sets how many games are played; the longest plays hundreds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import rank_moves
 from conftest import tiny_config
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 from rank_moves import EveryOther, FailsAt, Letters, Moves
@@ -337,13 +337,15 @@ def machine(ranks: int, pair: Moves) -> type[RankMachine]:
     return type("RankMachine", (RankMachine,), parts)
 
 
-def play(ranks: int, pair: Moves, examples: int, steps: int = STEPS // 2, derandomize: bool = True) -> None:
+def play(ranks: int, pair: Moves, examples: int, steps: int = STEPS // 2, number: int | None = None) -> None:
+    """So many games; number: others than those that are played always."""
+    made = machine(ranks, pair)
     run_state_machine_as_test(
-        machine(ranks, pair),
+        made if number is None else seed(number)(made),
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
-            derandomize=derandomize,
+            derandomize=number is None,
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
@@ -373,10 +375,10 @@ def test_more_ranks_play_it_too(ranks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_hundreds_of_games_reach_all_that_can_happen() -> None:
+@pytest.mark.parametrize("number", range(max(300, EXAMPLES) // 100))
+def test_a_hundred_games_reach_all_that_can_happen(number: int) -> None:
     """300 games, or MINIRAD_RANK_EXAMPLES if those are more; longer ones."""
     HAPPENED.clear()
     with Moves(2) as pair:
-        for _ in range(max(300, EXAMPLES) // 100):
-            play(2, pair, 100, STEPS, derandomize=False)
+        play(2, pair, 100, STEPS, number)
     assert set(REACHED) <= set(+HAPPENED), set(REACHED) - set(+HAPPENED)
