@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from minirad import own_code
 from minirad.cache.eviction import POLICIES, EvictionPolicy
 from minirad.cache.node import Node, RadixKey
 from minirad.errors import InvariantError, said
@@ -74,7 +75,9 @@ class _Watched:
     def __call__(self, node: Node) -> Any:
         try:
             key = self._function(node)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             if isinstance(error, NotImplementedError) and self._first is None:
                 raise
             what = f"{_told(error)}{_line(error, self._path)}"
@@ -121,9 +124,12 @@ def _function(name: str) -> Callable[[Node], Any]:
     if not path.is_file():
         raise ValueError(f"there is no file {name!r} to take an eviction policy from")
     module = ModuleType("own_policy")
+    own_code.watch(path)
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ValueError(f"{name} cannot be loaded: {_told(error)}") from error
     function = getattr(module, FUNCTION, None)
     if not callable(function):

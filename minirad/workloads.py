@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from minirad.frontend import Program
 from minirad.model.classroom import corpus
 from minirad.observe.events import RequestAdded
 from minirad.programs import programs
+from minirad.schedule.request import TokenMask
 
 if TYPE_CHECKING:
     from minirad.engine import Engine
@@ -67,7 +68,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns that build on one another. arrival: the step before which the first one is sent."""
+    """Turns that build on one another. arrival: the step before which the first one is sent.
+
+    token_mask: of all its replies, as Engine.add_request takes it.
+    """
 
     name: str
     turns: tuple[Turn, ...]
@@ -75,6 +79,7 @@ class Session:
     extra_key: str | int | None = None
     priority: int = 0
     lora: str = ""  # an adapter of the engine's
+    token_mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,13 +442,14 @@ def recorded_request(
 
 
 def from_recording(
-    recording: Any, until: int | None = None, name: str = "fork", engine_seed: int | None = None
-) -> Workload:
+    recording: Any, until: int | None = None, name: str = "fork", engine_seed: int | None = None,
+    masks: Mapping[str, TokenMask] | None = None,
+) -> Workload:  # fmt: skip
     """The requests of a recording, each at the step at which it came, as ready token ids.
 
     until: index of the last frame whose requests count; None: all. Replies may differ from those
     recorded (another policy, pool or seed), prompts do not: they come as they came. engine_seed: see
-    recorded_request.
+    recorded_request. masks: of requests by their recorded ids, since no recording holds them.
     """
     sessions: list[Session] = []
     spaces: dict[str, int] = {}
@@ -452,7 +458,8 @@ def from_recording(
         for event in frame.events:
             if isinstance(event, RequestAdded):
                 asked = recorded_request(event, engine_seed, spaces)
-                sessions.append(replace(asked, arrival=max(frame.step - 1, 0)))
+                mask = (masks or {}).get(event.request)
+                sessions.append(replace(asked, arrival=max(frame.step - 1, 0), token_mask=mask))
     pool = int(recording.header["start"]["kv_tokens"]) or 512
     return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
 
@@ -468,7 +475,7 @@ class Asked:
     turn: int
     prompt: list[int]
     params: SamplingParams
-    token_mask: Callable[[list[int]], Any] | None = None  # of programs; sessions have none
+    token_mask: TokenMask | None = None
 
     @property
     def label(self) -> str:
@@ -555,7 +562,8 @@ class SessionPlayer:
                 new = list(turn.token_ids) or [int(token) for token in self._encode(turn.text)]
                 running.history += new
                 running.due = None
-                asked.append(Asked(running.session, running.turn, list(running.history), turn.params()))
+                mask = running.session.token_mask
+                asked.append(Asked(running.session, running.turn, list(running.history), turn.params(), mask))
         return asked
 
     def sent(self, asked: Asked, request_id: str) -> None:

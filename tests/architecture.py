@@ -182,7 +182,8 @@ ROOMS: dict[str, Room] = {
     "labs": Room(
         "experiments: workloads, traces, an engine without a model, the paper's theorem and figure",
         ("minirad.simulate", "minirad.traces", "minirad.theorem", "minirad.doctor", "minirad.workloads",
-         "minirad.figure3", "minirad.optimum", "minirad.own_policy", "minirad.replies"),
+         "minirad.figure3", "minirad.optimum", "minirad.own_code",
+         "minirad.own_policy", "minirad.replies"),
         (*_OUTSIDE, "parts", "frontend", "logs"),
     ),
     "evidence": Room(

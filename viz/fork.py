@@ -6,14 +6,16 @@ the same of a new one at the same steps. What the new engine then does is its ow
 Host tier, keys and all other settings are the recording's, where they are not changed. New weights are
 given at the same moment, but the ones that the new engine has already: a recording holds no weights.
 
-Not replayed: pins (no event tells of them), masks, and what a recording does not hold of a request. The
-new engine counts its requests from R1; where the recorded one did not, each still gets the seed that it had
-(but the schedule policy "random" shuffles by the new numbers).
+Not replayed: pins (no event tells of them), masks (`unmasked` says whose; a fork on the live page has those
+of its run), and what a recording does not hold of a request. The new engine counts its requests from R1;
+where the recorded one did not, each still gets the seed that it had (but the schedule policy "random"
+shuffles by the new numbers).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from minirad.cache.eviction import POLICIES
@@ -72,6 +74,19 @@ def require_here(model: Any) -> None:
             return
     if model not in (None, CLASSROOM) and (model == SMOLLM2 or local_folder(str(model)) is None):
         raise ValueError(f"the recorded model {str(model)!r} is not here, and none is fetched: give model")
+
+
+def unmasked(frames: Sequence[Frame], masks: Collection[str] = ()) -> str:
+    """One sentence on the requests that had a mask (a grammar) and have none in a fork; "" if there are none.
+
+    masks: the requests whose masks are at hand.
+    """
+    added = [event for frame in frames for event in frame.events if isinstance(event, ev.RequestAdded)]
+    free = [each.request for each in added if each.masked and each.request not in masks]
+    if not free:
+        return ""
+    some = ", ".join(free[:5]) + (f" and {len(free) - 5} more" if len(free) > 5 else "")
+    return f"A recording holds no grammars: in this fork the replies of {some} are free."
 
 
 def evict_by_hand(engine: Engine, tokens: int) -> int:

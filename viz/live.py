@@ -63,6 +63,7 @@ from minirad.errors import InvariantError, RankLost
 from minirad.model.load import resolve_model
 from minirad.observe.recorder import Recorder
 from minirad.observe.snapshot import is_fleet
+from minirad.rooms import room
 from minirad.schedule.policies import POLICIES as SCHEDULE_POLICIES
 from viz.draw.dot import DotError
 from viz.web import asked, launch
@@ -252,6 +253,8 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             raise ValueError("--compare runs two engines, --replay none: only one of them can be had")
     Gate(options.host, tuple(options.allow_host))
     model = resolve_model(settings.model)
+    if config.lora:
+        room("adapters.where").check(config.lora)
     _check_written(options, settings)
     _check_published(options)
     replay = _replay(options.replay, options.tokenizer) if options.replay is not None else None
@@ -454,7 +457,7 @@ def _serve_page(driver: Driver | FlightSource, options: argparse.Namespace, thei
                 time.sleep(0.1)
                 told = _tell_refusals(driver.run_now, told)
             time.sleep(1.5)  # so that open pages hear of it
-            if theirs:
+            if theirs and not (isinstance(driver, Driver) and driver.mistake):
                 print(f"{theirs} broke: {driver.error}   (see the page; Ctrl-C ends it)", flush=True)
                 threading.Event().wait()
         except KeyboardInterrupt:

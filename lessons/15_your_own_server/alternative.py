@@ -51,6 +51,9 @@ def _is_whole(field: Get) -> bool:
 def _stored(field: Get) -> Stored:
     hashes = field("block_hashes", 1)
     size, tokens = field("block_size", 4), field("token_ids", 3)
+    name, salt = field("lora_name", 7), field("cache_salt", -1)
+    if isinstance(name, dict):
+        name, salt = None, name["cache_salt"]
     rows: list[tuple[int, ...]] = []
     spaces: list[tuple[str, ...]] = []
     for number in range(len(hashes)):
@@ -58,7 +61,7 @@ def _stored(field: Get) -> Stored:
             rows.append(tuple(tokens[number * size : (number + 1) * size]))
         space: list[str] = []
         keys = field("extra_keys", 8)
-        for part in [field("lora_name", 7), field("cache_salt", -1), *((keys and keys[number]) or [])]:
+        for part in [name, salt, *((keys and keys[number]) or [])]:
             if part and part not in space:
                 space.append(part)
         spaces.append(tuple(space))

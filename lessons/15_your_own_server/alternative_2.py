@@ -21,7 +21,7 @@ class Told(msgspec.Struct):
     block_size: int = 0
     lora_id: Any = None
     medium: str | None = None
-    lora_name: str | None = None
+    lora_name: str | dict[str, str] | None = None
     extra_keys: list[list[str] | None] | None = None
     cache_salt: str | None = None
 
@@ -47,6 +47,8 @@ def _records(event: Any) -> list[Record]:
         told = Told(*event[1:9])
     else:
         told = Told(**{name: event[name] for name in Told.__struct_fields__ if name in event})
+    if isinstance(told.lora_name, dict):
+        told.lora_name, told.cache_salt = None, told.lora_name["cache_salt"]
     hashes, medium = tuple(told.block_hashes), told.medium or "GPU"
     if kind == "BlockRemoved":
         return [Removed(hashes, medium)]

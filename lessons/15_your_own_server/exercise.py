@@ -74,10 +74,11 @@ def read_batch(payload: bytes) -> tuple[float, list[Record]]:
 
     Stored   tokens: token_ids is one list for all blocks, each has block_size of them. None or [] means
              that tokens are not told: then tokens is (). A medium that is missing or None is "GPU".
-             spaces: of a block, in this order and each text once: lora_name, cache_salt (a field that only
-             maps have), and what extra_keys has for this block. extra_keys is a list with an entry for each
-             block, None or a list of texts. None and "" name nothing. lora_id is for older servers:
-             leave it out.
+             spaces: of a block, in this order and each text once: lora_name, cache_salt, and what
+             extra_keys has for this block. extra_keys is a list with an entry for each block, None or a
+             list of texts. None and "" name nothing. lora_id is for older servers: leave it out.
+             A list has no place for cache_salt, but SGLang 0.5.18 and 0.5.19 tell it all the same: where
+             a list has lora_name, they have a map {"cache_salt": salt}, and no adapter.
     Removed  as it is told; its medium as above.
 
     Do not believe a size: a BlockStored whose tokens do not fill its blocks exactly is passed over, and the

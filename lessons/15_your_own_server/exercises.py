@@ -52,6 +52,11 @@ def as_list(event: Sent, fields: int = 8) -> list[Any]:
     return [event["type"], *(event.get(name) for name in FIELDS[event["type"]][:fields])]
 
 
+def as_salted_list(event: Sent, salt: str) -> list[Any]:
+    """The same as SGLang 0.5.18 and 0.5.19 tell it of a request with a salt."""
+    return [*as_list(event, 6), {"cache_salt": salt}]
+
+
 def read(impl: ModuleType, sent: Any, hint: int = 0, as_if: Any = None) -> None:
     """read_batch of what was sent, against the engine's decoder; as_if: what it is worth, if not itself."""
     payload = msgspec.msgpack.encode(sent)
@@ -146,6 +151,13 @@ def spaces_of_blocks(impl: ModuleType) -> None:
     read(impl, [1.0, [{**NEXT, "cache_salt": "b", "extra_keys": [["a"]], "lora_name": "c"}]])
     read(impl, [1.0, [{**ONE, "extra_keys": [None, None]}, {**ONE, "extra_keys": [["a", "b"], ["b"]]}]])
     read(impl, [1.0, [{**ONE, "lora_id": 7}]], as_if=[1.0, [ONE]])  # less than the engine makes of it
+
+
+def salts_in_lists(impl: ModuleType) -> None:
+    """A map with the salt where a list has the adapter's name, as SGLang 0.5.18 and 0.5.19 sent it."""
+    read(impl, [1.0, [as_salted_list(ONE, "school"), as_list(NEXT, 6), as_list(GONE)], 0])
+    more = [as_salted_list({**NEXT, "medium": None}, "law"), as_list({**NEXT, "lora_name": "law"})]
+    read(impl, {"ts": 2.5, "events": more})
 
 
 def names_of_all_kinds(impl: ModuleType) -> None:
@@ -803,7 +815,7 @@ EXERCISES = [
         [
             maps_in_a_list, maps_in_a_map, lists_in_a_list, lists_and_maps_in_one, lists_of_all_lengths,
             fields_that_are_missing, what_nobody_knows, tokens_that_are_not_told, sizes_that_are_not_so,
-            spaces_of_blocks, names_of_all_kinds,
+            spaces_of_blocks, salts_in_lists, names_of_all_kinds,
         ],
         hints=(
             "Make one shape of two: turn a list into a map with the same names first, and read maps only.",

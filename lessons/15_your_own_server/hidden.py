@@ -150,7 +150,9 @@ def random_batch(rng: Random) -> Any:
     for _ in range(rng.randrange(4)):
         event = random_event(rng)
         kind = rng.random()
-        if kind < 0.4:
+        if kind < 0.4 and event["type"] == "BlockStored" and event.get("cache_salt"):
+            event = exercises.as_salted_list(event, event["cache_salt"])
+        elif kind < 0.4:
             event = exercises.as_list(event, rng.choice((8, 8, 7, 6, 4)))
             event += [0, "full_attention"] if len(event) == 9 and rng.random() < 0.3 else []
         elif kind < 0.5:

@@ -265,6 +265,24 @@ MUTANTS = [
         'event.get("lora_name"), event.get("cache_salt"), *own',
         '*own, event.get("lora_name"), event.get("cache_salt")',
     ),
+    Mutant(
+        "read_batch",
+        "a list's salt is passed over",
+        '"lora_name": None, **event["lora_name"]}',
+        '"lora_name": None}',
+    ),
+    Mutant(
+        "read_batch",
+        "a list's salt is an adapter's name",
+        '"lora_name": None, **event["lora_name"]}',
+        '"lora_name": str(event["lora_name"])}',
+    ),
+    Mutant(
+        "read_batch",
+        "what stands where the adapter's name does is a text",
+        'if isinstance(event.get("lora_name"), dict):',
+        "if False:",
+    ),
     Mutant("read_batch", "no salt", 'event.get("cache_salt"), *own', "*own"),
     Mutant(
         "read_batch",

@@ -43,6 +43,8 @@ def _record(event: dict[str, Any]) -> Record | None:
         return Removed(tuple(event["block_hashes"]), medium)
     if event["type"] != "BlockStored":
         return None
+    if isinstance(event.get("lora_name"), dict):
+        event = {**event, "lora_name": None, **event["lora_name"]}
     hashes, size, flat = tuple(event["block_hashes"]), event["block_size"], event.get("token_ids") or []
     if flat and len(flat) != size * len(hashes):
         return None

@@ -139,7 +139,9 @@ class StudentCache:
         except InvariantError as error:
             self.broken = self.broken or f"after {whose} {name}: {error}"
             raise InvariantError(self.broken) from error
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.broken = self.broken or f"{whose} {name} raised {said(error)}"
             raise InvariantError(self.broken) from error
         return result

@@ -82,7 +82,9 @@ class Yours:
         self.called[name] = None
         try:
             return self.functions[name](*arguments)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise YourCode(f"{self.moment}, {who}: your {name} raised {said(error)}") from error
 
     def wrong(self, name: str, who: str, returned: Any, why: str) -> YourCode:

@@ -9,8 +9,6 @@ on (the page). `add_policy` makes it one of the policies that the router knows b
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,6 @@ from lessons.grading.words import one_line, said, shown
 from minirad.cache.radix_cache import Slots
 from minirad.route.policies import POLICIES, CacheAware, Choice, NoWorker, Policy, RouteOptions, WorkerView
 
-PATIENCE = 5.0  # seconds: then it is said that a method does not come back
 METHODS = ("__init__", "choose", "sent", "forget")
 
 
@@ -49,20 +46,12 @@ class StudentPolicy(Policy):
     ) -> None:
         super().__init__(options)
         assert make is not None
-        self._first_wrong, self._wrong, self.requests, self._strict = "", "", 0, strict
-        self._asked = ("", math.inf)  # the method that runs now, and since when
+        self.broken = ""  # what went wrong first
+        self._wrong, self.requests, self._strict = "", 0, strict
         self._spaces: dict[Hashable, int] = {None: 0}
         self._sent = CacheAware(self.options)  # what was sent where, for those who watch
         self._router: Any = None
         self._guarded("__init__", lambda: setattr(self, "_router", make()))
-
-    @property
-    def broken(self) -> str:
-        """What went wrong first, or that a method does not come back; "" so far. For another thread, too."""
-        name, since = self._asked
-        if time.monotonic() - since > PATIENCE:
-            return f"at request {self.requests} your {name} has not come back yet: does a loop never end?"
-        return self._first_wrong
 
     def choose(self, tokens: Slots, workers: Sequence[WorkerView], space: Hashable = None) -> Choice:
         """What the student's choose says; where that cannot be used, the least loaded worker."""
@@ -108,21 +97,20 @@ class StudentPolicy(Policy):
 
     def _guarded(self, name: str, call: Callable[[], Any]) -> Any:
         """Runs a method of the student's. What is wrong is raised, or kept, with the moment."""
-        self._asked = (name, time.monotonic())
         try:
             return call()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             if self._strict and isinstance(error, NotImplementedError | Failure | SystemExit):
                 raise
             what = str(error) if isinstance(error, Wrong) else f"raised {said(error)}"
             when = f"at request {self.requests} " if self.requests else ""
             self._wrong = one_line(f"{when}your {name} {what}")
-            self._first_wrong = self._first_wrong or self._wrong
+            self.broken = self.broken or self._wrong
             if self._strict:
                 raise Failure(self._wrong) from error
             return None
-        finally:
-            self._asked = ("", math.inf)
 
 
 def student_router(path: str | Path) -> Callable[[], Any]:

@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from lessons.grading.words import said
+from minirad import own_code
 
 ROOT = Path(__file__).resolve().parents[1]  # the folder lessons/
 
@@ -176,8 +177,11 @@ def students_file(path: str | Path) -> tuple[dict[str, Any], set[str]]:
         raise ValueError(f"{file} is not there")
     try:
         todo = todo_functions(file.read_bytes())
+        own_code.watch(file)
         return vars(load_file(file)), todo
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ValueError(f"{file} cannot be loaded: {said(error)}") from error
 
 

@@ -100,9 +100,9 @@ class Subscriber:
         """Calls a student's function; SubscriberBroke, which names it and the moment, where it raises."""
         try:
             return self.parts[name](*arguments)
-        except SubscriberBroke:
+        except (SubscriberBroke, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             found = last_line(error, str(self.file))
             where = f" ({self.file.name}, line {found[1]})" if found else ""
             raise SubscriberBroke(f"your {name} raised {said(error)}{where}, at {moment}") from error

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from minirad.adapters.model import AdapterLlama
-from minirad.adapters.peft_format import CONFIG, read_adapter
+from minirad.adapters.peft_format import read_adapter
 from minirad.adapters.runner import AdapterRunner
+from minirad.adapters.where import directory
 from minirad.config import EngineConfig
-from minirad.errors import expanded, said
-from minirad.model.classroom import ADAPTERS
+from minirad.errors import said
 from minirad.model.llama import LlamaModel
 from minirad.rooms import room
 
-__all__ = ["Adapted", "adapters", "directory", "shipped"]
-
-
-def shipped() -> list[str]:
-    """The names of the classroom Llama's own adapters."""
-    return sorted(path.name for path in ADAPTERS.iterdir() if path.is_dir()) if ADAPTERS.is_dir() else []
-
-
-def directory(name: str, path: str) -> Path:
-    """Where an adapter lies: a directory, or the name of one that is shipped."""
-    found, known = expanded(path), shipped()
-    if path in known and not os.path.isfile(found / CONFIG):  # some folder of that name may lie about
-        return ADAPTERS / path
-    if not os.path.isdir(found):
-        raise ValueError(
-            f"adapter {said(name)}: {path} is no directory, and none of those that are shipped "
-            f"({', '.join(known)})"
-        )
-    return found
+__all__ = ["Adapted", "adapters"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minirad.adapters.lora import Adapter, Factors
+from minirad.adapters.where import CONFIG
 from minirad.errors import MOST, said
 from minirad.model.config import LlamaConfig
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PREFIX = "base_model.model."
 

@@ -322,7 +322,7 @@ def _spaces(sent: dict[str, Any], blocks: int) -> tuple[tuple[str, ...], ...]:
     """What names the namespace of each block: adapter, salt and extra keys, each once; () for none."""
     name: Any = sent.get("lora_name")
     salt, keys = sent.get("cache_salt"), sent.get("extra_keys")
-    if isinstance(name, dict):  # SGLang 0.5.16 puts `{"cache_salt": ...}` there where events are positional
+    if isinstance(name, dict):  # SGLang 0.5.18 and 0.5.19, whose events are positional: {"cache_salt": ...}
         name, salt = None, name.get("cache_salt")
     lora = sent.get("lora_id")
     if name is None and lora is not None:

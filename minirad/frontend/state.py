@@ -289,7 +289,10 @@ class State:
     async def _hint(self, what: str) -> Any:
         if not self._host.hints:
             return None
-        await self._ask(f"{what}: prefix hint", self.tokens, SamplingParams(max_new_tokens=0))
+        try:
+            await self._ask(f"{what}: prefix hint", self.tokens, SamplingParams(max_new_tokens=0))
+        except ProgramError:  # too long, say: it only helps, and whoever asks for more is told
+            return None
         return self._host.pin(self.tokens)
 
     def _named(self, what: str) -> str:

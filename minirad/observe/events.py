@@ -87,6 +87,7 @@ class RequestAdded(Event):
     """A request joined the waiting queue; enough to submit it again elsewhere.
 
     `namespace` 0 is the default one (extra_key None). lora: the adapter that it runs under, "" for none.
+    masked: a grammar, or another function that no event can hold, says which tokens its reply may have.
     """
 
     request: str
@@ -104,6 +105,7 @@ class RequestAdded(Event):
     logprob_start: int | None
     stop_token_ids: Ints = ()  # last: recordings from before it are shorter
     lora: str = ""
+    masked: bool = False
 
     word, headline = Word("queue"), Headline(20)
 
@@ -115,6 +117,7 @@ class RequestAdded(Event):
             request.id, tuple(request.prompt.tolist()), asked.max_new_tokens, asked.temperature, asked.n,
             request.priority, namespace, asked.top_p, asked.top_k, tuple(asked.stop), asked.ignore_eos,
             asked.seed, asked.logprob_start, asked.stop_token_ids, getattr(request.extra_key, "adapter", ""),
+            request.token_mask is not None,
         )  # fmt: skip
 
     def describe(self) -> str:

@@ -45,6 +45,7 @@ from minirad.observe.route_events import (
     worker_name,
 )
 from minirad.options import add_engine_options, engine_config
+from minirad.rooms import room
 from minirad.route.app import make_app
 from minirad.route.metrics import Metrics
 from minirad.route.oracle import Oracle
@@ -118,13 +119,15 @@ class Router:
     the settings ask for one (`flight.recording`, `flight.files`), else None. routes: the last choices, newest
     last.
 
-    Raises ValueError for engine options that are none, and a model that is not there.
+    Raises ValueError for engine options that are none, and a model or an adapter that is not there.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings = settings or Settings()
         self.url, self.kv_port = "", settings.kv_port or 0
         self.engine = engine_of(settings.engine)
+        if self.engine.lora:  # each worker would say the same
+            room("adapters.where").check(self.engine.lora)
         options = replace(settings.options, page_size=self.engine.page_size)
         self.policy, self.metrics = make_policy(settings.policy, options), Metrics()
         self.trees = [EventTree() for _ in range(settings.workers)]

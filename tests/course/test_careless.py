@@ -11,21 +11,23 @@ import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lessons.grading.cache import student_cache
+from lessons.grading.cache import StudentCache, student_cache
 from lessons.grading.drafting import Yours
-from lessons.grading.router import student_router
+from lessons.grading.router import StudentPolicy, student_router
 from lessons.grading.run import grade_module, run_exercise
 from lessons.grading.shared import as_ints, whole
 from lessons.grading.spec import Exercise, Failure, Lesson, expect, lesson_folders, load_file, load_lesson
 from lessons.grading.subscriber import Subscriber, SubscriberBroke, student_subscriber
-from minirad.errors import InvariantError
+from minirad.cache.node import RadixKey
+from minirad.errors import InvariantError, require
 from minirad.own_policy import join as join_policy
+from minirad.own_policy import policy_from
 
 LESSONS = [load_lesson(folder) for folder in lesson_folders() if folder.name >= "09"]
 
@@ -193,24 +195,51 @@ def takes_no_rng(case: Callable[..., None]) -> bool:
 # ---------------------------------------------------------------------- files that drive the page
 
 
-@pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "class E(Exception):\n    __str__ = 3\nraise E"])
-@pytest.mark.parametrize(
-    "read", [student_cache, student_router, student_subscriber, lambda path: Yours.read([path]), join_policy]
-)
+READERS = [student_cache, student_router, student_subscriber, lambda path: Yours.read([path]), join_policy]
+ENDINGS = [
+    "import sys; sys.exit(0)",
+    "class E(Exception):\n    __str__ = 3\nraise E",
+    "class E(BaseException):\n    pass\nraise E",
+]
+
+
+@pytest.mark.parametrize("text", ENDINGS)
+@pytest.mark.parametrize("read", READERS)
 def test_a_file_that_ends_python_is_refused_in_one_line(tmp_path: Path, text: str, read: Any) -> None:
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"mine\.py cannot be loaded: (SystemExit: 0|E)"):
         read(str(tmp_path / "mine.py"))
 
 
-def test_a_function_that_ends_python_is_a_sentence(tmp_path: Path) -> None:
-    def leave(*_: Any) -> None:
-        raise SystemExit(3)
+class Mine(BaseException):
+    """No Exception, and no SystemExit either."""
 
-    with pytest.raises(InvariantError, match="your accept raised SystemExit: 3"):
-        Yours({"accept": leave}).call("accept", "R1")
-    with pytest.raises(SubscriberBroke, match="your store raised SystemExit: 3, at the first"):
-        Subscriber(tmp_path / "mine.py", {"store": leave}).call("store", "the first")
-    (tmp_path / "mine.py").write_text("def victim_key(node):\n    raise SystemExit(3)\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="victim_key raised SystemExit: 3"):
-        join_policy(str(tmp_path / "mine.py"))
+
+def calls(error: BaseException, file: Path) -> list[Callable[[], Any]]:
+    """A call of a function that raises this, for each of those who call a learner's functions."""
+
+    def leave(*_: Any) -> None:
+        raise error
+
+    policy = StudentPolicy(make=lambda: SimpleNamespace(sent=leave, forget=leave))
+    return [
+        lambda: Yours({"accept": leave}).call("accept", "R1"),
+        lambda: Subscriber(file, {"store": leave}).call("store", "the first"),
+        lambda: StudentCache(parts={"match_prefix": leave}).match_prefix(RadixKey([1])),
+        lambda: policy_from(str(file), leave, "mine"),
+        lambda: policy.forget(0) or require(not policy.broken, policy.broken),
+    ]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Mine(3), GeneratorExit(3)])
+def test_a_function_that_ends_python_is_a_sentence(tmp_path: Path, error: BaseException) -> None:
+    name = type(error).__name__
+    for call in calls(error, tmp_path / "mine.py"):
+        with pytest.raises((InvariantError, SubscriberBroke, ValueError), match=f"raised {name}: 3"):
+            call()
+
+
+def test_ctrl_c_in_a_learners_function_is_ctrl_c(tmp_path: Path) -> None:
+    for call in calls(KeyboardInterrupt(), tmp_path / "mine.py"):
+        with pytest.raises(KeyboardInterrupt):
+            call()

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
 from support import ROOT
 
 NEEDED = ("nbclient", "jupytext", "nbformat")  # imported where they are used: every worker reads this file
@@ -57,6 +57,30 @@ def pictures(cell: Any) -> list[bytes]:
 
 def test_there_is_a_tour() -> None:
     assert "00_tour.ipynb" in [path.name for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_its_pictures_take_no_more_than_they_need(path: Path, builder: ModuleType) -> None:
+    for cell in load(path).cells:
+        for png in pictures(cell) if cell.cell_type == "code" else ():
+            assert builder.light(png) == png, cell.id
+
+
+def test_a_light_picture_is_the_same_to_the_eye(builder: ModuleType) -> None:
+    """A tree with all its colours: each within a few levels of 255; what was see-through is white."""
+    from minirad import Engine, EngineConfig
+    from viz.notebook.stepper import Stepper
+
+    tour = Stepper(Engine(EngineConfig(device="cpu", kv_tokens=200)))
+    tour.submit("Question 1: What is the capital of France?")
+    tour.run()
+    png = tour.png()
+    found, was = (Image.open(io.BytesIO(each)) for each in (builder.light(png), png))
+    paper = Image.new("RGBA", was.size, "white")
+    paper.alpha_composite(was.convert("RGBA"))
+    differs = ImageChops.difference(found.convert("RGB"), paper.convert("RGB"))
+    assert found.size == was.size and max(top for _, top in differs.getextrema()) <= 8
+    assert len(builder.light(png)) < 0.7 * len(png)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

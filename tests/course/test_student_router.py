@@ -101,21 +101,6 @@ def test_what_is_not_asked_for_an_answer_may_fail_too() -> None:
     assert broken.choose(PROMPT, fleet(2, 1)).worker == 1
 
 
-def test_a_loop_without_end_is_said_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lessons.grading.router.PATIENCE", -1.0)
-    heard = []
-
-    class Slow(Says):
-        def choose(self, tokens: Any, workers: Any) -> Any:
-            heard.append(policy.broken)
-            return super().choose(tokens, workers)
-
-    policy = StudentPolicy(make=lambda: Slow((0, "the first")))
-    policy.choose(PROMPT, fleet(0, 0))
-    assert heard == ["at request 1 your choose has not come back yet: does a loop never end?"]
-    assert policy.broken == ""
-
-
 def test_what_cannot_be_a_router_is_refused_in_one_line(tmp_path: Path) -> None:
     stub = (FOLDER / "exercise.py").read_text(encoding="utf-8")
     done = (FOLDER / "solution.py").read_text(encoding="utf-8")

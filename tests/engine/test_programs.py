@@ -413,6 +413,30 @@ def test_the_prefix_is_pinned_until_the_join(make_engine: Any) -> None:
     assert is_clean(engine)
 
 
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("room", [12, 20, 23, 24, 40])
+def test_a_hint_that_is_refused_changes_nothing(make_engine: Any, room: int, asks: bool) -> None:
+    """A prefix that does not fit: with hints a program ends as without them, be it well or in an error."""
+
+    async def program(s: State) -> list[int]:
+        s += list(range(3, 23))
+        branches = await s.fork(2)
+        for branch in branches:
+            branch += [30]
+            if asks:
+                branch.gen("reply", max_new_tokens=3)
+        await branches.join()
+        return [len(branch.tokens) for branch in branches]
+
+    ends = []
+    for hints in (True, False):
+        engine = make_engine(kv_tokens=room)
+        (outcome,) = run_many(engine, [program], hints=hints)
+        ends.append((outcome.value, str(outcome.error)))
+        assert is_clean(engine)
+    assert ends[0] == ends[1] and (ends[0][0] is None) == (asks and room < 24)
+
+
 # ---------------------------------------------------------------------- the library
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+import threading
 import time
+from dataclasses import replace
+from unittest import mock
 
 import pytest
 from browsers import SEEK, at, browser, cards_lie_apart, leaving, open_at, run_to_its_end, tab, until
 
+from minirad import own_code
+from minirad.cache.eviction import POLICIES
 from minirad.fleet.endpoints import free_ports
 from minirad.observe.recorder import Recorder
+from minirad.own_policy import join
 from viz import live
 from viz.live import Driver, Live, Replay, Settings
 
@@ -588,3 +595,29 @@ def test_a_chart_that_fails_in_the_page_takes_nothing_with_it(tab, served, funct
             assert tab.locator(other).count() > 0, other
     tab.keyboard.press("ArrowLeft")
     at(tab, f"step {index - 1}")
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_learners_file_that_does_not_come_back_is_on_the_page(tab, monkeypatch, tmp_path, compared):
+    """Of one engine and of two: a sentence while it runs, and none before and after."""
+    monkeypatch.setattr(own_code, "PATIENCE", 1)
+    go, file = threading.Event(), tmp_path / "mine.py"
+    monkeypatch.setattr("builtins.go", go, raising=False)
+    head = "def victim_key(node):\n" if compared else "def space_of(salt, adapter, loaded):\n"
+    file.write_text(f"{head}    while not go.wait(0.01):\n        pass\n    return 0\n", encoding="utf-8")
+    go.set()  # a policy is tried once when it is read
+    with mock.patch.dict(POLICIES):
+        settings = Settings("mixed", compare=f"lru,{join(str(file))}") if compared else Settings("chat")
+        driver = Driver(settings if compared else replace(settings, cache=(str(file),)), 0, paused=True)
+        with leaving(tab, Live(driver)) as server:
+            tab.goto(server.url)
+            until(tab, "document.querySelector('.banner.slow')")
+            banner = tab.locator(".banner.slow")
+            assert banner.is_hidden()
+            go.clear()
+            driver.command("play", {"on": True})
+            banner.wait_for(state="visible")
+            said = rf"{re.escape(str(file))} has been running for \d+ seconds, in "
+            assert re.match(said, banner.inner_text())
+            go.set()
+            banner.wait_for(state="hidden")

@@ -17,6 +17,9 @@ import pytest
 from support import ROOT
 from tornado.websocket import websocket_connect
 
+from lessons.grading.spec import find_folder
+from minirad import own_code, workloads
+from minirad.observe.events import RequestAdded
 from minirad.observe.recorder import Recorder
 from viz import live
 from viz.draw import tree
@@ -632,12 +635,9 @@ def test_an_error_in_the_engine_reaches_the_page(monkeypatch, capfd):
     assert live.main(["--workload", "chat", "--no-open", "--port", "0", "--speed", "0"]) == 1
 
 
-@pytest.mark.parametrize(
-    "wrong", [["--lora", "nosuch"], ["--host-kv-tokens", "99", "--disk-dir"]], ids=["adapter", "disk"]
-)
-def test_what_only_the_engine_finds_wrong_is_one_line_as_well(wrong, tmp_path, capfd):
+def test_what_only_the_engine_finds_wrong_is_one_line_as_well(tmp_path, capfd):
     (tmp_path / "nosuch").write_text("a file")
-    wrong = wrong if "--lora" in wrong else [*wrong, str(tmp_path / "nosuch")]
+    wrong = ["--host-kv-tokens", "99", "--disk-dir", str(tmp_path / "nosuch")]
     assert live.main([*wrong, "--no-open", "--port", "0"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "nosuch" in line
@@ -794,3 +794,89 @@ def test_a_page_restarts_with_a_host_tier(own):
     assert driver.run_now.page.meta()["host_tokens"] == 160
     status, answer = client.do("restart", host_kv_tokens=2_000_000)
     assert status == 400 and "a host tier of 2,000,000 tokens" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "more", ["", "--serve 0", "--compare lru,lfu", "--workers 2", "--cache MINE", "--export OUT"]
+)
+def test_an_adapter_that_is_not_there_is_said_once_and_before_anything_begins(more, tmp_path, capfd):
+    """Whatever engine was to have it: no page, no server and no worker was started."""
+    options = more.replace("MINE", str(find_folder("02") / "solution.py")).replace(
+        "OUT", f"{tmp_path}/x.html"
+    )
+    assert live.main(["--lora", "nosuch", "--no-open", "--port", "0", *options.split()]) == 2
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.count("nosuch is no directory") == 1 and said.err.count("\n") == 1
+
+
+def test_a_callers_mistake_is_not_laid_on_a_learners_file(tmp_path, capfd):
+    """Where only the engine finds it, the command ends as without the file, and the file did not break."""
+    mine = str(find_folder("02") / "solution.py")
+    assert live.main(["--lora", f"a={tmp_path}", "--cache", mine, "--no-open", "--port", "0"]) == 2
+    said = capfd.readouterr()
+    assert "broke" not in said.out and said.err.count("no adapter_config.json") == 1
+
+
+def test_a_learners_file_that_does_not_come_back_is_told(monkeypatch, tmp_path):
+    """On the stream, though nothing happens; a command that waits in vain hears it; then it is gone."""
+    monkeypatch.setattr(own_code, "PATIENCE", 1)
+    monkeypatch.setattr("viz.web.routes.LONGEST_WAIT", 0.1)
+    go = threading.Event()
+    monkeypatch.setattr("builtins.go", go, raising=False)
+    file = tmp_path / "mine.py"
+    body = "    while not go.wait(0.01):\n        pass\n    return 0\n"
+    file.write_text(f"def space_of(salt, adapter, loaded):\n{body}", encoding="utf-8")
+    driver = Driver(Settings(workload="chat", cache=(str(file),)), speed=0)
+    try:
+        with Live(driver) as server:
+            client = Client(server)
+            *_, (_, _, status) = client.stream(lambda event: event[1] == "status" and event[2]["slow"])
+            assert status["slow"].startswith(f"{file} has been running for ") and not status["error"]
+            assert " seconds, in space_of (line " in status["slow"]
+            code, refused = client.do("step")
+            assert code == 503 and refused["error"].startswith(f"{file} has been running for ")
+            assert client.view(0)["g"] == "step"  # the page itself is there
+            go.set()
+            client.stream(lambda event: event[1] == "status" and not event[2]["slow"] and event[2]["idle"])
+    finally:
+        go.set()
+    assert not driver.error
+
+
+def only(*tokens):
+    """A mask that allows these tokens, in their order and again and again."""
+
+    def mask(output):
+        row = [False] * 1024
+        row[tokens[len(output) % len(tokens)]] = True
+        return row
+
+    return mask
+
+
+def test_a_fork_of_a_live_run_has_its_requests_masks(tmp_path):
+    """A grammar, say: the fork's replies are those of the run, and a fork of the fork's as well."""
+    turn = workloads.Turn(token_ids=(5, 6, 7), max_new_tokens=6, ignore_eos=True)
+    free = workloads.Session("free", (turn,))
+    masked = dataclasses.replace(free, name="masked", arrival=2, token_mask=only(40, 41, 42))
+    session = commands.Session(Settings("raw"), 0, False, None)
+    run = session.begin(Settings("raw"), workloads.Workload("two", "Two", (free, masked)))
+    said, last = [], run
+    for _ in range(3):
+        last = run
+        while not run.idle:
+            run.advance()
+        events = [event for frame in run.recorder.frames for event in frame.events]
+        said.append([(e.request, e.token) for e in events if type(e).__name__ == "TokenSampled"])
+        assert [e.masked for e in events if isinstance(e, RequestAdded)] == [False, True]
+        assert run.notices == []
+        commands.COMMANDS["fork"](session, {})
+        run = session.run_now
+    assert said[0] == said[1] == said[2]
+    assert [token for name, token in said[0] if name == "R2"] == [40, 41, 42] * 2
+    Recorder.save(last.recorder, tmp_path / "run.jsonl")
+    replay = Replay(Recorder.load(tmp_path / "run.jsonl"), "run")
+    session = commands.Session(Settings(), 0, False, replay)
+    commands.COMMANDS["fork"](session, {})
+    (said,) = session.run_now.notices
+    assert said == "A recording holds no grammars: in this fork the replies of R2 are free."

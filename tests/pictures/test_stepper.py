@@ -642,6 +642,19 @@ def test_fork_from_here_and_back(stepper: Stepper) -> None:
         assert list(wrong)[-1] in stepper.message and stepper.engine is original
 
 
+def test_a_fork_says_whose_mask_it_has_not(make_engine) -> None:
+    stepper = Stepper(make_engine(kv_tokens=40))
+    engine = stepper.engine
+    for mask in (None, lambda output: None):
+        engine.add_request([3, 4, 5], WORDS, token_mask=mask)
+        stepper.run()
+    assert stepper.fork()
+    assert stepper.message.endswith("A recording holds no grammars: in this fork the replies of R2 are free.")
+    assert stepper.original()
+    stepper.go(1)
+    assert stepper.fork() and "grammars" not in stepper.message  # R2 was not there yet
+
+
 # ---------------------------------------------------------------------- the classroom model
 
 

@@ -15,7 +15,7 @@ from adapter_support import change_tensors, write_adapter
 from conftest import CheckedEngine, tiny_config
 from support import ColdReference, drive, listen
 
-from minirad.adapters import choose
+from minirad.adapters import where
 from minirad.adapters.lora import Adapter
 from minirad.adapters.model import AdapterLlama
 from minirad.adapters.peft_format import MATRICES, read_adapter
@@ -354,12 +354,12 @@ def test_an_odd_name_is_a_name(world: World, name: str, tmp_path: Path) -> None:
 def test_where_an_adapter_may_lie(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "capitals").mkdir()  # some folder of a shipped one's name: that one is meant
-    assert choose.directory("capitals", "capitals") == choose.ADAPTERS / "capitals"
+    assert where.directory("capitals", "capitals") == where.ADAPTERS / "capitals"
     mine = write_adapter(tmp_path / "oneword", CONFIG)
-    assert choose.directory("oneword", "oneword").samefile(mine)
+    assert where.directory("oneword", "oneword").samefile(mine)
     for path in ("away", "x" * 5000, "no\0path", "~nobody-of-that-name/x"):
         with pytest.raises(ValueError, match=r"adapter 'a': .* is no directory, and none of those"):
-            choose.directory("a", path)
+            where.directory("a", path)
     if os.name != "nt":  # as a hub's cache has them
         linked = tmp_path / "linked"
         linked.mkdir()
@@ -371,7 +371,7 @@ def test_where_an_adapter_may_lie(world: World, tmp_path: Path, monkeypatch: pyt
         world.cold[0]["one"].require_equal(PROMPT, reply(), output)
         (tmp_path / "loop").symlink_to(tmp_path / "loop")
         with pytest.raises(ValueError, match="is no directory"):
-            choose.directory("a", "loop")
+            where.directory("a", "loop")
 
 
 def test_a_rank_above_the_matrix_size(world: World, tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def states(everything: Recording) -> list[State]:
 
 # As recordings hold them, and what each says. No row may be changed, or recordings of before are lost.
 HELD: tuple[tuple[list[Any], str], ...] = (
-    (["RequestAdded", "R1", [3, 4], 3, 0.0, 2, 0, 1, 1.0, 0, [], False, None, None, [], ""],
+    (["RequestAdded", "R1", [3, 4], 3, 0.0, 2, 0, 1, 1.0, 0, [], False, None, None, [], "", False],
      "R1 waits: 2 prompt tokens, up to 3 new, 2 samples in namespace 1"),
-    (["RequestAdded", "R1", [3, 4], 3, 0.0, 1, 0, 1, 1.0, 0, [], False, None, None, [], "capitals"],
+    (["RequestAdded", "R1", [3, 4], 3, 0.0, 1, 0, 1, 1.0, 0, [], False, None, None, [], "capitals", True],
      "R1 waits: 2 prompt tokens, up to 3 new under adapter capitals"),
     (["RequestAdmitted", "R5", 0, 2, 4, 3, 9, 2], "R5 matched 4 of 9 tokens, 6 to compute (attempt 2)"),
     (["RequestDeferred", "R6", "0 of 2 rows free"], "R6 has to wait: 0 of 2 rows free"),
@@ -143,7 +143,7 @@ def test_every_event_says_is_held_and_replayed(
 def test_only_a_field_with_a_default_may_be_missing(held: list[Any]) -> None:
     """Recordings from before the field are shorter."""
     most = held
-    for _ in range({"RequestAdded": 2, "RequestRetracted": 1}.get(held[0], 0)):
+    for _ in range({"RequestAdded": 3, "RequestRetracted": 1}.get(held[0], 0)):
         held = held[:-1]
         assert json.loads(json.dumps(event_fields(parse_event(held))))[: len(held)] == held
     for wrong in (held[:-1], [*most, 0]):

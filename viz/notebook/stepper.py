@@ -42,7 +42,7 @@ from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.why.command import text_for
 from viz.draw.dot import DotError
 from viz.draw.tree import Options, tree_png, tree_svg
-from viz.fork import changeable_policy, evict_by_hand, fork
+from viz.fork import changeable_policy, evict_by_hand, fork, unmasked
 from viz.notebook.panels import Ledger, event_text, payload
 from viz.notebook.reasons import Why
 from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, summary
@@ -445,11 +445,12 @@ class Stepper:
         made = self._guarded(lambda _: self._forked(engine, config_changes))
         if made is None:
             return False
+        free = unmasked(self.recording.frames[: self.view.frame + 1])
         self._originals.append((self._session, self.view.frame))
         self._enter(_Session(made[0], made[1], self._decode))
         self.last()
         changes = ", ".join(f"{name} {value}" for name, value in config_changes.items()) or "nothing changed"
-        self._say(f"Forked at step {self.view.step} with {changes}.")
+        self._say(f"Forked at step {self.view.step} with {changes}.{free and f' {free}'}")
         return True
 
     def _forked(self, engine: Engine, changes: dict[str, Any]) -> tuple[Engine, Recorder]:

@@ -88,6 +88,17 @@ export class Source {
   granularities() { return ["event", "step", "scene"]; }
 }
 
+/** What the server says of a learner's file that does not come back: which it is, and where in it. */
+export function slowBanner(source) {
+  const place = h("section.banner.slow", { hidden: true, role: "status" });
+  source.onchange(() => {
+    const { slow = "" } = source.status;
+    place.hidden = !slow;
+    if (place.textContent !== slow) place.textContent = slow;
+  });
+  return place;
+}
+
 const RETRY = 1000, SILENT = 30000; // milliseconds; the server says something every ten seconds
 
 export class LiveSource extends Source {

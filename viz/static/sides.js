@@ -1,7 +1,7 @@
 // Several engines side by side, all shown at the same step; the controls drive all of them. What is said below
 // them, and of them together, is compare.js' (two policies) or ranks.js' (one engine on several ranks): they
 // call `sidesPage`. Data, pool map and helpers are parts.js', the trees tree.js'.
-import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, follower, h, icon, order, part, percent, plural, s, sizePool, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, follower, h, icon, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 export const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
@@ -18,6 +18,7 @@ function build() {
       (el.status = h("span.status", {}, h("i.dot"), (el.statusText = h("span", {}, "connecting"))))),
     buildTransport(),
     (el.banner = h("section.banner", { hidden: true, role: "alert" })),
+    slowBanner(source),
     (el.refused = h("section.banner.refused", { hidden: true, role: "status" })),
     (el.say = h("section.say", {}, (el.sayText = h("span.text")), (el.sayMore = h("span.more")))),
     (el.main = h("main.sides")),

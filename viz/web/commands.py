@@ -16,7 +16,7 @@ from minirad import workloads
 from minirad.config import EngineConfig, SamplingParams
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
-from viz.fork import evict_by_hand, forked_config, require_here
+from viz.fork import evict_by_hand, forked_config, require_here, unmasked
 from viz.view.text import asked_text
 from viz.web.compare import Pair, Shown
 from viz.web.page import Page
@@ -303,13 +303,14 @@ def _fork(session: Session, arguments: Json) -> Json:
     if not -1 <= until < count:
         raise ValueError(f"frame {until} is not in this recording of {count} frames")
     recorded = _recorded_settings(session.settings, recording)
-    workload = workloads.from_recording(recording, until, engine_seed=recorded.base.seed)
+    masks = session.run_now.alone.masks if session.run_now.alone else {}
+    workload = workloads.from_recording(recording, until, engine_seed=recorded.base.seed, masks=masks)
     if not workload.sessions:
         raise ValueError("no request had come by then: there is nothing to replay")
-    left_out = _left_out(recording.frames[: until + 1])
+    frames = recording.frames[: until + 1]
+    told = [_left_out(frames), unmasked(frames, masks)]
     forked = session.begin(_changed_settings(recorded, {**arguments, "workload": ""}), workload)
-    if left_out:
-        forked.notices.append(left_out)
+    forked.notices.extend(filter(None, told))
     session.playing = True
     return {"requests": len(workload.sessions)}
 

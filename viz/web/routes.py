@@ -22,6 +22,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
+from minirad import own_code
 from viz.trace import GRANULARITIES
 from viz.web.compare import AnyPage, Shown
 from viz.web.export import page_html
@@ -150,7 +151,8 @@ class Command(Answer):
             answer = asyncio.wrap_future(self.source.command(name, arguments))
             self.json(await asyncio.wait_for(answer, LONGEST_WAIT))
         except asyncio.TimeoutError:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is busy") from None
+            why = own_code.slow() or "the engine is busy"
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, why) from None
         except (ValueError, TypeError) as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
 
@@ -210,23 +212,27 @@ class Stream(Socket):
                 run = self.source.run_now
                 if run is not None:
                     await self._tell_run(run)
-                now = self.source.status()
+                now = {**self.source.status(), "slow": own_code.slow()}
                 if now != status:
                     await self._event("status", now)
                     status = now
                 if ending:
                     return
-                await self._wait(news)
+                await self._wait(news, now["slow"])
         finally:
             forget()
 
-    async def _wait(self, news: asyncio.Event) -> None:
-        """Until something happens; in between the page hears that the connection still stands."""
-        while not news.is_set():
+    async def _wait(self, news: asyncio.Event, slow: str) -> None:
+        """Until something happens, be it in a learner's file that rings nobody's bell (slow: what was told of
+        it); in between the page hears that the connection still stands."""
+        looks = 0
+        while not news.is_set() and own_code.slow() == slow:
             try:
-                await asyncio.wait_for(news.wait(), QUIET)
+                await asyncio.wait_for(news.wait(), own_code.LOOK)
             except asyncio.TimeoutError:
-                await self._event("here", None)
+                looks += 1
+                if looks * own_code.LOOK % QUIET == 0:
+                    await self._event("here", None)
 
     async def _tell_run(self, run: Shown) -> None:
         if self.source.key(run) != self.since:

@@ -22,6 +22,7 @@ from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import is_fleet
 from minirad.outputs import GenerationOutput
+from minirad.schedule.request import TokenMask
 from minirad.workloads import Workload
 from viz.fork import changeable_policy
 from viz.trace import Decode, Trace, decoder_of
@@ -56,6 +57,7 @@ class Run:
         code = getattr(self.engine, "yours", None)  # a learner's
         self.notices: list[str] = [] if code is None else [code.note(self.engine.config)]
         self.refusals: list[str] = []  # the reason of each
+        self.masks: dict[str, TokenMask] = {}  # of requests, for a fork: no recording holds them
         self.trace = Trace(self.recorder, decoder_of(self.engine.tokenizer) if own else None)
         self.page = Page(self.trace, self.player.labels)
         self.note_idle()
@@ -89,6 +91,8 @@ class Run:
             self.asked += 1
             if error is not None:
                 self._note_refusal(asked.label, error)
+        waiting = engine.scheduler.waiting
+        self.masks.update({each.id: each.token_mask for each in waiting if each.token_mask is not None})
         self.clock += 1
         for output in self._step():
             player.finished(output, self.clock)

@@ -1,0 +1,111 @@
+"""Learners' files at work: which of them does not come back, for how long, and where in it Python is.
+
+The engine calls a learner's file from deep inside; a loop in it that never ends looks like an engine that has
+gone silent. Who loads such a file names it here first (`watch`). From then on a thread looks twice a second
+at what the threads of Python are doing; calls cost nothing. A call that is seen for PATIENCE seconds is told
+in the terminal, and by `slow()` to a page.
+
+What holds Python's own lock all the while (`sum(range(10**12))`) lets no thread look.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+LOOK = 0.5  # seconds between two looks
+PATIENCE = 5  # seconds: then it is told, and the seconds are told in steps of so many
+
+
+@dataclass
+class _Call:
+    """A call into a learner's file that was seen."""
+
+    frame: FrameType  # the same one in two looks: the same call
+    since: float
+    told: int = 0  # seconds that the terminal has been told
+
+
+class _Watcher:
+    """What the threads are doing in some files. said: the sentence on the longest call, or ""."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.said = ""
+        self._calls: dict[int, _Call] = {}  # by thread
+        self._thread: threading.Thread | None = None
+
+    def add(self, file: str) -> None:
+        self.files.add(file)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="learner's files", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(LOOK)
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Notes what runs at this moment, and tells what has run for long, or has come back after that."""
+        before, self._calls = self._calls, {}
+        longest, said = 0, ""
+        for thread, frame in sys._current_frames().items():
+            mine = [each for each in _stack(frame) if each.f_code.co_filename in self.files]
+            if not mine:
+                continue
+            call = before.get(thread)
+            if call is None or call.frame is not mine[-1]:
+                call = _Call(mine[-1], now)
+            else:
+                del before[thread]
+            self._calls[thread] = call
+            seconds = int(now - call.since) // PATIENCE * PATIENCE
+            if seconds > longest:
+                longest, said = seconds, _sentence(mine, seconds)
+            if seconds and seconds >= 2 * call.told:
+                call.told = seconds
+                _tell(_sentence(mine, seconds))
+        self.said = said
+        for call in before.values():
+            if call.told:
+                _tell(f"{call.frame.f_code.co_filename} came back after {now - call.since:.0f} seconds")
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    """A frame and those that called it, the innermost first."""
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _sentence(mine: list[FrameType], seconds: int) -> str:
+    """mine: frames of a file, the innermost first."""
+    line, names = mine[0].f_lineno, [each.f_code.co_name for each in mine]
+    function = next((name for name in names if not name.startswith("<")), "")  # no "<listcomp>"
+    where = f"in {function} (line {line})" if function else f"at line {line}, while it is loaded"
+    file = mine[-1].f_code.co_filename
+    return f"{file} has been running for {seconds} seconds, {where}; everything else waits for it"
+
+
+def _tell(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+_watcher = _Watcher()
+
+
+def watch(path: str | Path) -> None:
+    """A learner's file will be loaded and called: from now on it is watched."""
+    _watcher.add(str(Path(path)))
+
+
+def slow() -> str:
+    """One sentence on the call that has not come back for longest; "" if all have."""
+    return _watcher.said
