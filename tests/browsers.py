@@ -112,8 +112,14 @@ def open_at(tab, url: str, position: str) -> None:
     at(tab, position)
 
 
+def settle(tab: Any) -> None:
+    """What the page does when sizes have changed comes with the next frame it draws, and is done then."""
+    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def cards_lie_apart(tab: Any, size: tuple[int, int]) -> None:
     """All of the page is inside a window of this size, and no card covers another."""
+    settle(tab)
     assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
     assert tab.evaluate("document.documentElement.scrollHeight") <= size[1]
     boxes = tab.evaluate(CARDS)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -23,6 +22,7 @@ from typing import Any
 
 from support import ROOT, LateCopier
 
+from minirad.fleet.endpoints import free_ports
 from minirad.ranks import group as ranks_group
 
 
@@ -43,10 +43,7 @@ class RankPair:
     def __init__(self, tp: int = 2, *, timeout: float | None = None, code: str = FOLLOW) -> None:
         ranks_group.leave()
         self.tp, RankPair.current = tp, self
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        ours = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(tp)}
+        ours = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)), "WORLD_SIZE": str(tp)}
         if timeout is not None:
             ours["MINIRAD_RANKS_TIMEOUT"] = str(timeout)
         self._before = {name: os.environ.get(name) for name in (*ours, "RANK", "LOCAL_RANK")}
@@ -66,7 +63,7 @@ class RankPair:
     def kill(self, rank: int) -> None:
         """The process ends at once, without a word."""
         self.processes[rank].kill()
-        self.processes[rank].wait(10)
+        self.processes[rank].wait(60)
 
     def stop(self, rank: int) -> None:
         """The process hangs (not on Windows)."""
@@ -80,7 +77,7 @@ class RankPair:
         ends: dict[int, tuple[int, str]] = {}
         for rank, process in self.processes.items():
             try:
-                _, said = process.communicate(timeout=15)
+                _, said = process.communicate(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 _, said = process.communicate()

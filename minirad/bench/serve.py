@@ -19,7 +19,6 @@ import contextlib
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from minirad.bench.http_load import Address
 from minirad.bench.latency import Timeline, arrivals, report
 from minirad.bench.tables import processor, table
 from minirad.command import one_line, positive
+from minirad.fleet.endpoints import free_ports
 from minirad.options import add_engine_options, engine_config, engine_words
 from minirad.server.settings import needed
 
@@ -113,13 +113,6 @@ def make_prompts(requests: int, prefixes: int, shared: int, own: int, seed: int)
 # ---------------------------------------------------------------------- through a server
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 @contextlib.contextmanager
 def server(args: argparse.Namespace) -> Iterator[Address]:
     """The address of a server that takes requests; one that was started here is ended."""
@@ -127,7 +120,7 @@ def server(args: argparse.Namespace) -> Iterator[Address]:
         yield Address.of(args.url, args.api_key)
         return
     needed("bench serve")
-    address = Address("127.0.0.1", _free_port(), False, "")
+    address = Address("127.0.0.1", free_ports(1), False, "")
     words = [
         "serve", "--host", address.host, "--port", str(address.port),
         "--max-queue", str(args.requests), *engine_words(args),

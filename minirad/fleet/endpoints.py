@@ -5,8 +5,11 @@ Only what the user named is asked: no redirect to another server is followed, an
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -177,3 +180,18 @@ def _fetch(url: str) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise ValueError(f"{url} answers with no JSON object: {said(info)}")
     return info
+
+
+def free_ports(count: int, host: str = "127.0.0.1", tries: int = 200) -> int:
+    """The first of so many free ports in a row; ValueError where none are found."""
+    chance = random.Random()
+    for _ in range(tries):
+        first = chance.randrange(20_000, 32_000 - count)  # below those that systems hand out by themselves
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(first, first + count):
+                    held.enter_context(socket.socket()).bind((host, port))
+            except OSError:
+                continue
+            return first
+    raise ValueError(f"there are no {count} free ports in a row between 20000 and 32000")

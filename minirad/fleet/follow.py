@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,9 @@ class Follower:
             check_endpoint(endpoint)
         self.tell, self.decoder, self.order = tell, decoder, order
         self._failure: BaseException | None = None
-        self._stop, self._wanted, self._caught_up = threading.Event(), threading.Event(), threading.Event()
+        # `_over`, as a Ctrl-C in the thread's own `join` makes Python take it for dead.
+        self._stop, self._over = threading.Event(), threading.Event()
+        self._asked, self._asking = deque[threading.Event](), list[threading.Event]()  # by `catch_up`
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 8 * MOST_RANKS)
         self._poller = zmq.Poller()
@@ -135,20 +138,19 @@ class Follower:
 
     def catch_up(self, timeout: float = 8.0) -> bool:
         """Asks every rank's replay whether anything was missed; True when all of it was told, in time."""
-        until = time.monotonic() + timeout
-        self._caught_up.clear()
-        self._wanted.set()
-        while self._thread.is_alive() and time.monotonic() < until:
-            if self._caught_up.wait(TURN):
+        until, done = time.monotonic() + timeout, threading.Event()
+        self._asked.append(done)
+        while not self._over.is_set() and time.monotonic() < until:
+            if done.wait(TURN):
                 return True
         return False
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits; True if following has ended meanwhile. Raises what `tell` raised."""
-        self._thread.join(seconds)
+        over = self._over.wait(seconds)
         if self._failure is not None:
             raise self._failure
-        return not self._thread.is_alive()
+        return over
 
     def close(self) -> None:
         """Ends it, within a few seconds also where `tell` never returns. Raises what `tell` raised."""
@@ -171,19 +173,21 @@ class Follower:
         except BaseException as error:  # the caller's, told by `wait`
             self._failure = error
         finally:
-            self._caught_up.set()
             self._context.destroy(linger=0)
+            self._over.set()
 
     def _turn(self) -> None:
         ready = dict(self._poller.poll(int(1000 * TURN)))
-        if self._wanted.is_set():
-            self._wanted.clear()
+        while self._asked:
+            self._asking.append(self._asked.popleft())
             for rank in self.ranks:
                 rank.wanted = True
         for rank in self.ranks:
             rank.turn(ready)
-        if not self._wanted.is_set() and not any(rank.wanted or rank.order.asking for rank in self.ranks):
-            self._caught_up.set()
+        if self._asking and not any(rank.wanted or rank.order.asking for rank in self.ranks):
+            for done in self._asking:
+                done.set()
+            self._asking.clear()
 
 
 class _Rank:

@@ -321,8 +321,11 @@ class Group:
 
     def _keep_waiting(self) -> None:
         """Rank 0's thread: says now and then that there is nothing to say, and answers an alarm."""
-        answered = False
+        answered, looked = False, time.monotonic()
         while not self._ending.wait(min(LOOK, self.timeout / 5)):
+            looked, before = time.monotonic(), looked
+            if looked - before > self.timeout:  # this process stood still, not the others
+                self._moved = looked
             with contextlib.suppress(RuntimeError):
                 if not answered and self._store.check(["alarm"]):
                     self._store.set("here/0", "1")  # it may wait for a living rank, and know of nothing yet

@@ -32,7 +32,7 @@ from typing import Any
 from minirad import command
 from minirad.config import EngineConfig, namespace
 from minirad.errors import whole
-from minirad.fleet.endpoints import rank_endpoints
+from minirad.fleet.endpoints import free_ports, rank_endpoints
 from minirad.fleet.flight import Flight
 from minirad.fleet.follow import Delivered, Follower, Restart, State, Told, Trouble
 from minirad.model.load import load_tokenizer, resolve_model
@@ -52,7 +52,7 @@ from minirad.route.oracle import Oracle
 from minirad.route.policies import RouteOptions, WorkerView, make_policy
 from minirad.route.proxy import Asked, Ended, Job, Limits, Proxy
 from minirad.route.trees import EventTree
-from minirad.route.workers import Launch, Patience, ServerProcess, Worker, Workers, free_ports
+from minirad.route.workers import Launch, Patience, ServerProcess, Worker, Workers
 from minirad.server.connections import Connection, listening
 from minirad.server.prompts import chat_prompt, completion_prompts
 from minirad.server.protocol import Body, chat, completion

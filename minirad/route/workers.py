@@ -428,21 +428,3 @@ def _ended(code: int | None) -> str:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-code).name}"
     return f"ended with code {code}"
-
-
-def free_ports(count: int, host: str = "127.0.0.1", tries: int = 200) -> int:
-    """The first of so many free ports in a row; ValueError where none are found."""
-    import random
-    import socket
-
-    chance = random.Random()
-    for _ in range(tries):
-        first = chance.randrange(20_000, 32_000 - count)  # below those that systems hand out by themselves
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.socket()).bind((host, port))
-            except OSError:
-                continue
-            return first
-    raise ValueError(f"there are no {count} free ports in a row between 20000 and 32000")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ def case(name):
         expect(got == 1, f"{name}() gave {got!r}", hint=int(got == 2))
     return run
 
-EXERCISES = [Exercise(name, 1, [case(name)], hints=("return 1", "one less"), seconds=1) for name in "abc"]
+EXERCISES = [Exercise(name, 1, [case(name)], hints=("return 1", "one less"), seconds=3) for name in "abc"]
 """
 GOOD = "def {}():\n    return 1\n"
 LIMITS = Limits(memory_mb=300, output=1 << 18, file_mb=1)
@@ -54,7 +53,7 @@ def graded(
 
 
 BAD = {
-    "endless loop": ("while True: pass", "stuck", "b did not come back within 1 seconds"),
+    "endless loop": ("while True: pass", "stuck", "b did not come back within 3 seconds"),
     "loop that swallows everything": (
         "while True:\n    try:\n        while True: pass\n    except BaseException:\n        pass",
         "stuck",
@@ -93,7 +92,7 @@ BAD = {
     "reads from the keyboard": ("return input()", "failed", "EOFError"),
     "closes everything": ("import os\nos.closerange(0, 200)\nreturn 1", "ended", "b ended the process"),
     "leaves a thread behind": (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nreturn 2",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(10**6,)).start()\nreturn 2",
         "failed",
         "gave 2",
     ),
@@ -103,7 +102,6 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_it_costs_its_own_points_only(lesson: Lesson, tmp_path: Path, name: str) -> None:
     bad, status, words = BAD[name]
-    started = time.monotonic()
     results = graded(lesson, tmp_path, bad)
     assert [(r.exercise, r.points) for r in sorted(results, key=lambda r: r.exercise)] == [
         ("a", 1),
@@ -112,7 +110,6 @@ def test_it_costs_its_own_points_only(lesson: Lesson, tmp_path: Path, name: str)
     ]
     found = next(r for r in results if r.exercise == "b")
     assert found.status == status and words in found.words, found
-    assert time.monotonic() - started < 60
 
 
 def test_the_hint_is_the_one_that_the_case_chose(lesson: Lesson, tmp_path: Path) -> None:
@@ -122,7 +119,7 @@ def test_the_hint_is_the_one_that_the_case_chose(lesson: Lesson, tmp_path: Path)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
 def test_memory_is_limited(lesson: Lesson, tmp_path: Path) -> None:
-    slow = Limits(seconds=5, memory_mb=300)  # 300 MB are written before it happens
+    slow = Limits(seconds=2, memory_mb=300)  # 300 MB are written before it happens
     results = graded(lesson, tmp_path, "x = []\nwhile True: x.append(bytearray(1 << 24))", limits=slow)
     assert [(r.status, r.points) for r in results] == [("passed", 1), ("memory", 0), ("passed", 1)]
 
@@ -152,7 +149,7 @@ def test_files_are_limited(lesson: Lesson, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_imported(
     lesson: Lesson, tmp_path: Path, top: str, status: str, words: str
 ) -> None:
-    results = graded(lesson, tmp_path, top=top, limits=Limits(seconds=0.2))
+    results = graded(lesson, tmp_path, top=top, limits=Limits(seconds=0.2 if status == "stuck" else 5.0))
     assert [(r.exercise, r.points, r.status) for r in results] == [(name, 0, status) for name in "abc"]
     assert words in results[0].words
 

@@ -114,7 +114,6 @@ def test_it_is_in_step_with_its_text(path: Path) -> None:
     assert [(c.cell_type, c.source) for c in written.cells] == [(c.cell_type, c.source) for c in saved.cells]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_a_fresh_kernel(path: Path, builder: ModuleType, monkeypatch, tmp_path: Path) -> None:
     """And a learner's progress, which may hold predictions, is neither read nor written."""

@@ -193,7 +193,7 @@ def test_the_page_says_what_drives_it_and_how_it_broke(tab: Any, tmp_path: Path,
     with Live(driver) as live:
         tab.goto(live.url)
         sentence = "your accept raised ZeroDivisionError" if broken else "drafted tokens accepted"
-        tab.get_by_text(sentence).first.wait_for(timeout=20_000)
+        tab.get_by_text(sentence).first.wait_for(timeout=60_000)
         assert driver.status()["notices"] == ["driven by space_of, accept, room_for, roll_back"]
         assert driver.error.startswith("step ") if broken else not driver.error
         tab.goto("about:blank")  # it goes on asking otherwise, and complains that nobody answers

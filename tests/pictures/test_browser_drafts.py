@@ -84,7 +84,6 @@ def test_it_lies_beside_the_other_cards(tab, served, drafted, size):
     if size[0] > 900:
         cards_lie_apart(tab, size)
         tab.keyboard.press("p")
-        tab.wait_for_timeout(200)
         cards_lie_apart(tab, size)
     else:
         assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]

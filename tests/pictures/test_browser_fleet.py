@@ -12,7 +12,7 @@ import pytest
 from browsers import browser, cards_lie_apart, leaving, tab, until
 
 from minirad.fleet import wire
-from minirad.fleet.endpoints import ServerInfo
+from minirad.fleet.endpoints import ServerInfo, free_ports
 from viz.live import Live, main
 from viz.web.export import export
 from viz.web.stream import FleetSource
@@ -56,10 +56,10 @@ class Publisher:
             if live:
                 self._pubs[rank].send_multipart((b"", seq.to_bytes(8, "big"), payload))
 
-    def forget(self, rank, upto):
-        """The replay buffer holds nothing before `upto` any more."""
+    def lose(self, rank, count):
+        """So many batches that nobody got, and that nobody can have any more."""
         with self._lock:
-            self._sent[rank][:upto] = [None] * upto
+            self._sent[rank] += [None] * count
 
     def _answer(self):
         while not self._ending.is_set():
@@ -127,9 +127,8 @@ def test_two_ranks_one_alone_and_a_gap(tab, publisher, tmp_path):
         until(tab, "document.querySelector('.mr-tree').textContent.includes('12 tokens')")
         tab.keyboard.press("a")
         until(tab, "document.querySelector('.strips .alone').textContent === ''")
-        for _ in range(3):
-            publisher.send(0, live=False)
-        publisher.forget(0, 3)
+        publisher.lose(0, 2)
+        publisher.send(0, live=False)
         publisher.send(0, wire.Removed(SHARED.hashes[-1:]))
         until(tab, "document.querySelector('.banner.wrong')?.hidden === false")
         assert "batches 1 to 2 of rank 0 are lost" in tab.inner_text(".banner.wrong")
@@ -222,8 +221,7 @@ def test_a_publisher_that_connects_is_listened_to(tmp_path, capsys):
     context = zmq.Context()
     pub = context.socket(zmq.PUB)
     pub.setsockopt(zmq.LINGER, 0)
-    port = pub.bind_to_random_port("tcp://127.0.0.1")  # a free one
-    pub.unbind(f"tcp://127.0.0.1:{port}")
+    port = free_ports(1)
     pub.connect(f"tcp://127.0.0.1:{port}")
     over = threading.Event()
 

@@ -14,6 +14,7 @@ from browsers import SEEK, at, browser, cards_lie_apart, leaving, open_at, run_t
 
 from minirad import own_code
 from minirad.cache.eviction import POLICIES
+from minirad.fleet.endpoints import free_ports
 from minirad.observe.recorder import Recorder
 from minirad.own_policy import join
 from viz import live
@@ -246,7 +247,7 @@ def test_only_ctrl_and_the_wheel_zoom_and_text_stays_readable(tab, url, served):
     assert tab.evaluate(wheel, False) is False and tab.evaluate(box) == before
     assert tab.evaluate(wheel, True) is True and tab.evaluate(box) != before
     tab.keyboard.press("0")
-    tab.wait_for_timeout(400)
+    until(tab, f"{box} === '{before}'")
     smallest = """Math.min(...[...document.querySelectorAll('.mr-tree g.node text')].map(t =>
         parseFloat(t.getAttribute('font-size')) * t.getCTM().a))"""
     trace = served[0].driver.run_now.trace
@@ -317,6 +318,7 @@ def test_an_engine_error_is_shown(tab, monkeypatch):
     with leaving(tab, Live(driver)) as server:
         tab.goto(server.url)
         until(tab, "document.querySelector('.banner').innerText.includes('a broken promise')")
+        at(tab, "step 10")  # it is drawn a moment after it is told
         tab.keyboard.press("ArrowLeft")
         at(tab, "step 9")
         assert tab.is_visible(".banner")
@@ -325,8 +327,9 @@ def test_an_engine_error_is_shown(tab, monkeypatch):
 def test_a_lost_connection_comes_back_with_history(tab, served):
     driver = Driver(Settings(workload="chat"), speed=0)
     tab.allowed_complaints += ["ERR_", "Failed to load"]
-    with Live(driver) as server:
-        port = server.server.port
+    port = free_ports(1)
+    with Live(driver, port) as server:
+        assert server.server.port == port
         tab.goto(server.url)
         until(tab, "document.querySelector('.status').innerText.includes('all requests done')", seconds=60)
         steps = len(driver.run_now.trace)
@@ -340,7 +343,6 @@ def test_a_lost_connection_comes_back_with_history(tab, served):
         until(
             tab,
             f"document.querySelector('.status').innerText.includes('recording of {more} steps')",
-            seconds=20,
         )
     assert more != steps
 

@@ -16,7 +16,7 @@ __all__ = ["browser", "lab"]  # fixtures
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
 ]
 

@@ -75,17 +75,18 @@ def test_a_planted_difference_is_seen_and_another_run_begins(tab, pair):
         for step in range(1, 6):
             tab.keyboard.press("ArrowRight")
             at(tab, f"step {step}")
-        tab.click("text=plant a difference")
-        tab.wait_for_timeout(200)
+        with tab.expect_response("**/do/plant"):
+            tab.click("text=plant a difference")
         tab.locator("body").press("ArrowRight")
         at(tab, "step 6")
         ((rank, what, (node,)),) = driver.run_now.page.view("step", 6)["unlike"]
         assert rank == 1 and what.startswith("rank 1 has lock_ref ") and f" at n{node} (" in what
-        assert what in tab.inner_text(".side1 .digest") and what in tab.inner_text(".banner.refused")
+        assert what in tab.inner_text(".side1 .digest")
+        until(tab, "document.querySelector('.status').innerText === 'stopped: the ranks differ'")
+        assert what in tab.inner_text(".banner.refused")
         for side in (0, 1):
             assert tab.evaluate(UNLIKE % side) == [f"n{node}"]
         assert "did not come" in tab.inner_text(".side1 .own")
-        assert tab.inner_text(".status") == "stopped: the ranks differ"
         tab.locator("body").press("ArrowLeft")
         at(tab, "step 5")
         assert tab.evaluate(UNLIKE % 1) == [] and "digest" in tab.inner_text(".side1 .digest")
@@ -125,7 +126,7 @@ def test_nothing_overlaps_or_is_cut_off(tab, tmp_path, alone, count):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("end", ["Ctrl-C", "a rank dies"])
+@pytest.mark.parametrize("end", ["Ctrl-C", "a rank dies", "a rank dies when all is done"])
 def test_started_plainly_it_starts_the_ranks_and_ends_them(tab, tmp_path, end):
     file = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "viz.live", "--tp", "2", "--no-open", "--port", "0", "--speed", "20"]
@@ -145,10 +146,12 @@ def test_started_plainly_it_starts_the_ranks_and_ends_them(tab, tmp_path, end):
             os.killpg(process.pid, signal.SIGINT)
         else:
             tab.allowed_complaints += ["ERR_CONNECTION_REFUSED", "WebSocket"]
+            if end != "a rank dies":  # then no step finds it out, but the launcher
+                until(tab, "document.querySelector('.status').innerText.includes('all is done')", seconds=120)
             os.kill(second, signal.SIGKILL)
-            until(tab, "!document.querySelector('.banner').hidden")
+            until(tab, "!document.querySelector('.banner').hidden", seconds=60)
             assert "RankLost: rank 1 ended" in tab.inner_text(".banner")
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == (0 if end == "Ctrl-C" else 1), said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import urllib.request
 
 import pytest
@@ -33,7 +32,7 @@ def test_what_comes_by_http_is_seen_on_the_page(tab):
         assert Asking(driver, text="What is the capital of France?").answer()[0] == 200
         until(tab, "document.querySelectorAll('.lane').length === 1")
         assert "capital of France" in tab.inner_text(".lane")
-        assert "requests so far: 1" in tab.inner_text(".serving")
+        until(tab, "document.querySelector('.serving').textContent.includes('requests so far: 1')")
         tab.locator(".go.main").click()  # pause
         until(tab, "document.querySelector('.serving').textContent.includes('is paused with this page')")
         asked = Asking(driver, text="What is the capital of Peru?")
@@ -77,7 +76,8 @@ def looks(tab, url):
     assert row.locator(".chosen").count() == 1
     assert row.locator("line.limit").count() == 2 * 4  # of match and load, of each worker
     row.hover()
-    assert tab.inner_text(".routes .reason").startswith("R12 goes to w0: w0 holds 24 of 28 tokens (86%)")
+    reason = "document.querySelector('.routes .reason').innerText"
+    until(tab, f"{reason}.startsWith('R12 goes to w0: w0 holds 24 of 28 tokens (86%)')")
     assert tab.locator(".policies tr").count() == 3
     cards_lie_apart(tab, SIZE)
     tab.keyboard.press("Home")
@@ -126,8 +126,7 @@ def test_the_command_line_exports_what_the_workers_did(tmp_path, capfd):
     thread = threading.Thread(
         target=lambda: found.append(main(["--workers", "1", "--steps", "12", "--export", str(path)]))
     )
-    start = time.monotonic()
     thread.start()
-    thread.join(150)
-    assert found == [0] and time.monotonic() - start < 150
+    thread.join(250)
+    assert found == [0]
     assert "steps" in capfd.readouterr().out and path.stat().st_size > 10_000

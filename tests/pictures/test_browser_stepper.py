@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,13 +23,15 @@ import pytest
 from browsers import browser
 from support import ROOT
 
+from minirad.fleet.endpoints import free_ports
+
 MISSING = [name for name in ("jupyterlab", "nbformat") if not importlib.util.find_spec(name)]
 __all__ = ["browser"]  # a fixture
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
 ]
 
@@ -99,6 +100,12 @@ ASK_KERNEL = """async (code) => {
   await asked.done;
   return text.trim();
 }"""
+STILL = """() => {
+  const nodes = [...document.querySelectorAll('.mr-tree g.node')].map((g) => g.getBoundingClientRect());
+  const now = JSON.stringify(nodes.map(({ x, y }) => [x, y])), before = window.nodesWere;
+  window.nodesWere = now;
+  return now === before;
+}"""
 CLICK_AND_WAIT = """text => new Promise((done) => {
   const stepper = document.querySelector('.mr-stepper');
   const button = [...document.querySelectorAll('button')].find((b) => b.textContent.trim() === text);
@@ -110,12 +117,6 @@ CLICK_AND_WAIT = """text => new Promise((done) => {
   observer.observe(stepper, { attributes: true, attributeFilter: ['data-index'] });
   button.click();
 })"""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_notebook(path: Path, cells: list[str]) -> None:
@@ -138,7 +139,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     places = {name: str(home / name.lower()) for name in folders}
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    port = free_port()
+    port = free_ports(1)
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
         f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=", "--ServerApp.password=",
@@ -155,21 +156,22 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     finally:
         server.terminate()
         try:
-            server.wait(20)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
         log.close()
 
 
 def wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(300):
+    until = time.monotonic() + 180
+    while time.monotonic() < until:
         assert server.poll() is None, "JupyterLab ended at once"
         try:
-            urllib.request.urlopen(address, timeout=1).close()
+            urllib.request.urlopen(address, timeout=20).close()
             return
         except OSError:
             time.sleep(0.2)
-    raise AssertionError("JupyterLab did not answer within a minute")
+    raise AssertionError("JupyterLab did not answer within three minutes")
 
 
 class Notebook:
@@ -209,9 +211,17 @@ class Notebook:
     def index(self, number: int = 0) -> int:
         return int(self.stepper(number).get_attribute("data-index"))
 
+    def last(self, number: int = 0) -> int:
+        """The last position that there is."""
+        return int(self.page.locator(".where").nth(number).inner_text().split(" of ")[1])
+
     def wait_for_index(self, index: int, number: int = 0) -> None:
         script = "([n, i]) => document.querySelectorAll('.mr-stepper')[n].dataset.index == i"
-        self.page.wait_for_function(script, arg=[number, index], timeout=10_000)
+        self.page.wait_for_function(script, arg=[number, index], timeout=60_000)
+
+    def wait_until_still(self) -> None:
+        """The camera moves for a third of a second after a step: where a node is then is where it stays."""
+        self.page.wait_for_function(STILL, polling=200)
 
     def ids(self, number: int = 0) -> list[str]:
         script = (
@@ -265,7 +275,8 @@ def test_pointing_at_a_node_lights_exactly_its_pages(notebook: Notebook) -> None
         "el => [...el.querySelectorAll('.mr-tree g.node:not(.root):not(.evicted)')].map(g => g.id)"
     )
     assert cells
-    colours = notebook.pool()
+    notebook.wait_until_still()
+    colours, seen = notebook.pool(), 0
     for node in cells:
         place = notebook.stepper().locator(f"#{node}").bounding_box()
         frame = notebook.stepper().locator(".mr-tree").bounding_box()
@@ -276,11 +287,14 @@ def test_pointing_at_a_node_lights_exactly_its_pages(notebook: Notebook) -> None
         if not inside:
             continue
         page.mouse.move(x, y)
-        page.wait_for_function("document.querySelector('.mr-tree .node.lit')")
+        script = "node => document.querySelector('.mr-stepper').querySelector(`#${node}.lit`)"
+        page.wait_for_function(script, arg=node)
+        seen += 1
         lit = notebook.lit()
         assert lit and len({colours[number - 1].removesuffix("locked") for number in lit}) == 1
         tokens = notebook.stepper().locator(".about").inner_text()
         assert tokens.startswith(f"{node}: {len(lit)} token")
+    assert seen
     page.mouse.move(5, 5)
     page.wait_for_function("!document.querySelector('.mr-pool rect.lit')")
 
@@ -305,24 +319,22 @@ def test_keys_step_when_the_picture_has_the_focus(notebook: Notebook) -> None:
     notebook.wait_for_index(0)
     notebook.press("▶")
     notebook.wait_for_index(1)
-    index = 1
     notebook.stepper().focus()
-    for key, wanted in (("ArrowLeft", index - 1), ("ArrowRight", index), ("Home", 0), ("End", None)):
+    places = ("ArrowLeft", 0), ("ArrowRight", 1), ("Home", 0), ("End", notebook.last()), ("Home", 0)
+    for key, wanted in places:
         notebook.page.keyboard.press(key)
-        if wanted is not None:
-            notebook.wait_for_index(wanted)
-    notebook.page.keyboard.press("Home")
-    notebook.wait_for_index(0)
+        notebook.wait_for_index(wanted)
     notebook.page.keyboard.press(" ")
-    notebook.wait_for_index(2)
+    notebook.page.wait_for_function("document.querySelector('.mr-stepper').dataset.index >= 2")
     notebook.page.keyboard.press(" ")
 
 
 def test_prompts_with_markup_show_as_text(notebook: Notebook) -> None:
     notebook.press("▶|")
-    notebook.page.wait_for_timeout(300)
+    notebook.wait_for_index(notebook.last())
     look = notebook.stepper()
-    assert "<script>alert(1)</script>" in look.locator(".mr-requests li").last.get_attribute("title")
+    shown = "[...document.querySelector('.mr-stepper').querySelectorAll('.mr-requests li')].at(-1)?.title"
+    notebook.page.wait_for_function(f"{shown}.includes('<script>alert(1)</script>')")  # the lists come last
     assert look.locator("script").count() == 0
     assert look.get_by_role("status").count() == 1
 
@@ -366,7 +378,7 @@ class Shown:
 
     def __init__(self, opened: Notebook, cell: int) -> None:
         opened.page.evaluate(SCROLL_TO, cell)
-        opened.page.wait_for_function(DRAWN_IN, arg=cell, timeout=30_000)
+        opened.page.wait_for_function(DRAWN_IN, arg=cell, timeout=60_000)
         self.node = opened.page.evaluate_handle(CELL, cell).as_element()
         self.page = opened.page
 
@@ -388,7 +400,7 @@ class Shown:
         before = self.position()[0]
         next(b for b in self.node.query_selector_all("button") if b.inner_text() == text).click()
         script = "([cell, index]) => cell.querySelector('.mr-stepper').dataset.index != index"
-        self.page.wait_for_function(script, arg=[self.node, before], timeout=20_000)
+        self.page.wait_for_function(script, arg=[self.node, before], timeout=60_000)
 
 
 @pytest.mark.slow

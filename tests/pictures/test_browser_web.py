@@ -15,6 +15,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 from tornado.websocket import WebSocketHandler, websocket_connect
 
+from minirad.fleet.endpoints import free_ports
 from viz.live import Driver, Live, Settings
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -244,9 +245,9 @@ def test_twelve_windows_at_once(context):
 
 def test_a_window_comes_back_after_the_server(context):
     """The same address, another server: the page shows its run from the start."""
-    page = context.new_page()
-    with Live(Driver(Settings(workload="chat"), speed=0, paused=True)) as first:
-        port = first.server.port
+    page, port = context.new_page(), free_ports(1)
+    with Live(Driver(Settings(workload="chat"), speed=0, paused=True), port) as first:
+        assert first.server.port == port
         page.goto(first.url)
         at(page, "step 0")
         page.keyboard.press("ArrowRight")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from browsers import at, browser, leaving, open_at, tab
+from browsers import at, browser, leaving, open_at, settle, tab
 
 from minirad.observe import disk_events as dv
 from minirad.observe.recorder import Recorder
@@ -190,6 +190,7 @@ def test_a_second_run_in_a_browser(tab, twice):
             tab.set_viewport_size({"width": width, "height": 800})
             if projector != ("projector" in (tab.get_attribute("body", "class") or "")):
                 tab.keyboard.press("p")
+            settle(tab)
             card, part = (tab.locator(each).bounding_box() for each in (".poolcard", ".diskpart"))
             assert part["y"] + part["height"] <= card["y"] + card["height"] + 1, (width, projector)
         tab.keyboard.press("Home")

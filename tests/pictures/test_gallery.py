@@ -197,7 +197,7 @@ def test_pages_open_from_disk(pages: Path, browser: Any, page: str, node: str) -
     tab.on("request", lambda request: requests.append(request.url))
     name, _, place = page.partition("#")
     tab.goto((pages / name).as_uri() + (f"#{place}" if place else ""))
-    tab.wait_for_selector(node, state="attached", timeout=20_000)
+    tab.wait_for_selector(node, state="attached", timeout=60_000)
     assert problems == []
     assert [url for url in requests if not url.startswith("data:")] == [requests[0]]
     tab.close()
@@ -208,10 +208,10 @@ def test_the_victim_is_shown(pages: Path, browser: Any) -> None:
     tab = browser.new_page(viewport={"width": 1280, "height": 800})
     tab.goto((pages / "index.html").as_uri())
     tab.click('a[href^="policy_fifo.html"]')
-    tab.wait_for_selector("#n1", state="attached", timeout=20_000)
+    tab.wait_for_selector("#n1", state="attached", timeout=60_000)
     assert "evicted" not in (tab.get_attribute("#n1", "class") or "")
     tab.keyboard.press("ArrowRight")
-    tab.wait_for_selector("#n1.evicted", state="attached", timeout=20_000)  # Hello came first
+    tab.wait_for_selector("#n1.evicted", state="attached", timeout=60_000)  # Hello came first
     tab.close()
 
 

@@ -348,7 +348,7 @@ def test_why_all_ranks_are_ended_is_found_out(monkeypatch):
     for there, said in (
         (None, "another rank has ended"),
         (Answers(), "the run was told to end (SIGTERM)"),
-        (Silent(), "rank 1 ended (rank 0 was in step 3)"),
+        (Silent(), "RankLost: rank 1 ended (rank 0 was in step 3)"),  # as where a step finds it out
     ):
         monkeypatch.setattr(group, "_joined", there)
         assert launch._who_ended() == said

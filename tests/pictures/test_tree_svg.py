@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
@@ -263,3 +265,13 @@ def test_dot_is_found_or_missed_clearly(monkeypatch):
     assert dot.find_dot().is_file()
     with pytest.raises(dot.DotError, match="could not draw"):
         dot.run_dot("digraph {")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="process groups")
+def test_what_ends_us_does_not_end_a_picture_that_is_begun(monkeypatch, tmp_path):
+    """Ctrl-C goes to all of a terminal's group, and torchrun ends all of a rank's: dot is in neither."""
+    program = tmp_path / "dot"
+    program.write_text(f"#!{sys.executable}\nimport os\nprint(os.getpgrp())\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(dot, "find_dot", lambda: program)
+    assert int(dot.run_dot("digraph {}")) != os.getpgrp()

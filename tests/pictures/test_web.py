@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import threading
 
 import pytest
 from tornado.httpclient import HTTPClientError, HTTPRequest
@@ -149,6 +150,19 @@ def server():
         yield started
 
 
+class LastWord(Socket):
+    """Says one word more when all is over, which takes it a moment."""
+
+    over = threading.Event()
+
+    async def tell(self) -> None:
+        await self.send("first")
+        while not self.over.is_set():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        await self.send("last")
+
+
 def ask(server, method, path, body=None, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -184,13 +198,30 @@ def test_the_policy_of_the_page_names_its_own_socket_only(server):
     assert "connect-src 'self';" in policy(Host="localhost:x")
 
 
-async def messages(server, **headers):
+async def messages(server, path="/clock", heard=lambda message: None, **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    socket = await websocket_connect(HTTPRequest(f"ws://127.0.0.1:{server.port}/clock", headers=named))
+    socket = await websocket_connect(HTTPRequest(f"ws://127.0.0.1:{server.port}{path}", headers=named))
     found = []
     while (message := await asyncio.wait_for(socket.read_message(), 30)) is not None:
         found.append(message)
+        heard(message)
     return found
+
+
+def test_a_server_that_ends_lets_its_pages_hear_the_last_of_it():
+    ending = []
+
+    def heard(message):
+        if not ending:
+            LastWord.over.set()
+            ending.append(threading.Thread(target=server.stop))
+            ending[0].start()
+
+    server = Server([("/last", LastWord)])
+    server.start()
+    assert asyncio.run(messages(server, "/last", heard)) == ["first", "last"]
+    ending[0].join(30)
+    assert not ending[0].is_alive()
 
 
 def test_a_socket_tells_and_is_guarded(server):

@@ -49,7 +49,7 @@ EVENTS = 5  # of a stream, before the last one
 PATIENT = Patience(
     starting=30.0, every=0.05, deadline=10.0, hung=30.0, again=0.05, longest=0.2, restarts=3, grace=0.5
 )  # fmt: skip
-QUICK = replace(PATIENT, deadline=0.6, hung=0.8)
+QUICK = replace(PATIENT, deadline=1.5, hung=0.8)
 
 
 class Double:
@@ -219,15 +219,14 @@ class Double:
         if what == "error":
             _chunk(writer, _event({"error": {"message": "broken", "type": "server_error"}}))
         elif what not in ("empty", "short"):
-            pause = 0.02 if what == "dribble" else 0.001
             for number in range(EVENTS if what in FINE else EVENTS // 2):
-                if what == "dribble":
-                    self.doubles.written.append(time.monotonic())
+                if what == "dribble" and number and self.doubles.asked is not None:
+                    await self.doubles.asked.acquire()
                 more = {"more": "x" * (4 << 20)} if what == "flood" else {}
                 nothing = {"usage": None} if body.get("stream_options") else {}
                 _chunk(writer, _event({**nothing, **self.piece(body, number), **more}))
                 await writer.drain()
-                await asyncio.sleep(pause)
+                await asyncio.sleep(0.02 if what == "dribble" else 0.001)
         if what in FINE:
             usage = {"choices": [], "usage": self.reply(body)["usage"]}
             asked = (body.get("stream_options") or {}).get("include_usage")
@@ -277,14 +276,14 @@ class Double:
 class Doubles:
     """Starts doubles in the place of workers. made: all of them, the oldest first.
 
-    unborn: ranks whose processes end at once, with that code. stubborn: `end` ends none. written: when each
-    event of a stream that dribbles was.
+    unborn: ranks whose processes end at once, with that code. stubborn: `end` ends none. asked: where there
+    is one, a stream that dribbles waits for it before each event but the first (`ask_one_more`).
     """
 
     def __init__(self) -> None:
         self.made: list[Double] = []
         self.unborn: dict[int, int] = {}
-        self.written: list[float] = []
+        self.asked: asyncio.Semaphore | None = None
         self.owner: Router | None = None
         self.stubborn = False
         self.loop = asyncio.new_event_loop()
@@ -318,6 +317,11 @@ class Doubles:
         }  # fmt: skip
         self.owner = Router(Settings(workers=workers, **{**usual, "launch": self.launch, **more}))
         return self.owner
+
+    def ask_one_more(self) -> None:
+        """A stream that dribbles may go on by one event."""
+        assert self.asked is not None
+        self.loop.call_soon_threadsafe(self.asked.release)
 
     def call(self, what: Callable[[], Any]) -> None:
         """Calls this in the doubles' thread, and waits for it."""

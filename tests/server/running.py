@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,11 +16,7 @@ from typing import Any
 
 from support import ROOT
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from minirad.fleet.endpoints import free_ports
 
 
 class Server:
@@ -33,7 +28,7 @@ class Server:
     def __init__(
         self, *words: str, key: str | None = None, command: Sequence[str] = ("-m", "minirad")
     ) -> None:
-        self.port, self.key = free_port(), key
+        self.port, self.key = free_ports(1), key
         self.url = f"http://127.0.0.1:{self.port}"
         if key is not None:
             words = (*words, "--api-key", key)

@@ -147,7 +147,7 @@ class Client:
         return b"".join(each.get("body", b"") for each in self.messages).decode()
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Lets others run until something is so."""
     end = asyncio.get_running_loop().time() + seconds
     while not condition():

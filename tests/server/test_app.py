@@ -382,6 +382,8 @@ def test_a_client_that_goes_away_is_aborted_within_a_step(by_hand: Desk, stream:
         for _ in range(4):
             by_hand.service.turn()
             await asyncio.sleep(0.002)
+        if stream:
+            await until(lambda: client.messages)
         assert by_hand.engine.scheduler.running and bool(client.messages) == stream
         client.gone.set()
         await client.task
@@ -457,6 +459,7 @@ def test_a_request_that_fails_is_500_whole_and_an_event_in_a_stream(by_hand: Des
         for _ in range(3):
             by_hand.service.turn()
             await asyncio.sleep(0.002)
+        await until(lambda: streamed.messages)
         for request in by_hand.engine.scheduler.requests():
             request.token_mask = lambda output: 1 / 0
         by_hand.turns()

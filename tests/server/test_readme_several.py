@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from running import free_port
 from support import ROOT
+
+from minirad.fleet.endpoints import free_ports
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal"),
 ]
 
@@ -155,7 +155,7 @@ def test_ranks_and_their_page() -> None:
 def test_ranks_in_a_terminal() -> None:
     words = shlex.split(RANKS)
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port()), *words[1:]],
+        [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_ports(1)), *words[1:]],
         cwd=ROOT, capture_output=True, text=True, timeout=200, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import socket
 import sys
@@ -17,14 +18,15 @@ import httpx
 import pytest
 from route_double import EVENTS, PATIENT, Double, Doubles
 
-from minirad.fleet.endpoints import server_info
+from minirad.fleet.endpoints import free_ports, server_info
 from minirad.fleet.follow import State, Trouble
 from minirad.observe.recording import Recording
 from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
 from minirad.route.command import add_arguments, settings_of
 from minirad.route.proxy import Limits
 from minirad.route.router import Router, Settings, engine_of
-from minirad.route.workers import CannotStart, ServerProcess, free_ports
+from minirad.route.workers import CannotStart, ServerProcess
+from minirad.server.connections import Connection
 
 
 @pytest.fixture
@@ -114,20 +116,21 @@ def test_what_was_cached_is_known_of_streams_too_and_not_shown_to_who_did_not_as
 
 
 def test_each_event_passes_before_the_next_one_is_made(doubles: Doubles) -> None:
+    doubles.asked = asyncio.Semaphore(0)
     with doubles.router(workers=1) as router:
         router.start()
-        came = []
+        said = ""
         body = body_of([1], {"0": "dribble"}, stream=True)
         with CLIENT.stream("POST", f"{router.url}/v1/completions", json=body) as answer:
-            for _ in answer.iter_raw():
-                came.append(time.monotonic())
-        assert len(came) >= EVENTS and len(doubles.written) == EVENTS
-        before_the_next = [came[at] < doubles.written[at + 1] for at in range(EVENTS - 1)]
-        assert sum(before_the_next) >= EVENTS - 2  # one may be late on a busy machine
+            for piece in answer.iter_text():  # a router that kept one back would wait here for ever
+                for _ in range((said + piece).count("\n\n") - said.count("\n\n")):
+                    doubles.ask_one_more()
+                said += piece
+        assert len(events_of(said)) == EVENTS + 2 and events_of(said)[-1] == "[DONE]"
 
 
 def test_what_is_wrong_with_a_request_is_said_without_asking_a_worker(doubles: Doubles) -> None:
-    with doubles.router(limits=Limits(body=1000, body_seconds=0.3)) as router:
+    with doubles.router(limits=Limits(body=1000)) as router:
         router.start()
         answer = ask(router, [1], temperature="hot", tools=[{}])
         assert answer.status_code == 400
@@ -142,6 +145,12 @@ def test_what_is_wrong_with_a_request_is_said_without_asking_a_worker(doubles: D
         assert CLIENT.post(url, content=b"{", headers=kind).status_code == 400
         assert CLIENT.get(url).status_code == 405
         assert get(router, "/v2").status_code == 404
+        assert not any(double.seen for double in doubles.made)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(doubles: Doubles) -> None:
+    with doubles.router(limits=Limits(body_seconds=0.3)) as router:
+        router.start()
         with socket.create_connection(("127.0.0.1", httpx.URL(router.url).port or 0)) as slow:
             slow.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
@@ -333,14 +342,12 @@ def test_the_end_lets_requests_finish_and_tells_the_others(doubles: Doubles) -> 
     hung = [_posted(router, body_of([1], {"*": what}, stream=True)) for what in ("hang", "hang-in")]
     soon = _posted(router, body_of([1], {"*": "dribble"}, stream=True))
     until(lambda: sum(double.busy for double in doubles.made) == 3)
-    begun = time.monotonic()
     router.stop()
-    assert time.monotonic() - begun < 10.0
     without, within, whole = (_read(each) for each in (*hung, soon))
     assert without.startswith("HTTP/1.1 503") and "the router is ending" in without
     assert within.startswith("HTTP/1.1 200") and within.count('"error"') == 1 and "DONE" not in within
     assert "[DONE]" in whole and "error" not in whole
-    assert all(double.code is not None for double in doubles.made)
+    until(lambda: all(double.code is not None for double in doubles.made))
     router.stop()
     assert router.wait(0)
 
@@ -358,6 +365,7 @@ def test_workers_are_asked_to_end_before_they_are_ended(doubles: Doubles) -> Non
     """They may hold what is to be written: a recording, the blocks of a disk tier."""
     with doubles.router() as router:
         router.start()
+    until(lambda: None not in [double.code for double in doubles.made])
     assert [double.code for double in doubles.made] == [0, 0, 0]
 
 
@@ -391,16 +399,22 @@ def test_a_double_is_a_worker() -> None:
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 1
 
 
-def test_head_and_body_of_an_answer_do_not_wait_for_each_other(doubles: Doubles) -> None:
+def test_head_and_body_of_an_answer_do_not_wait_for_each_other(
+    doubles: Doubles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without TCP_NODELAY each answer on a connection that is kept takes 40 ms, also on an idle machine."""
-    with doubles.router(workers=1) as router, httpx.Client(trust_env=False) as kept:
+    delays: list[int] = []
+
+    def data_received(self: Connection, data: bytes, usual: Any = Connection.data_received) -> None:
+        opened = self.transport.get_extra_info("socket")
+        delays.append(opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        usual(self, data)
+
+    monkeypatch.setattr(Connection, "data_received", data_received)
+    with doubles.router(workers=1) as router:
         router.start()
-        took = []
-        for _ in range(60):
-            begun = time.perf_counter()
-            kept.get(f"{router.url}/health")
-            took.append(time.perf_counter() - begun)
-        assert sorted(took[30:])[3] < 0.03
+        assert get(router, "/health").status_code == 200
+    assert delays and all(delays)
 
 
 def test_a_worker_without_work_is_not_called_silent() -> None:

@@ -59,12 +59,15 @@ def _bundled() -> Path | None:
 def run_dot(text: str, output: str = "svg") -> bytes:
     """Lays out and renders DOT text. output: "svg", "png" or "json"."""
     import graphviz
-    from graphviz.backend import dot_command
+    from graphviz.backend import execute
 
-    # The name in `graphviz` itself is only a copy: this is the one that is run.
-    dot_command.DOT_BINARY = find_dot()
+    command = [find_dot(), "-Kdot", f"-T{output}"]
     try:
-        drawn: bytes = graphviz.pipe("dot", output, text.encode("utf-8"), quiet=True)
+        # Ctrl-C, and a launcher that ends all of a group, mean us: a picture that is begun is drawn.
+        done = execute.run_check(
+            command, input=text.encode("utf-8"), capture_output=True, quiet=True, start_new_session=True
+        )
+        drawn: bytes = done.stdout
         return drawn
     except (graphviz.CalledProcessError, graphviz.ExecutableNotFound) as error:
         detail = getattr(error, "stderr", b"") or str(error)

@@ -220,7 +220,8 @@ export function follower(state, newest, show) {
   return follow;
 }
 
-export function until(condition, ms = 3000) {
+/** The news of what was asked for; on a busy machine it may take its time. */
+export function until(condition, ms = 20000) {
   const start = performance.now();
   return new Promise((done) => {
     const look = () => (condition() || performance.now() - start > ms ? done() : setTimeout(look, 5));

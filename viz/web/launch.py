@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -41,6 +40,7 @@ def start(tp: int, model: Path, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    from minirad.fleet.endpoints import free_ports
     from minirad.ranks.model import local_config
 
     local_config(LlamaConfig.from_dir(model), tp)
@@ -48,7 +48,7 @@ def start(tp: int, model: Path, arguments: Sequence[str]) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is told by the ranks, in words
     logging.disable(logging.CRITICAL)  # the ranks themselves say what it was
     try:
-        where = ["--master-addr", "127.0.0.1", "--master-port", str(_free_port())]
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(free_ports(1))]
         what = [*where, "--nproc-per-node", str(tp), "-m", "viz.live", *arguments]
         run(parse_args(what))  # type: ignore[no-untyped-call]
     except SignalException as error:
@@ -57,12 +57,6 @@ def start(tp: int, model: Path, arguments: Sequence[str]) -> int:
         codes = [failure.exitcode for failure in error.failures.values()]
         return 2 if 2 in codes else 1
     return 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def follow(model: str | None) -> int:
@@ -131,7 +125,7 @@ def _who_ended() -> str:
     try:
         group.tell(Message(BEAT))
     except RankLost as lost:
-        return str(lost)
+        return f"RankLost: {lost}"  # as the engine's thread says it
     return "the run was told to end (SIGTERM)"
 
 

@@ -322,8 +322,9 @@ class RoutedSource(FlightSource):
             raise ValueError("the workload is still being sent")
         if not any(worker.alive for worker in self.router.workers):
             raise ValueError("no worker is there yet")
-        self.traffic = Traffic(self.router.url, self.router.settings.key, self.workload)
-        self.traffic.start()
+        traffic = Traffic(self.router.url, self.router.settings.key, self.workload)
+        traffic.start()
+        self.traffic = traffic  # not sooner: a thread that has not begun looks like one that is done
         return {"requests": self.workload.requests}
 
     def _flush(self, arguments: Json) -> Json:

@@ -44,6 +44,7 @@ Json = dict[str, Any]
 HOST = "127.0.0.1"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 LARGEST_REQUEST = 1024 * 1024  # bytes that are read at all
+LAST_NEWS = 5.0  # seconds that open pages have to hear how it ended
 PING_SECONDS = 20  # proxies close a connection that is silent for a minute or so
 _HOST_FORM = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::(\d{1,5}))?")
 SECURITY = (
@@ -205,14 +206,16 @@ class Missing(Answer):
 
 
 class Socket(Checked, WebSocketHandler):
-    """A WebSocket to our page. `tell` runs until the page is gone, and may send as it likes."""
+    """A WebSocket to our page. `tell` runs until the page is gone, and may send as it likes. Where it returns
+    by itself once all is over, a server that ends waits for it: the page hears the last of it, however busy
+    the machine."""
 
     def check_origin(self, origin: str) -> bool:
         return True  # the gate has looked, in prepare
 
     def open(self, *args: str, **kwargs: str) -> None:
         self.application.settings["open"].add(self)
-        self._telling = asyncio.ensure_future(self._told())
+        self.telling = asyncio.ensure_future(self._told())
 
     async def _told(self) -> None:
         try:
@@ -234,7 +237,7 @@ class Socket(Checked, WebSocketHandler):
 
     def on_close(self) -> None:
         self.application.settings["open"].discard(self)
-        self._telling.cancel()
+        self.telling.cancel()
 
 
 # ---------------------------------------------------------------------- the server
@@ -299,6 +302,8 @@ class Server:
         self._ready.set()
         await self._stopping.wait()
         http.stop()
+        if pages := [page.telling for page in self._application.settings["open"]]:
+            await asyncio.wait(pages, timeout=LAST_NEWS)
         for page in list(self._application.settings["open"]):
             page.close(1001, "the server ends")
         await http.close_all_connections()
