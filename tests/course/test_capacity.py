@@ -78,7 +78,7 @@ def test_on_the_trace_whole_leaves_stay_within_three_percent_of_the_curve() -> N
     assert all(a <= b for a, b in pairwise(engine))
 
 
-def test_what_the_teachers_page_says_of_policies() -> None:
+def test_what_the_pages_say_of_policies() -> None:
     def gain(key: Any, first: int, last: int, size: int) -> float:
         return found(trace()[first - 1 : last], size, key) / found_by_lru(first, last, size) - 1
 
@@ -87,6 +87,8 @@ def test_what_the_teachers_page_says_of_policies() -> None:
     assert round(gain(lfu, 3_008, 6_015, 3_000), 2) == 0.20
     assert round(gain(longest, 3_008, 6_015, 3_000), 2) == 0.19
     assert round(gain(longest, 3_008, 6_015, 6_000), 2) == -0.11
+    assert round(gain(solution.victim_key, 1, 3_007, 6_000), 3) == -0.055
+    assert round(gain(solution.victim_key, 3_008, 6_015, 6_000), 2) == 0.02
 
 
 # ---------------------------------------------------------------------- the live page
