@@ -275,3 +275,24 @@ def test_what_ends_us_does_not_end_a_picture_that_is_begun(monkeypatch, tmp_path
     program.chmod(0o755)
     monkeypatch.setattr(dot, "find_dot", lambda: program)
     assert int(dot.run_dot("digraph {}")) != os.getpgrp()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_picture_that_was_killed_is_drawn_once_more(monkeypatch, tmp_path, kills):
+    """The signal may come before dot has a session of its own. Who is killed each time has another reason."""
+    program, log = tmp_path / "dot", tmp_path / "log"
+    lines = (
+        f"#!{sys.executable}", "import os, signal", f"log = open({str(log)!r}, 'a+')", "log.seek(0)",
+        f"if len(log.read()) < {kills}:", "    log.write('x'), log.flush()",
+        "    os.kill(os.getpid(), signal.SIGTERM)", "print('drawn')",
+    )  # fmt: skip
+    program.write_text("\n".join(lines), encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(dot, "find_dot", lambda: program)
+    if kills == 1:
+        assert dot.run_dot("digraph {}").strip() == b"drawn"
+    else:
+        with pytest.raises(dot.DotError, match="could not draw"):
+            dot.run_dot("digraph {}")
+    assert log.read_text() == "x" * kills

@@ -59,17 +59,28 @@ def _bundled() -> Path | None:
 def run_dot(text: str, output: str = "svg") -> bytes:
     """Lays out and renders DOT text. output: "svg", "png" or "json"."""
     import graphviz
-    from graphviz.backend import execute
 
-    command = [find_dot(), "-Kdot", f"-T{output}"]
     try:
-        # Ctrl-C, and a launcher that ends all of a group, mean us: a picture that is begun is drawn.
-        done = execute.run_check(
-            command, input=text.encode("utf-8"), capture_output=True, quiet=True, start_new_session=True
-        )
-        drawn: bytes = done.stdout
-        return drawn
+        return _drawn([str(find_dot()), "-Kdot", f"-T{output}"], text.encode("utf-8"))
     except (graphviz.CalledProcessError, graphviz.ExecutableNotFound) as error:
         detail = getattr(error, "stderr", b"") or str(error)
         detail = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else detail
         raise DotError(f"{find_dot()} could not draw this: {detail.strip()}") from error
+
+
+def _drawn(command: list[str], text: bytes, again: bool = True) -> bytes:
+    """Ctrl-C, and a launcher that ends all of a group, mean us: a picture that is begun is drawn.
+
+    So it gets a session of its own. What comes in the moment before it has one still ends it: then once more.
+    """
+    import graphviz
+    from graphviz.backend import execute
+
+    try:
+        done = execute.run_check(command, input=text, capture_output=True, quiet=True, start_new_session=True)
+    except graphviz.CalledProcessError as error:
+        if not again or error.returncode >= 0:
+            raise
+        return _drawn(command, text, again=False)
+    drawn: bytes = done.stdout
+    return drawn
