@@ -77,7 +77,13 @@ def test_every_program_can_be_played_without_an_engine(name, tmp_path):
 
 def test_a_refusal_reaches_the_program():
     player = Player(workloads.load("few-shot-batch"), encode)
-    player.refused(player.due(0)[0], "no room")
+    (hint,) = player.due(0)
+    player.refused(hint, "no room")  # it only helps
+    assert not player.done and player.failures == []
+    answers = player.due(0)
+    assert len(answers) == 6
+    for answer in answers:
+        player.refused(answer, "no room")
     assert player.done and "no room" in player.failures[0]
     player.close()
 
