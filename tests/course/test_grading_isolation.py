@@ -99,7 +99,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+SECONDS = ("loop that swallows everything", "stuck in C")  # as long as the endless loop, each
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SECONDS)) for name in BAD]
+)
 def test_it_costs_its_own_points_only(lesson: Lesson, tmp_path: Path, name: str) -> None:
     bad, status, words = BAD[name]
     results = graded(lesson, tmp_path, bad)

@@ -212,6 +212,7 @@ def test_a_worker_that_hangs_is_given_up_and_taken_back_empty(doubles: Doubles) 
     assert states[:4] == ["starting", "ready", "slow", "dead"] and "back" in states
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_for_long_is_started_again(doubles: Doubles) -> None:
     with doubles.router(workers=2, patience=replace(QUICK, hung=0.4)) as router:
         router.start()

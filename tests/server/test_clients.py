@@ -262,6 +262,7 @@ def test_a_reply_of_json(client: openai.OpenAI) -> None:
         assert (said.choices[0].message.content or "").lstrip().startswith("{")
 
 
+@pytest.mark.slow
 def test_many_at_once(server: Server, engine: Engine) -> None:
     """More than may run or wait: the client's own retries obey Retry-After, and each gets its own answer."""
     prompts = [ASKED, *OTHERS] * 4

@@ -337,6 +337,7 @@ def test_a_worker_that_cannot_start_ends_the_router_with_its_last_words(doubles:
         get(router, "/health")
 
 
+@pytest.mark.slow
 def test_the_end_lets_requests_finish_and_tells_the_others(doubles: Doubles) -> None:
     router = doubles.router(limits=Limits(quiet=30.0)).start()
     hung = [_posted(router, body_of([1], {"*": what}, stream=True)) for what in ("hang", "hang-in")]

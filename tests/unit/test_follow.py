@@ -137,6 +137,7 @@ def test_what_was_before_what_is_lost_and_what_is_live(publisher: Publisher, hea
     assert states[:2] == ["connecting", "replaying"] and "live" in states
 
 
+@pytest.mark.slow
 def test_a_lost_last_message_is_found_in_silence(publisher: Publisher, heard: Heard) -> None:
     with Follower(*publisher.endpoints, tell=heard):
         heard.until(lambda: publisher.questions, "the first question")
@@ -324,6 +325,7 @@ def _bound(socket: zmq.Socket[bytes], port: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_who_does_not_speak_zeromq_is_told(heard: Heard) -> None:
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))

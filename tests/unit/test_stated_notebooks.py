@@ -152,6 +152,7 @@ def test_radix_tree() -> None:
     assert it["found"] == 0 and 8.5 < it["cache"].calls / len(it["cold"]) < 9.5
 
 
+@pytest.mark.slow
 def test_locks_and_eviction() -> None:
     says(
         "03_locks_and_eviction",
@@ -187,6 +188,7 @@ def test_locks_and_eviction() -> None:
     assert rates["lru"] == min(rates.values()) < max(rates.values())
 
 
+@pytest.mark.slow
 def test_pools() -> None:
     says(
         "04_pools",
@@ -242,6 +244,7 @@ def test_paged_attention() -> None:
     assert steps[256]["kv_ms"] == pytest.approx(256 * steps[1]["kv_ms"])
 
 
+@pytest.mark.slow
 def test_request_life() -> None:
     says(
         "06_request_life",
@@ -319,6 +322,7 @@ def test_scheduling() -> None:
     assert it["engine"].cache.lock_cost(it["key"]) > 200
 
 
+@pytest.mark.slow
 def test_nine_steps() -> None:
     says(
         "08_nine_steps",
