@@ -22,7 +22,7 @@ import dataclasses
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -206,25 +206,39 @@ def tiles_to_try(inputs: int, rows_per_result: int, turns: tuple[int, ...]) -> I
                 yield from (Tile(rows, warps, turn) for turn in turns)
 
 
-def best_tiles(model: LlamaModel, measure: Callable[[Callable[[], Any]], float]) -> tuple[Tiles, list[Row]]:
-    """One matrix after the other, the tile with which the whole step is quickest; and all that was tried."""
-    c, tried, best = model.config, [], Tiles()
-    fused, pool = FusedLlama(model), model.new_pool(2)
-    call = step_call(fused, decode_batch(1, 1, 1, model.device), pool)
-    wide = c.heads * c.head_dim
-    for name, inputs, per_result, turns in (
-        ("gate_up", c.hidden, 2, TURNS), ("down", c.intermediate, 1, (1,)), ("o", wide, 1, (1,)),
-        ("qkv", c.hidden, 2, (1,)), ("head", c.hidden, 1, TURNS),
-    ):  # fmt: skip
-        found: list[tuple[float, Tile]] = []
-        for tile in tiles_to_try(inputs, per_result, turns):
-            some = dataclasses.replace(best, **{name: tile})
-            fused.one_token = OneToken(model.inv_freq, c.max_position_embeddings, c.rms_eps, some)
-            found.append((measure(call), tile))
-            tried.append({"matrix": name, **dataclasses.asdict(tile), "step_ms": found[-1][0]})
+def quickest(
+    best: Any, choices: Mapping[str, Iterable[Any]], use: Callable[[Any], None], measure: Callable[[], float]
+) -> tuple[Any, list[Row]]:
+    """One matrix after the other, the choice with which the whole step is quickest; and all that was tried.
+
+    best: a dataclass with a field for each matrix, to begin with. use: makes the step one of such choices.
+    """
+    tried: list[Row] = []
+    for name, some in choices.items():
+        found: list[tuple[float, Any]] = []
+        for choice in some:
+            use(dataclasses.replace(best, **{name: choice}))
+            found.append((measure(), choice))
+            tried.append({"matrix": name, **dataclasses.asdict(choice), "step_ms": found[-1][0]})
         if found:
             best = dataclasses.replace(best, **{name: min(found, key=lambda pair: pair[0])[1]})
     return best, tried
+
+
+def best_tiles(model: LlamaModel, measure: Callable[[Callable[[], Any]], float]) -> tuple[Tiles, list[Row]]:
+    """The quickest tiles that were found, and all that were tried."""
+    c, fused, pool = model.config, FusedLlama(model), model.new_pool(2)
+    call = step_call(fused, decode_batch(1, 1, 1, model.device), pool)
+
+    def use(tiles: Tiles) -> None:
+        fused.one_token = OneToken(model.inv_freq, c.max_position_embeddings, c.rms_eps, tiles)
+
+    choices = {
+        "gate_up": tiles_to_try(c.hidden, 2, TURNS), "down": tiles_to_try(c.intermediate, 1, (1,)),
+        "o": tiles_to_try(c.heads * c.head_dim, 1, (1,)), "qkv": tiles_to_try(c.hidden, 2, (1,)),
+        "head": tiles_to_try(c.hidden, 1, TURNS),
+    }  # fmt: skip
+    return quickest(Tiles(), choices, use, lambda: measure(call))
 
 
 def cuts_to_try(usual: Cut, size: tuple[int, int], tokens: int, room: int) -> Iterator[Cut]:
@@ -239,24 +253,22 @@ def cuts_to_try(usual: Cut, size: tuple[int, int], tokens: int, room: int) -> It
 def best_cuts(
     model: LlamaModel, tokens: int, measure: Callable[[Callable[[], Any]], float]
 ) -> tuple[Cuts, list[Row]]:
-    """As `best_tiles`, for `tokens` at a time, beginning with those that are used."""
+    """As `best_tiles`, for `tokens` at a time; those that are used are among what is tried."""
     c, fused, pool = model.config, FusedLlama(model), model.new_pool(tokens + 1)
-    one, best, tried = fused.one_token, Cuts.of(c, tokens, model.device), list[Row]()
+    one, usual = fused.one_token, Cuts.of(c, tokens, model.device)
     assert one is not None
     call = step_call(fused, decode_batch(tokens, 1, 1, model.device), pool)
-    layer = model.layers[0]
+
+    def use(cuts: Cuts) -> None:
+        fused.few_tokens = (FewTokens(c, one, tokens, cuts),)
+
+    choices = {}
     for name in ("gate_up", "down", "o", "qkv", "head"):
-        matrix: Tensor = model.head if name == "head" else getattr(layer, name)
-        usual: Cut = getattr(best, name)
-        found: list[tuple[float, Cut]] = []
-        others = cuts_to_try(usual, (len(matrix), matrix.shape[1]), tokens, room(model.device))
-        for cut in dict.fromkeys([usual, *others]):
-            some = dataclasses.replace(best, **{name: cut})
-            fused.few_tokens = (FewTokens(c, one, tokens, some),)
-            found.append((measure(call), cut))
-            tried.append({"matrix": name, **dataclasses.asdict(cut), "step_ms": found[-1][0]})
-        best = dataclasses.replace(best, **{name: min(found, key=lambda pair: pair[0])[1]})
-    return best, tried
+        matrix: Tensor = model.head if name == "head" else getattr(model.layers[0], name)
+        cut: Cut = getattr(usual, name)
+        others = cuts_to_try(cut, (len(matrix), matrix.shape[1]), tokens, room(model.device))
+        choices[name] = list(dict.fromkeys([cut, *others]))
+    return quickest(usual, choices, use, lambda: measure(call))
 
 
 def show(rows: list[Row]) -> str:
