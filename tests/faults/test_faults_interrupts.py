@@ -493,8 +493,8 @@ def settle(name: str, world: World, raised: bool) -> None:
     world.play_on()
 
 
-def press_at(name: str, way: dict[str, Any], point: Point, nth: int) -> bool:
-    """One Ctrl-C at one line; False if the line was not reached so often this time."""
+def press_at(name: str, way: dict[str, Any], point: Point, nth: int) -> int:
+    """One Ctrl-C at one line; how often the line was reached this time, `nth` if it was pressed there."""
     world = world_for(name, way)
     with Tracer(point, nth, press) as tracer:
         raised = attempt(name, world, KeyboardInterrupt)
@@ -502,15 +502,30 @@ def press_at(name: str, way: dict[str, Any], point: Point, nth: int) -> bool:
         assert raised, "Ctrl-C was pressed in this call, and nobody was told"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     settle(name, world, raised)
-    return tracer.pressed
+    return tracer.counts[point]
+
+
+def pressed_at(name: str, way: dict[str, Any], point: Point, nth: int) -> bool:
+    """One Ctrl-C at one line, or whether that is nowhere to be had.
+
+    How often a line runs is the same each time, except where a disk's threads bring news when they have them:
+    then it is pressed at as late a time as it comes to in one of a few calls.
+    """
+    for _ in range(4 if "disk_dir" in way else 1):
+        reached = press_at(name, way, point, nth)
+        if reached == nth:
+            return True
+        nth = max(reached, 1)
+    return False
 
 
 def try_points(name: str, way: dict[str, Any], points: list[tuple[Point, int]]) -> None:
-    failures, pressed = [], 0
+    failures, missed = [], []
     for point, nth in points:
         where = f"{Path(point[0]).name}:{point[1]} (time {nth})"
         try:
-            pressed += press_at(name, way, point, nth)
+            if not pressed_at(name, way, point, nth):
+                missed.append(where)
         except BaseException as error:
             if not isinstance(error, (Exception, KeyboardInterrupt, pytest.fail.Exception)):
                 raise
@@ -520,7 +535,10 @@ def try_points(name: str, way: dict[str, Any], points: list[tuple[Point, int]]) 
             )
     report = "\n".join(failures[:12])
     assert not failures, f"Ctrl-C in {name}: wrong after {len(failures)} of {len(points)} places\n{report}"
-    assert pressed >= 0.9 * len(points)
+    if "disk_dir" in way:  # there are lines that run only if a thread is late
+        assert len(missed) <= max(1, len(points) // 10), missed
+    else:
+        assert not missed
 
 
 @pytest.fixture(autouse=True)
