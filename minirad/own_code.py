@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -104,6 +105,23 @@ _watcher = _Watcher()
 def watch(path: str | Path) -> None:
     """A learner's file will be loaded and called: from now on it is watched."""
     _watcher.add(str(Path(path)))
+
+
+def source(path: Path) -> bytes:
+    """A learner's file as it is, for `compile`. ValueError where an editor saved it as UTF-16 or UTF-32."""
+    text = path.read_bytes()
+    if b"\0" in text:
+        raise ValueError(
+            "it is not saved as UTF-8 (but as UTF-16?), which is what Python reads: save it as UTF-8"
+        )
+    return text
+
+
+def last_line(error: BaseException, file: str) -> tuple[str, int] | None:
+    """Function and line of the last place in a file that an exception went through; None if it did not."""
+    steps = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    mine = [(code.co_name, line) for code, line in steps if code.co_filename == file]
+    return mine[-1] if mine else None
 
 
 def slow() -> str:

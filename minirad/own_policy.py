@@ -10,7 +10,6 @@ leaf is used: minirad/cache/other_policies.py.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -114,9 +113,8 @@ def _told(error: BaseException) -> str:
 
 def _line(error: BaseException, path: str) -> str:
     """Where in the file it happened."""
-    steps = traceback.walk_tb(error.__traceback__)
-    lines = [line for frame, line in steps if frame.f_code.co_filename == str(Path(path))]
-    return f" (line {lines[-1]})" if lines else ""
+    at = own_code.last_line(error, str(Path(path)))
+    return f" (line {at[1]})" if at else ""
 
 
 def _function(name: str) -> Callable[[Node], Any]:
@@ -126,7 +124,7 @@ def _function(name: str) -> Callable[[Node], Any]:
     module = ModuleType("own_policy")
     own_code.watch(path)
     try:
-        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
+        exec(compile(own_code.source(path), str(path), "exec", dont_inherit=True), module.__dict__)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -106,7 +106,8 @@ def _drawable(pictures: Any) -> list[Any]:
 
 def _import_error(error: BaseException, file: Path) -> dict[str, Any]:
     """Words, and the line of this file. A SyntaxError's own text says where: maybe in another file."""
-    from lessons.grading.words import last_line, said
+    from lessons.grading.words import said
+    from minirad.own_code import last_line
 
     at = last_line(error, str(file))
     line, where = (at[1], f", line {at[1]}") if at else (1, "")

@@ -159,7 +159,7 @@ def load_file(path: Path, source: str | None = None) -> ModuleType:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there
-    text = path.read_bytes() if source is None else source
+    text = own_code.source(path) if source is None else source
     code = compile(text, str(path), "exec", dont_inherit=True)
     exec(code, module.__dict__)
     return module
@@ -176,7 +176,7 @@ def students_file(path: str | Path) -> tuple[dict[str, Any], set[str]]:
     if not file.is_file():
         raise ValueError(f"{file} is not there")
     try:
-        todo = todo_functions(file.read_bytes())
+        todo = todo_functions(own_code.source(file))
         own_code.watch(file)
         return vars(load_file(file)), todo
     except KeyboardInterrupt:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import traceback
 
 LONGEST = 4000
 # Control characters other than tab and newline, and those that turn the direction of writing round.
@@ -37,13 +36,6 @@ def said(error: BaseException) -> str:
         text = "(its text cannot be made)"
     name = plain(type(error).__name__, 200)
     return f"{name}: {text}" if text else name
-
-
-def last_line(error: BaseException, file: str) -> tuple[str, int] | None:
-    """Function and line of the last place in a file that an exception went through; None if it did not."""
-    steps = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    mine = [(code.co_name, line) for code, line in steps if code.co_filename == file]
-    return mine[-1] if mine else None
 
 
 def shown(value: object) -> str:

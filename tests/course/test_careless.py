@@ -211,6 +211,18 @@ def test_a_file_that_ends_python_is_refused_in_one_line(tmp_path: Path, text: st
         read(str(tmp_path / "mine.py"))
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("read", READERS)
+def test_a_file_that_an_editor_saved_as_utf_16_is_refused_with_the_cure(
+    tmp_path: Path, read: Any, encoding: str
+) -> None:
+    (tmp_path / "mine.py").write_text("def victim_key(node):\n    return 1\n", encoding=encoding)
+    with pytest.raises(
+        ValueError, match=r"mine\.py cannot be loaded: .*not saved as UTF-8.*save it as UTF-8"
+    ):
+        read(str(tmp_path / "mine.py"))
+
+
 class Mine(BaseException):
     """No Exception, and no SystemExit either."""
 

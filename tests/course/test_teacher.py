@@ -444,6 +444,31 @@ def test_a_choice_among_several_is_remarked_on(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(shown.read_text(encoding="utf-8"))["output"] == f"0 of 10 points\n{told}"
 
 
+def test_lessons_may_be_named_as_due_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in" / "ada").mkdir(parents=True)
+    tables = []
+    for words in (["1,02"], ["01", "02"], ["02_radix_tree, 1", "2"]):
+        table = tmp_path / "grades.csv"
+        assert main(["collect", str(tmp_path / "in"), "--csv", str(table), "--lessons", *words]) == 0
+        [row] = csv.DictReader(table.open(encoding="utf-8-sig"))
+        tables.append(sorted(row))
+        table.unlink()
+    assert tables[0] == tables[1] == tables[2] and any(column.startswith("02") for column in tables[0])
+    for wrong in ("02,", "02,99", ","):
+        assert main(["collect", str(tmp_path / "in"), "--lessons", wrong]) == 2
+        assert "there is no lesson" in capsys.readouterr().err
+
+
+def test_a_file_saved_as_utf_16_is_told_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    solution = find_folder(TREE) / "solution.py"
+    (tmp_path / TREE).mkdir()
+    (tmp_path / TREE / "exercise.py").write_text(solution.read_text(encoding="utf-8"), encoding="utf-16")
+    main(["grade", "02", "--submission", str(tmp_path)])
+    told = capsys.readouterr()
+    assert "exercise.py cannot be imported: ValueError: it is not saved as UTF-8" in told.out + told.err
+    assert "0/10" in told.out
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in" / "ada").mkdir(parents=True)
