@@ -10,10 +10,13 @@ What holds Python's own lock all the while (`sum(range(10**12))`) lets no thread
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -55,10 +58,7 @@ class _Watcher:
         """Notes what runs at this moment, and tells what has run for long, or has come back after that."""
         before, self._calls = self._calls, {}
         longest, said = 0, ""
-        for thread, frame in sys._current_frames().items():
-            mine = [each for each in _stack(frame) if each.f_code.co_filename in self.files]
-            if not mine:
-                continue
+        for thread, mine in self._inside().items():
             call = before.get(thread)
             if call is None or call.frame is not mine[-1]:
                 call = _Call(mine[-1], now)
@@ -75,6 +75,29 @@ class _Watcher:
         for call in before.values():
             if call.told:
                 _tell(f"{call.frame.f_code.co_filename} came back after {now - call.since:.0f} seconds")
+
+    def _inside(self) -> dict[int, list[FrameType]]:
+        """By thread: its frames in these files, the innermost first."""
+        with _no_collection():
+            stacks = {thread: _stack(frame) for thread, frame in sys._current_frames().items()}
+        inside = {
+            thread: [each for each in stack if each.f_code.co_filename in self.files]
+            for thread, stack in stacks.items()
+        }
+        return {thread: mine for thread, mine in inside.items() if mine}
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Before Python 3.12 `f_back` may begin a collection. What that runs (a finalizer) lets the other thread
+    go on, and the frame that was asked for is no more: Python crashes, or takes a variable for a frame."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:
@@ -96,7 +119,8 @@ def _sentence(mine: list[FrameType], seconds: int) -> str:
 
 
 def _tell(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone, or closed
+        print(sentence, file=sys.stderr, flush=True)
 
 
 _watcher = _Watcher()

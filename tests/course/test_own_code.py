@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,3 +101,54 @@ def test_many_calls_that_come_back_are_not_one_that_does_not(tmp_path: Path, wat
         here.clear(), go.clear()
         assert own_code.slow() == ""
     assert capsys.readouterr().err == ""
+
+
+def test_nothing_is_collected_while_frames_are_asked_for(watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection there crashed Python 3.11 now and then: see `_no_collection`."""
+    asking: list[bool] = []
+    begun: list[bool] = []
+    stack = own_code._stack
+
+    def asked(frame: Any) -> Any:
+        asking.append(True)
+        try:
+            return stack(frame)
+        finally:
+            asking.pop()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        begun.append(bool(asking) and threading.current_thread() is threading.main_thread())
+
+    def deep(left: int) -> None:
+        for _ in range(30):
+            watcher.look(100.0) if left == 0 else deep(left - 1)
+            if left:
+                return
+
+    monkeypatch.setattr(own_code, "_stack", asked)
+    before = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    try:
+        deep(20)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(note)
+    assert begun and not any(begun)
+    assert gc.isenabled()
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_watch(tmp_path, watcher, held, monkeypatch) -> None:
+    file, (here, go) = tmp_path / "mine.py", held
+    file.write_text("def accept():\n    " + WAITS.format("    "), encoding="utf-8")
+    thread = begun(here, lambda: Yours.read([file]).call("accept", "R1"))
+    gone = io.StringIO()
+    gone.close()
+    monkeypatch.setattr("sys.stderr", gone)
+    for seconds in (0, PATIENCE):
+        watcher.look(100.0 + seconds)
+    assert own_code.slow().startswith(str(file))
+    go.set()
+    thread.join()
+    watcher.look(165.0)
+    assert own_code.slow() == ""
