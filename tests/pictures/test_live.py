@@ -482,6 +482,17 @@ def test_whoever_waits_for_an_engine_that_ends_is_told(own, monkeypatch, capfd):
     assert "broken inside" in capfd.readouterr().err
 
 
+def test_a_command_that_comes_in_the_moment_of_the_end_is_answered(monkeypatch):
+    """Between the look whether the thread has ended and the queue, it ends."""
+    driver = Driver(Settings(workload="none"), speed=0)
+    put = driver._commands.put
+    monkeypatch.setattr(driver._commands, "put", lambda asked: (driver._end(), put(asked)))
+    answer = driver.command("step", {})
+    assert answer.done()
+    with pytest.raises(ValueError, match="the engine has stopped"):
+        answer.result()
+
+
 def test_windows_that_ask_for_the_same_picture_share_one_drawing(served, monkeypatch):
     server, client = served
     drawn, answers, asked, position = [], [], [], routes._position
