@@ -286,7 +286,7 @@ def test_the_page_shows_what_the_engine_holds(
             source.start()
         for tokens in ([5, 6, 7, 20, 21, 22], [30] * 12, [40] * 14, [5, 6, 7, 8, 9, 10]):
             engine.generate([tokens], SamplingParams(max_new_tokens=3, ignore_eos=True))
-        publisher.flush()
+        assert publisher.flush(60)
         until = time.monotonic() + 60
         while time.monotonic() < until and [s._flight.tree.ranks.get(0) is None for s in sources] != [
             False,
