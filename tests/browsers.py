@@ -21,6 +21,7 @@ CARDS = """[...document.querySelectorAll('.card, .say, nav.bar, header')].map(e 
     const r = e.getBoundingClientRect();
     return [r.left, r.top, r.right, r.bottom];
 })"""
+PATIENCE = 120.0  # seconds for what takes a moment on a quiet machine
 SEEK = """i => {
     const slider = document.querySelector('.scrub input');
     slider.value = i;
@@ -53,6 +54,7 @@ def tab(browser):
     """A page that notes where it goes and what it complains about; both are checked at the end."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     page = context.new_page()
+    page.set_default_timeout(1000 * PATIENCE)
     asked, complaints = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
@@ -92,7 +94,7 @@ def leaving(tab, live):
         tab.goto("about:blank")
 
 
-def until(tab, condition: str, seconds: float = 30) -> None:
+def until(tab, condition: str, seconds: float = PATIENCE) -> None:
     """Waits for a condition in the page. (Playwright's own wait evaluates text, which our CSP forbids.)"""
     start = time.monotonic()
     while not tab.evaluate(f"Boolean({condition})"):

@@ -33,6 +33,7 @@ from lessons.grading.words import plain
 
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 START = "import sys; sys.path[:1] = [{root!r}]; from lessons.grading.child import main; main()"
+MARK_SECONDS = 5.0  # until a mark must have come that the child says it has written
 LONGEST_LINE = 4 << 20  # of what the child writes
 
 
@@ -232,11 +233,17 @@ class _Child:
                     return "stuck"
 
     def _output_so_far(self) -> tuple[int, bytes]:
-        """What was printed up to the next mark (it comes by another pipe, and may be later)."""
-        try:
-            return self.outputs.get(timeout=1.0)
-        except queue.Empty:
-            return self.count, bytes(self.printed)
+        """What was printed up to the next mark (it comes by another pipe, and may be later, unless the
+        submission has closed that)."""
+        _, reader = self.readers
+        deadline = time.monotonic() + MARK_SECONDS
+        while True:
+            reads = reader.is_alive()  # before the look: what came last is there
+            try:
+                return self.outputs.get(timeout=0.05)
+            except queue.Empty:
+                if not reads or time.monotonic() > deadline:
+                    return self.count, bytes(self.printed)
 
     # ------------------------------------------------------------ judging
 

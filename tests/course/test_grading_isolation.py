@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from lessons.grading.isolate import Limits, _environment, grade
+from lessons.grading.isolate import Limits, _Child, _environment, grade
 from lessons.grading.run import Result
 from lessons.grading.spec import Lesson, load_lesson
 
@@ -177,6 +178,21 @@ def test_own_files_beside_it_can_be_imported_and_hide_nothing(lesson: Lesson, tm
 def test_what_it_printed_is_shown_with_the_failure(lesson: Lesson, tmp_path: Path) -> None:
     results = graded(lesson, tmp_path, "print('here I am')\nreturn 2")
     assert "here I am" in results[1].output and results[1].line == 4
+
+
+def test_what_it_printed_may_come_late(
+    lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results and output come by two pipes, and a thread reads each when it has its turn."""
+    read = _Child._output
+
+    def late(child: _Child) -> None:
+        time.sleep(1.5)
+        read(child)
+
+    monkeypatch.setattr(_Child, "_output", late)
+    results = graded(lesson, tmp_path, "print('here I am')\nreturn 2")
+    assert "here I am" in results[1].output and "here I am" not in results[2].output
 
 
 FORGED = """import sys

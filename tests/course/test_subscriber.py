@@ -286,18 +286,18 @@ def test_the_page_shows_what_the_engine_holds(
             source.start()
         for tokens in ([5, 6, 7, 20, 21, 22], [30] * 12, [40] * 14, [5, 6, 7, 8, 9, 10]):
             engine.generate([tokens], SamplingParams(max_new_tokens=3, ignore_eos=True))
-        publisher.flush()
-        until = time.monotonic() + 20
+        assert publisher.flush(60)
+        until = time.monotonic() + 60
         while time.monotonic() < until and [s._flight.tree.ranks.get(0) is None for s in sources] != [
             False,
             False,
         ]:
             time.sleep(0.05)
         for source in sources:
-            assert source._follower.catch_up()
+            assert source._follower.catch_up(60)
             source.stop()
-            source.join(10)
-            assert not source.error
+            source.join(60)
+            assert not source.is_alive() and not source.error
     trees = [held(source._flight.tree) for source in sources]
     blocks = engine.cache.evictable_size // 2
     assert trees[0] == trees[1] and len(trees[0]) == blocks > 3
@@ -319,7 +319,7 @@ def test_the_page_ends_with_the_sentence(tmp_path: Path, make_engine: Any) -> No
             ServerInfo([publisher.endpoint], [publisher.replay or ""], "", 0), subscriber=found
         )
         source.start()
-        source.join(20)
+        source.join(60)
     assert source.error.startswith(
         "your store raised ZeroDivisionError: division by zero (exercise.py, line "
     )

@@ -106,8 +106,10 @@ def test_both_engines_are_driven(tab):
         until(tab, "document.querySelector('.status').innerText.includes('both are done')", seconds=60)
         steps = len(driver.run_now.page)
         at(tab, f"step {steps}")
+        driver.command("speed", {"speed": 1}).result(60)  # it runs for as long as one may take to look
         tab.click("text=from the start")
         until(tab, "document.querySelector('.status').innerText.includes('running')")
+        driver.command("speed", {"speed": 20}).result(60)
         until(tab, "document.querySelector('.status').innerText.includes('both are done')", seconds=60)
         assert driver.run_now.number == 2
 

@@ -284,7 +284,7 @@ def test_a_prompt_is_text_and_never_markup(tab):
 
 
 def test_driving_restarting_and_going_back_while_it_runs(tab):
-    driver = Driver(Settings(workload="chat"), speed=12)
+    driver = Driver(Settings(workload="chat"), speed=3)  # it does not end before it is paused
     with leaving(tab, Live(driver)) as server:
         tab.goto(server.url)
         until(tab, "Number(document.body.dataset.position?.split(' ')[1]) >= 6")
@@ -296,6 +296,7 @@ def test_driving_restarting_and_going_back_while_it_runs(tab):
         until(tab, f"document.body.dataset.position === 'step {frozen + 1}'")
         tab.click(".go.main")
         until(tab, "document.querySelector('.status').innerText.includes('running')")
+        driver.command("speed", {"speed": 12}).result(60)
         tab.click("text=restart…")
         tab.select_option(".restart select >> nth=0", "raw")
         tab.select_option(".restart select >> nth=2", "mru")

@@ -93,13 +93,22 @@ def test_workers_a_router_and_a_page(tab, tmp_path):
     record = tmp_path / "fleet.jsonl"
     asked = _parser().parse_args(["--workers", "2", "--record", str(record)])
     workload = routed.texts(2, requests=16)
-    source = routed.RoutedSource(routed.router_of(asked, workload), workload)
+    router, may_start = routed.router_of(asked, workload), threading.Event()
+    launch = router.workers._launch
+
+    def launch_when_told(rank, ended):
+        assert may_start.wait(120)
+        return launch(rank, ended)
+
+    router.workers._launch = launch_when_told
+    source = routed.RoutedSource(router, workload)
     with leaving(tab, Live(source)) as live:
         tab.goto(live.url)
         until(tab, "document.querySelectorAll('.ranks tr').length === 3")
         assert "are starting" in tab.inner_text(".serving")
         assert not tab.locator(".banner.wrong").is_visible()
         cards_lie_apart(tab, SIZE)
+        may_start.set()
         until(tab, "document.querySelectorAll('.routelist tr').length === 17", 120)
         wait(lambda: source.over, 60)
         until(tab, "document.querySelector('.serving code')?.textContent.startsWith('curl ')")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsers import browser
+from browsers import PATIENCE, browser
 from support import ROOT
 
 from minirad.fleet.endpoints import free_ports
@@ -182,6 +182,7 @@ class Notebook:
         self.outside: list[str] = []
         self.errors: list[str] = []
         self.page = browser.new_page(viewport={"width": 1280, "height": 800})
+        self.page.set_default_timeout(1000 * PATIENCE)
         self.page.on("request", self._requested)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)

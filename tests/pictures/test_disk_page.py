@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from browsers import at, browser, leaving, open_at, settle, tab
 
 from minirad.observe import disk_events as dv
 from minirad.observe.recorder import Recorder
+from minirad.tiers.disk import DiskTier
 from viz.draw import tree
 from viz.live import Driver, Live, Replay, Run, Settings, main
 from viz.view.disk import Disk
+from viz.web import runs
 from viz.web.commands import COMMANDS, Session
 from viz.web.page import Page
 
@@ -26,6 +29,15 @@ class Twice:
     folder: Path
     first: Run
     second: Run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """However slow the disk: what was written is told, and what is there is read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "DISK_WAIT", 600.0)
+        patch.setattr(DiskTier, "read_wait", 600.0)
+        yield
 
 
 def settings(folder: Path) -> Settings:

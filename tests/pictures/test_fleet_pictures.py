@@ -445,6 +445,7 @@ def test_a_fold_that_is_opened_shows_its_own_nodes_first():
 def test_a_new_chapter_is_a_run_of_its_own():
     pytest.importorskip("zmq", reason="pyzmq is not installed")
     source = stream.FleetSource(ServerInfo(["tcp://127.0.0.1:9"], [], "", 4))  # nobody is there
+    source._follower.close()  # which it would tell, whenever its thread has its turn
     try:
         source._flight = flight = Flight(["a"], block_size=4, most_numbers=4000)
         first = source.run_now = source._run_of(1)

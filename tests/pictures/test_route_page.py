@@ -393,11 +393,11 @@ def test_a_workload_is_sent_as_texts_turn_by_turn():
     server.server_close()
     assert traffic.done and traffic.sent == 4
     prompts = [body["prompt"] for _, _, body in Fake.asked]
-    assert prompts[0] == "Hello" and [7, 8, 9] in prompts
+    assert "Hello" in prompts and [7, 8, 9] in prompts  # which of them comes first, threads decide
     assert "Hello yes\nagain" in prompts  # its history, as a client has it
     assert not any("never" in str(prompt) for prompt in prompts)  # a talk ends where it is refused
     assert len(Fake.asked) == 5  # one was asked again
-    first = Fake.asked[0]
+    first = Fake.asked[prompts.index("Hello")]
     assert first[:2] == ("/v1/completions", "Bearer k")
     assert (first[2]["max_tokens"], first[2]["stop"], first[2]["cache_salt"]) == (5, ["\n"], "own")
     seeds = [(body["seed"], body["prompt"]) for _, _, body in Fake.asked if "seed" in body]
@@ -488,6 +488,7 @@ def test_the_page_of_a_router_and_its_workers(doubles, monkeypatch):
         wait(lambda: len(page.view("step", len(trace))["routes"]["sums"]) == 2)
         assert client.do("flush")[0] == 200
         assert {double.flushed for double in doubles.made} == {1}
+    source.join(60)
     assert not source.is_alive() and source.error == "" and source.traffic.failures == []
     wait(lambda: all(double.poll() is not None for double in doubles.made))
 

@@ -68,6 +68,7 @@ def serving(settings=NONE, speed=0.0, key=None, kind=served.ServedDriver, **more
     with Live(driver) as live:
         wait(lambda: driver.run_now is not None and driver.service is not None, 60)
         yield driver, Client(live)
+    driver.join(60)  # the page itself waits for no longer than `ending`
     assert not driver.is_alive()
 
 
@@ -168,9 +169,10 @@ def test_who_asks_does_not_hurry_a_slow_page(page):
     """What comes while others run waits for the next step: it is no reason to make one."""
     driver, client = page
     client.do("speed", speed=4)
-    first = Asking(driver, text="Tell me a story.", max_tokens=4)
-    wait(lambda: driver.run_now.engine.scheduler.live)
-    clock, start = driver.run_now.clock, time.monotonic()
+    first = Asking(driver, text="Tell me a story.", max_tokens=60, ignore_eos=True)  # a quarter of a minute
+    wait(lambda: any("a story." in life["text"] for life in lives(driver).values()))
+    start = time.monotonic()
+    clock = driver.run_now.clock  # in this order: a step between the two has its time
     rest = [Asking(driver, text=f"What is {n} + 1?", max_tokens=1) for n in range(6)]
     wait(lambda: driver.asked and driver.run_now.clock > clock)
     steps = driver.run_now.clock - clock
@@ -245,7 +247,7 @@ def test_the_command_line_on_the_page_works():
         serving_now = driver.status()["serving"]
         assert serving_now["text"].startswith("Nobody has asked yet")
         line = ["sh", "-c", serving_now["example"]]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120)
         if done.returncode == 127:
             pytest.skip("there is no curl")
         assert json.loads(done.stdout)["choices"][0]["message"]["content"]

@@ -16,9 +16,10 @@ from minirad.observe import events as ev
 from minirad.observe.disk_events import BlocksRead, BlocksWritten
 from minirad.observe.draft_events import DraftVerified, TokensDrafted, TokensForced
 from minirad.observe.snapshot import units
+from minirad.tiers.disk import DiskTier
 from viz import live
 from viz.view.fleet import sums
-from viz.web import stream
+from viz.web import runs, stream
 
 pytestmark = pytest.mark.slow
 
@@ -144,6 +145,8 @@ def test_two_adapters_say_it_in_their_ways_and_share_no_kv():
 
 def test_a_second_start_hits_what_the_first_one_wrote(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "DISK_WAIT", 600.0)  # however slow the disk
+    monkeypatch.setattr(DiskTier, "read_wait", 600.0)
     first = shown(DISK)
     while not first.idle:
         first.advance()

@@ -6,8 +6,10 @@ import dataclasses
 import gc
 import io
 import json
+import threading
 import time
 import weakref
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import ipywidgets
@@ -61,6 +63,18 @@ def tiny_run(make_engine, **config) -> tuple[Engine, Recorder]:
         engine.step()
     recording.close()
     return engine, recording
+
+
+@pytest.fixture(autouse=True)
+def nobody_draws_any_more() -> Iterator[None]:
+    """No test finds outputs of others in the kernel, of which the oldest end where there are too many, nor
+    threads that lay out their neighbours."""
+    yield
+    for output in list(Output._alive):
+        output.close()
+    for thread in threading.enumerate():
+        if "_draw_ahead" in thread.name:
+            thread.join(60)
 
 
 @pytest.fixture

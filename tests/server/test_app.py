@@ -54,7 +54,7 @@ def by_hand(twin: Any) -> Any:
 
 def test_a_completion_says_what_generate_says(engine: Any, twin: Any, desk: Desk) -> None:
     (wanted,) = twin.generate(ASK, SamplingParams(max_new_tokens=8))
-    desk.service.call(lambda each: each.flush_cache()).result(5)
+    desk.service.call(lambda each: each.flush_cache()).result(60)
     answer = desk.complete(max_tokens=8)
     assert answer["object"] == "text_completion" and answer["model"] == MODEL and answer["id"][:5] == "cmpl-"
     assert answer["choices"] == [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -50,12 +51,25 @@ def server() -> Iterator[Server]:
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60) as made:
         yield made
-    server.wait_for(lambda: busy(server) == 0, 5, "all requests have ended")
+    server.wait_for(lambda: busy(server) == 0, 60, "all requests have ended")
 
 
 def busy(server: Server) -> int:
     """Replies that wait or are made in the server."""
     return int(json.loads(server.get("/health"))["open"])
+
+
+@contextlib.contextmanager
+def aborting(server: Server, replies: int = 1) -> Iterator[None]:
+    """So many replies are aborted within: they did not come to their end, however long one waits for it."""
+
+    def aborted() -> float:
+        return server.metric("minirad_replies_total", finish_reason="abort")
+
+    before = aborted()
+    yield
+    server.wait_for(lambda: busy(server) == 0, 60, "it has ended")
+    server.wait_for(lambda: aborted() == before + replies, 60, "it was aborted")
 
 
 @pytest.fixture(scope="module")
@@ -358,26 +372,26 @@ def test_a_full_queue_says_when_to_come_back(client: openai.OpenAI, server: Serv
 
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         streams = [threads.submit(long) for _ in range(8)]  # 4 run, 4 wait
-        server.wait_for(lambda: busy(server) == 8, 10, "eight requests are there")
+        server.wait_for(lambda: busy(server) == 8, 60, "eight requests are there")
         with pytest.raises(openai.RateLimitError) as refused:
             client.completions.create(model="classroom", prompt=ASKED, max_tokens=2)
         assert int(refused.value.response.headers["retry-after"]) >= 1
         for stream in concurrent.futures.as_completed(streams):  # those that waited have begun by then
             stream.result().close()
-    server.wait_for(lambda: busy(server) == 0, 5, "what was closed has ended")
+    server.wait_for(lambda: busy(server) == 0, 60, "what was closed has ended")
     (known,) = direct(engine, ASKED, max_new_tokens=4)
     said = client.completions.create(model="classroom", prompt=ASKED, max_tokens=4, temperature=0)
     assert said.choices[0].text == known.text
 
 
 def test_closing_a_stream_aborts_it(client: openai.OpenAI, server: Server) -> None:
-    stream = client.chat.completions.create(
-        model="classroom", messages=CHAT, max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(iter(stream))
-    assert busy(server) == 1
-    stream.close()
-    server.wait_for(lambda: busy(server) == 0, 2, "it was aborted")
+    with aborting(server):
+        stream = client.chat.completions.create(
+            model="classroom", messages=CHAT, max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        assert busy(server) == 1
+        stream.close()
 
 
 def test_a_cancelled_call_is_aborted(server: Server) -> None:
@@ -393,16 +407,16 @@ def test_a_cancelled_call_is_aborted(server: Server) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-    asyncio.run(cancel())
-    server.wait_for(lambda: busy(server) == 0, 2, "it was aborted")
+    with aborting(server):
+        asyncio.run(cancel())
 
 
 def test_a_timeout_of_the_client_is_aborted(client: openai.OpenAI, server: Server) -> None:
-    with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.3).completions.create(
+    impatient = client.with_options(timeout=openai.Timeout(60, read=0.3))  # once it was sent
+    with aborting(server), pytest.raises(openai.APITimeoutError):
+        impatient.completions.create(
             model="classroom", prompt=ASKED, max_tokens=LONG, extra_body={"ignore_eos": True}
         )
-    server.wait_for(lambda: busy(server) == 0, 2, "it was aborted")
 
 
 # ---------------------------------------------------------------------- litellm

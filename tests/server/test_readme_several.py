@@ -130,7 +130,11 @@ def test_workers_behind_a_router() -> None:
     with started("python -m minirad route --workers 4 --policy cache-aware") as told:
         router = told.address("route")
         assert "Paris" in reply(router) and "Paris" in reply(router)
+        until = time.monotonic() + 60
         seen = asked(f"{router}/workers")
+        while seen["routes"][-1]["cached"] is None and time.monotonic() < until:  # told behind the answer
+            time.sleep(0.1)
+            seen = asked(f"{router}/workers")
         assert len(seen["workers"]) == 4
         first, second = seen["routes"][-2:]
         assert first["worker"] == second["worker"] and second["cached"] > 0, "where the prefix is held"

@@ -280,8 +280,9 @@ def test_stream_and_routes_are_one_recording(doubles: Doubles, tmp_path: Path, p
         until(lambda: router.trees[1].tokens == 40)
         assert [ask(router, [*first, n]).headers["x-minirad-worker"] for n in range(3)] == ["w0"] * 3
         assert ask(router, [*second, 5]).headers["x-minirad-worker"] == "w1"
+        until(lambda: router.trees[0].tokens == 43)  # nothing of w0 is on its way when it dies
         doubles.of(0).kill()
-        until(lambda: not router.workers.all[0].alive)
+        until(lambda: router.workers.all[0].restarts == 1)  # how long it is dead, nobody may have looked
         assert router.trees[0].tokens == 0 and router.trees[1].tokens > 0
         until(lambda: all(worker.alive for worker in router.workers))
         assert ask(router, [*first, 7], {"2": "500"}).headers["x-minirad-worker"] in ("w0", "w1")
@@ -339,10 +340,15 @@ def test_a_worker_that_cannot_start_ends_the_router_with_its_last_words(doubles:
 
 @pytest.mark.slow
 def test_the_end_lets_requests_finish_and_tells_the_others(doubles: Doubles) -> None:
+    doubles.asked = asyncio.Semaphore(0)  # the one that can finish does so once the router is ending
     router = doubles.router(limits=Limits(quiet=30.0)).start()
     hung = [_posted(router, body_of([1], {"*": what}, stream=True)) for what in ("hang", "hang-in")]
     soon = _posted(router, body_of([1], {"*": "dribble"}, stream=True))
     until(lambda: sum(double.busy for double in doubles.made) == 3)
+    router.end_soon()
+    until(lambda: router.proxy.closing)
+    for _ in range(EVENTS):
+        doubles.ask_one_more()
     router.stop()
     without, within, whole = (_read(each) for each in (*hung, soon))
     assert without.startswith("HTTP/1.1 503") and "the router is ending" in without
@@ -437,17 +443,35 @@ def test_what_all_workers_say_is_passed_on_once(capfd: pytest.CaptureFixture[str
     for name in ("w0", "w1"):
         ended = threading.Event()
         process = ServerProcess(name, [sys.executable, "-S", "-c", code.format(name)], ended.set, {}, told)
-        assert ended.wait(20) and process.last_words() == f"of {name}"
+        assert ended.wait(20)
+        for reader in process._readers:  # all was passed on
+            reader.join(20)
+        assert process.last_words() == f"of {name}"
     said = capfd.readouterr().err.splitlines()
     assert said == ["w0: the same", "w0: the same", "w0: of w0", "w1: of w1"]
 
 
-def test_what_a_worker_said_before_it_served_is_not_why_it_ended() -> None:
-    code = "import sys, time; sys.stderr.write('a note\\n'); sys.stderr.flush(); {}; print('at http://a:1')"
-    for then, last in (("time.sleep(0.3)", ""), ("sys.exit(3)", "a note")):
-        ended = threading.Event()
-        process = ServerProcess("w0", [sys.executable, "-S", "-c", code.format(then)], ended.set, {})
-        assert ended.wait(20) and process.last_words() == last
+def test_what_a_worker_said_before_it_served_is_not_why_it_ended(tmp_path: Path) -> None:
+    """Two threads read what it says: it serves, or ends, once the one of its notes has read them."""
+    code = """if 1:
+        import os, sys, time
+        print("a note", file=sys.stderr, flush=True)
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.01)
+        {}
+        print("at http://a:1")
+    """
+    for number, (then, last) in enumerate((("pass", ""), ("sys.exit(3)", "a note"))):
+        ended, read = threading.Event(), tmp_path / str(number)
+        process = ServerProcess(
+            "w0", [sys.executable, "-S", "-c", code.format(then), str(read)], ended.set, {}
+        )
+        until(lambda process=process: process.last_words() == "a note")
+        read.touch()
+        assert ended.wait(20)
+        for reader in process._readers:
+            reader.join(20)
+        assert process.last_words() == last
 
 
 def test_no_more_workers_start_at_once_than_there_are_processors(

@@ -156,6 +156,10 @@ def test_fifty_clients_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
             require_idle(looks[-1])
             _tell(part, load, looks[-1])
         warm, last = looks[(parts - 1) // 2], looks[-1]
+        for _ in range(30):  # a leak stays, however often one looks
+            if last["files"] <= warm["files"] + 2 and last["threads"] <= warm["threads"] + 2:
+                break
+            last = look(server)
         assert last["checks"] >= last["steps"] > warm["steps"]
         assert last["files"] <= warm["files"] + 2 and last["threads"] <= warm["threads"] + 2
         assert last["megabytes"] < warm["megabytes"] + 25

@@ -60,6 +60,8 @@ class Driver(threading.Thread, Session):
             )
         else:
             self._commands.put((COMMANDS[name], arguments, answer))
+            if self._ended.is_set():  # meanwhile: then the thread may have looked before this came
+                self._refuse_the_rest()
         return answer
 
     def stop(self) -> None:
@@ -166,11 +168,18 @@ class Driver(threading.Thread, Session):
         """Answers the commands that will not be done; pages hear it after the last frame, which may hold what
         broke a student's tree."""
         self._ended.set()
-        while not self._commands.empty():
-            _, _, answer = self._commands.get_nowait()
+        self._refuse_the_rest()
+        self._announce()
+
+    def _refuse_the_rest(self) -> None:
+        """Of the commands in the queue none will be done. From any thread."""
+        while True:
+            try:
+                _, _, answer = self._commands.get_nowait()
+            except queue.Empty:
+                return
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(ValueError("the engine has stopped"))
-        self._announce()
 
     def _turn(self) -> None:
         """One step if one is due, and every command that comes until the next one is."""

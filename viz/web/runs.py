@@ -80,7 +80,11 @@ class Run:
     def note_idle(self) -> None:
         """Notes, between two steps (within one the queues are in motion), whether all is done:
         nothing to compute now and nothing that will come by itself."""
-        self.idle = not self.engine.has_work and self.player.next_due is None
+        self.idle = self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return not self.engine.has_work and self.player.next_due is None
 
     def advance(self) -> None:
         """Sends what is due, then one engine step. An idle engine jumps to the next arrival."""
@@ -96,12 +100,12 @@ class Run:
         self.clock += 1
         for output in self._step():
             player.finished(output, self.clock)
-        self.note_idle()
-        if self.idle:  # programs let go of their prefixes when they end: after the last step
+        if self._is_over:  # programs let go of their prefixes when they end: after the last step
             self.note_disk()
             self.recorder.cut()
             self.notices += [failure for failure in player.failures if failure not in self.notices]
             self._tell()
+        self.note_idle()  # and only then: who sees it in another thread sees the last frame, too
 
     def note_disk(self) -> None:
         """No step follows that would tell what the disk has done since the last one."""
