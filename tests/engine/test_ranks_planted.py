@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -126,7 +127,8 @@ def calls_of_a_step(engine: Engine) -> Counter[str]:
         usual = getattr(Group, name)
 
         def call(self: Group, *arguments: Any, **named: Any) -> Any:
-            calls[name] += 1
+            if threading.current_thread() is threading.main_thread():  # another one says that there is nothing
+                calls[name] += 1
             return usual(self, *arguments, **named)
 
         return patch.object(Group, name, call)
