@@ -370,8 +370,8 @@ def test_a_file_that_was_cut_off(process: Process, reference: ColdReference, lef
             reference.require_equal(text(200), REPLY, output)
         second.step()
     assert len(warned(caught)) == 1
-    # The reader looks at what follows a spoilt block when the engine computes already; until it has, the others
-    # count as being there.
+    # The reader looks at what follows a spoilt block while the engine computes already; until it has, the
+    # others count as being there.
     assert tree(second).disk._reader.idle(PATIENT)
     process.end(second)  # it has written them anew
     assert ask(process(), text(200)).cached_tokens == 192

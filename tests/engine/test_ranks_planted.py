@@ -127,8 +127,8 @@ def calls_of_a_step(engine: Engine) -> Counter[str]:
         usual = getattr(Group, name)
 
         def call(self: Group, *arguments: Any, **named: Any) -> Any:
-            if threading.current_thread() is threading.main_thread():  # another one says that there is nothing
-                calls[name] += 1
+            # (Another thread may say that there is nothing to say.)
+            calls[name] += threading.current_thread() is threading.main_thread()
             return usual(self, *arguments, **named)
 
         return patch.object(Group, name, call)

@@ -554,7 +554,7 @@ def try_points(name: str, way: dict[str, Any], points: list[tuple[Point, int]]) 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prompts here are shorter than a block on the disk usually is; and what lies there is a hit always."""
+    """The prompts here are shorter than a block on the disk usually is. What lies there is always a hit."""
     monkeypatch.setattr(disk_names, "LEAST_UNITS", 4)
     monkeypatch.setattr(DiskTier, "read_wait", 60.0)
 

@@ -43,7 +43,7 @@ def shared() -> Iterator[tuple[Doubles, Router]]:
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[tuple[Doubles, Router]]:
-    """The same with a router that does not wait long for a worker's next word: longer than machines stand still."""
+    """The same with a router that waits for a worker's next word no longer than machines stand still."""
     with Doubles() as doubles, doubles.router(limits=Limits(quiet=2.0)) as router:
         yield doubles, router.start()
 

@@ -100,7 +100,7 @@ def test_a_last_message_that_was_lost_is_asked_for_in_the_end(
         known.set()
 
     def waits(follower: Follower, seconds: float | None = None) -> bool:
-        """The command's second begins when that is done: until then it would be asked for in the first answer."""
+        """The command's second begins when that is done: else what it asks in the end is all it asks."""
         return known.wait(60) and wait(follower, seconds)
 
     monkeypatch.setattr(Follower, "wait", waits)
