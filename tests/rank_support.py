@@ -58,7 +58,7 @@ class RankPair:
                 [sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, text=True
             )
         os.environ.update(ours, RANK="0", LOCAL_RANK="0")
-        ranks_group.START = timedelta(seconds=90)  # a process that cannot even begin is found out in time
+        ranks_group.START = timedelta(seconds=240)  # as long as importing torch may take on a busy machine
 
     def kill(self, rank: int) -> None:
         """The process ends at once, without a word."""

@@ -147,7 +147,8 @@ class Group:
         """Rank 0: one broadcast; returns its size in bytes. RankLost if a rank is gone."""
         with self.lock:
             self.require_whole()
-            message.dropped, self.dropped = self.dropped, []
+            message.dropped = self.dropped[:]
+            del self.dropped[: len(message.dropped)]  # the same list: engines that end later add to it
             data = message.to_bytes()
             self._broadcast(data)
             self._last = time.monotonic()

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from viz.trace import Trace
 
 REPLY = SamplingParams(max_new_tokens=4, ignore_eos=True)
 LONG = tiny_config(max_position_embeddings=1024)
+PATIENT = 120.0  # seconds: a disk that stands still for a while makes no hit a miss here, and loses nothing
 SIZES: dict[str, Any] = {"kv_tokens": 512, "host_kv_tokens": 512, "max_running": 4, "poison_freed": True}
 
 
@@ -66,11 +67,12 @@ class Process:
         sizes = {**SIZES, "disk_dir": self.folder, **config}
         model = sizes.pop("weights", self.model)
         engine = CheckedEngine(EngineConfig(**sizes), model=model)
+        tree(engine).disk.read_wait = PATIENT
         self.engines.append(engine)
         return engine
 
     def end(self, engine: CheckedEngine) -> None:
-        assert tree(engine).close()
+        assert tree(engine).close(PATIENT)
         engine.check()
 
     def files(self) -> list[Path]:
@@ -212,6 +214,7 @@ def test_samples_chunks_and_a_small_pool(process: Process, reference: ColdRefere
         asked[engine.add_request(tokens, params)] = tokens
         for output in drive(engine):
             reference.require_equal(asked[output.request_id], params, output)
+        assert tree(engine).disk.flush(PATIENT)  # what is not written yet could not be read by the next one
     stats = tree(engine).disk.stats
     assert stats.read > 500 and engine.stats.first.cached > 1000, (stats, engine.stats)
 
@@ -251,7 +254,7 @@ def test_other_weights_have_other_blocks(process: Process, models: list[LlamaMod
     output = ask(second, text(150))
     assert (output.cached_tokens, output.token_ids) == (128, wanted.token_ids)
     second.update_weights(models[1])  # and back: what this very process computed with them
-    assert tree(second).disk.flush()
+    assert tree(second).disk.flush(PATIENT)
     assert ask(second, text(150)).cached_tokens == 128
     process.end(second)
     assert len(process.files()) == 4
@@ -278,7 +281,7 @@ def test_two_engines_on_one_folder(process: Process, reference: ColdReference) -
             output = ask(engine, tokens)
             reference.require_equal(tokens, REPLY, output)
             engine.step()
-            assert tree(engine).disk.flush()
+            assert tree(engine).disk.flush(PATIENT)
         assert output.cached_tokens == 128
 
 
@@ -292,7 +295,7 @@ def test_the_bound_holds_and_the_oldest_go(process: Process) -> None:
     disk.files.most_bytes = 6 * size
     for seed in range(5):
         ask(engine, text(130, seed))
-        assert disk.flush()
+        assert disk.flush(PATIENT)
         assert sum(path.stat().st_size for path in process.files()) <= 6 * size
     engine.step()
     process.end(engine)  # what had to go is in the tree, and does not come back
@@ -303,7 +306,8 @@ def test_the_bound_holds_and_the_oldest_go(process: Process) -> None:
 # ---------------------------------------------------------------------- what goes wrong
 
 
-def warned(caught: list[warnings.WarningMessage]) -> list[str]:
+def warned(caught: Iterable[warnings.WarningMessage]) -> list[str]:
+    """The disk tier's: the collector may come meanwhile, and say that some other test left a file open."""
     return [str(each.message) for each in caught if "disk tier" in str(each.message)]
 
 
@@ -329,7 +333,7 @@ def test_a_disk_that_takes_nothing(
         for seed in range(4):
             output = ask(second, text(130, seed))
             reference.require_equal(text(130, seed), REPLY, output)
-            tree(second).disk.flush()
+            tree(second).disk.flush(PATIENT)
         second.step()
     assert len(warned(caught)) == 1 and "cannot be written to" in warned(caught)[0]
     assert tree(second).disk.files.off and tree(second).disk.stats.read == 128  # what is there is read
@@ -339,7 +343,7 @@ def test_a_disk_that_takes_nothing(
 def test_a_folder_that_vanishes(process: Process, reference: ColdReference) -> None:
     engine = process()
     ask(engine, text(130))
-    tree(engine).disk.flush()
+    tree(engine).disk.flush(PATIENT)
     for path in process.folder.iterdir():
         path.unlink()
     process.folder.rmdir()
@@ -347,9 +351,9 @@ def test_a_folder_that_vanishes(process: Process, reference: ColdReference) -> N
     with pytest.warns(RuntimeWarning, match="cannot be written to") as caught:
         for seed in (0, 1, 0):
             reference.require_equal(text(130, seed), REPLY, ask(engine, text(130, seed)))
-            tree(engine).disk.flush()
+            tree(engine).disk.flush(PATIENT)
         engine.step()
-    assert len(caught) == 1
+    assert len(warned(caught)) == 1
 
 
 @pytest.mark.parametrize("left", [0, 7, 100, 300, -1])
@@ -365,7 +369,10 @@ def test_a_file_that_was_cut_off(process: Process, reference: ColdReference, lef
             output = ask(second, text(200))
             reference.require_equal(text(200), REPLY, output)
         second.step()
-    assert len(caught) == 1
+    assert len(warned(caught)) == 1
+    # The reader looks at what follows a spoilt block while the engine computes already; until it has, the
+    # others count as being there.
+    assert tree(second).disk._reader.idle(PATIENT)
     process.end(second)  # it has written them anew
     assert ask(process(), text(200)).cached_tokens == 192
 
@@ -515,7 +522,10 @@ def test_after_close_the_engine_goes_on(process: Process, reference: ColdReferen
 
 
 @pytest.mark.parametrize("write", ["write_through", "write_back"])
-def test_an_engine_that_is_let_go_has_written_what_it_held(process: Process, write: str) -> None:
+def test_an_engine_that_is_let_go_has_written_what_it_held(
+    process: Process, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    monkeypatch.setattr(disk, "CLOSE_WAIT", PATIENT)
     engine = Engine(EngineConfig(disk_dir=process.folder, host_write=write, **SIZES), model=process.model)
     engine.generate([text(200)], REPLY)
     del engine
@@ -549,6 +559,7 @@ def test_at_the_end_of_the_process_a_sentence_says_what_is_not_written(
     stuck._driver.start()
     monkeypatch.setattr(pressed.disk, "close", lambda seconds: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(disk_cache, "_open_ones", weakref.WeakSet((stuck, pressed, fine)))
+    monkeypatch.setattr(disk_cache, "CLOSE_WAIT", PATIENT)
     disk_cache._at_exit()
     over.set()
     told = capsys.readouterr().err.splitlines()
@@ -569,7 +580,7 @@ def test_a_recording_tells_what_the_disk_did(process: Process, tmp_path: Path) -
         with Recorder(engine, path, keyframe_every=3) as recorder:
             for seed in range(4):
                 ask(engine, text(100, seed))
-            tree(engine).disk.flush()
+            tree(engine).disk.flush(PATIENT)
             engine.step()
             process.end(engine)
         recorder.check()
@@ -640,7 +651,7 @@ def test_the_metrics_tell_tokens_by_tier(process: Process) -> None:
     metrics.attach(second)
     for seed in (0, 1, 0):  # from the disk; computed; from the host
         ask(second, text(130, seed))
-    assert tree(second).disk.flush()
+    assert tree(second).disk.flush(PATIENT)
     second.step()
     lines = dict(line.rsplit(" ", 1) for line in metrics.text().decode().splitlines() if line[0] != "#")
     tiers = [lines[f'minirad_cached_tokens_total{{tier="{name}"}}'] for name in ("disk", "host")]
@@ -656,7 +667,7 @@ def test_the_host_part_of_a_match_does_not_make_room_for_what_follows_it(
     cache, tokens, only = tree(engine), text(192), SamplingParams(max_new_tokens=0)
     ask(engine, tokens[:100], only)
     ask(engine, tokens, only)
-    assert cache.disk.flush()
+    assert cache.disk.flush(PATIENT)
     engine.cache_manager.make_room(256)  # both nodes live on the host only
     held = cache._host_room(256 - 100)  # and only the first of them is left there
     assert held is not None

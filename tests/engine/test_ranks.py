@@ -243,7 +243,7 @@ def test_engines_side_by_side_and_in_another_thread(pair: RankPair) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert found == [wanted] * 3
 
 

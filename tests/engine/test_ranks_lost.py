@@ -6,6 +6,7 @@ No other process, and no time: the group is one of this rank alone, in whose n-t
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from minirad.ranks import engine as ranks_engine
 from minirad.ranks.copies import COPY
 from minirad.ranks.engine import RankedEngine
 from minirad.ranks.group import Group
+from minirad.ranks.messages import Message
 
 MODELS = [
     LlamaModel(tiny_config(), random_weights(tiny_config(), seed, dtype=torch.float32, device="cpu"))
@@ -178,3 +180,23 @@ def test_ctrl_c_in_an_exchange_leaves_a_whole_step(monkeypatch: pytest.MonkeyPat
         engine.flush_cache()
         assert engine.allocator.available == engine.config.kv_tokens
     assert pressed > 5
+
+
+def test_an_engine_that_is_let_go_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever that is, or they would keep its KV pool as long as they live."""
+    group, told = Alone(lose), list[int]()
+
+    def broadcast(data: bytes) -> bytes:
+        told.extend(Message.from_bytes(data).dropped)
+        return data
+
+    monkeypatch.setattr(group, "_broadcast", broadcast)
+    first, second = (ranked(monkeypatch, group, False, **CONFIGS["pages"]) for _ in range(2))
+    for engine in (first, second):  # which tells something in each step
+        engine.generate(PROMPTS, REPLY)
+    number = first.number
+    assert number != second.number and not told
+    del first, engine
+    gc.collect()
+    second.generate(PROMPTS, REPLY)
+    assert told == [number]

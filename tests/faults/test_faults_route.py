@@ -6,6 +6,7 @@ real servers are killed, stopped and continued.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import shutil
@@ -21,7 +22,7 @@ from typing import Any
 
 import httpx
 import pytest
-from route_double import BEFORE, FINE, MIDDLE, QUICK, Doubles
+from route_double import BEFORE, FINE, MIDDLE, PATIENT, QUICK, Doubles
 from test_route import CLIENT, _posted, ask, body_of, events_of, get, is_whole, piece_of, until
 
 import minirad
@@ -29,20 +30,21 @@ from minirad.observe.recording import Recording
 from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged
 from minirad.route.proxy import Limits
 from minirad.route.router import Router
-from minirad.route.workers import CannotStart
+from minirad.route.workers import CannotStart, Worker
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Doubles, Router]]:
-    """Three doubles behind a router; a test waits until all are well."""
-    with Doubles() as doubles, doubles.router() as router:
+    """Three doubles behind a router; a test waits until all are well. However many tests kill one of them."""
+    patience = replace(PATIENT, restarts=1000)
+    with Doubles() as doubles, doubles.router(patience=patience) as router:
         yield doubles, router.start()
 
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[tuple[Doubles, Router]]:
-    """The same with a router that does not wait long for a worker's next word."""
-    with Doubles() as doubles, doubles.router(limits=Limits(quiet=0.4)) as router:
+    """The same with a router that waits for a worker's next word no longer than machines stand still."""
+    with Doubles() as doubles, doubles.router(limits=Limits(quiet=2.0)) as router:
         yield doubles, router.start()
 
 
@@ -50,9 +52,15 @@ def impatient() -> Iterator[tuple[Doubles, Router]]:
 def fleet(request: pytest.FixtureRequest) -> Iterator[tuple[Doubles, Router]]:
     hangs = "hang" in str(getattr(request.node, "callspec", ""))
     doubles, router = request.getfixturevalue("impatient" if hangs else "shared")
-    until(lambda: all(worker.alive for worker in router.workers))
+    until(lambda: all(is_present(doubles, worker) for worker in router.workers))
     yield doubles, router
     nothing_is_held(doubles, router)
+
+
+def is_present(doubles: Doubles, worker: Worker) -> bool:
+    """It is well, and not by what was known of a process that an earlier test ended a moment ago."""
+    double = doubles.of(worker.rank)
+    return worker.alive and double.code is None and worker.pid == double.pid
 
 
 @pytest.fixture
@@ -151,6 +159,7 @@ def test_the_workers_request_is_cancelled_when_its_client_goes_away(
 ) -> None:
     if what == "dribble" and not stream:
         what = "hang-in"
+    doubles.asked = asyncio.Semaphore(0)  # one that dribbles is not over before its client is gone
     with doubles.router(limits=Limits(quiet=1000.0)) as router:
         told: list[Any] = []
         router.start()
@@ -171,7 +180,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(doubles: Doubles) -> None
         router.start()
         sent = _posted(router, body_of([1], {"*": "flood"}, stream=True))
         sent.settimeout(60)
-        until(lambda: doubles.of(0).busy == 1)
+        until(lambda: doubles.of(0).seen)  # it may be cut off already
         nothing_is_held(doubles, router)
         size = 0
         with sent:  # the connection was cut: its end comes, and not all of the answer
@@ -188,7 +197,9 @@ def test_a_client_that_does_not_read_is_not_waited_for(doubles: Doubles) -> None
 
 def test_a_worker_that_hangs_is_given_up_and_taken_back_empty(doubles: Doubles) -> None:
     told: list[Any] = []
-    with doubles.router(patience=replace(QUICK, hung=60.0), policy="cache-aware") as router:
+    # So long that the others are not taken for dead where the machine stands still.
+    patience = replace(QUICK, deadline=4.0, hung=60.0)
+    with doubles.router(patience=patience, policy="cache-aware") as router:
         router.listen(told.append)
         router.start()
         prompt = list(range(30))
@@ -209,7 +220,8 @@ def test_a_worker_that_hangs_is_given_up_and_taken_back_empty(doubles: Doubles) 
         assert last.matches[0] == 0 and max(last.matches) == 30  # what w0 had is forgotten
         nothing_is_held(doubles, router)
     states = [event.state for event in told if isinstance(event, WorkerChanged) and event.worker == 0]
-    assert states[:4] == ["starting", "ready", "slow", "dead"] and "back" in states
+    assert states[:2] == ["starting", "ready"] and "back" in states
+    assert states[states.index("dead") - 1] == "slow"  # and it may have been before
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from support import drive
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.config import SamplingParams
 from minirad.model.llama import LlamaModel
+from minirad.tiers.disk import DiskTier
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +130,11 @@ def test_samples_that_part_at_the_first_token_have_heads_of_their_own(
             require_kv_as_computed_alone(engine)
 
 
-def test_a_disk_knows_whose_head_its_kv_is_of(tiny_model: LlamaModel, head: Path, tmp_path: Path) -> None:
+def test_a_disk_knows_whose_head_its_kv_is_of(
+    tiny_model: LlamaModel, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another process with this head finds it and goes on with it; with another head, or none, not."""
+    monkeypatch.setattr(DiskTier, "read_wait", 60.0)  # what is read late is a miss
     other = write_head(tmp_path / "other", tiny_model, seed=1)
     prompt = [3 + 7 * at % 55 for at in range(80)]
     config = {"host_kv_tokens": 128, "disk_dir": tmp_path / "disk", "load_back_threshold": 1}
@@ -141,4 +145,4 @@ def test_a_disk_knows_whose_head_its_kv_is_of(tiny_model: LlamaModel, head: Path
         assert output.cached_tokens == hit
         if source == "eagle":
             assert require_kv_as_computed_alone(engine) > 80
-        assert engine.cache.close()  # all is written
+        assert engine.cache.close(60)  # all is written

@@ -32,6 +32,7 @@ from minirad.observe.kv_events import BlockStored, KVEventStream, as_dict, from_
 from minirad.observe.recorder import Recorder
 from minirad.rooms import room
 from minirad.route.trees import EventTree, space_of
+from minirad.tiers.disk import DiskTier
 from minirad.workloads import chat_prompt
 
 CONFIG = tiny_config()
@@ -384,8 +385,11 @@ def test_a_rank_above_the_matrix_size(world: World, tmp_path: Path) -> None:
     assert alone.generate(PROMPT, reply(), lora="wide")[0].token_ids in outputs
 
 
-def test_on_a_disk_an_adapter_is_its_weights(world: World, tmp_path: Path) -> None:
+def test_on_a_disk_an_adapter_is_its_weights(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not its name: other weights of the same name miss, and the same under another name hit."""
+    monkeypatch.setattr(DiskTier, "read_wait", 60.0)  # what is read late is a miss
     tokens = list(range(5, 55)) + list(range(5, 55))
     sizes = {"kv_tokens": 256, "host_kv_tokens": 256, "disk_dir": tmp_path / "kv"}
     one, two = world.paths["one"], world.paths["two"]
@@ -393,7 +397,7 @@ def test_on_a_disk_an_adapter_is_its_weights(world: World, tmp_path: Path) -> No
     def cached(lora: dict[str, Path], name: str, **more: Any) -> int:
         engine = world.engine(lora=lora, **sizes)
         (output,) = engine.generate([tokens], reply(2), lora=name, **more)
-        engine.cache.close()
+        assert engine.cache.close(60)
         engine.check()
         return int(output.cached_tokens)
 

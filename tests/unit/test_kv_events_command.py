@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 from test_follow import Publisher
 
 from minirad.__main__ import main
+from minirad.fleet.follow import Follower
 from minirad.fleet.wire import Batch, Cleared, Removed, Stored, encode
 
 
@@ -86,13 +88,22 @@ def test_what_was_rebuilt_as_json(capsys: pytest.CaptureFixture[str], publisher:
 
 
 def test_a_last_message_that_was_lost_is_asked_for_in_the_end(
-    capsys: pytest.CaptureFixture[str], publisher: Publisher
+    capsys: pytest.CaptureFixture[str], publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    known, wait = threading.Event(), Follower.wait
+
     def send_when_asked() -> None:
         while not publisher.questions:
-            pass
+            time.sleep(0.005)
+        time.sleep(0.1)  # the first answer is on its way, and holds nothing
         publisher.send(0, live=False)
+        known.set()
 
+    def waits(follower: Follower, seconds: float | None = None) -> bool:
+        """The command's second begins when that is done: else what it asks in the end is all it asks."""
+        return known.wait(60) and wait(follower, seconds)
+
+    monkeypatch.setattr(Follower, "wait", waits)
     sender = threading.Thread(target=send_when_asked)
     sender.start()
     (endpoint,), (replay,) = publisher.endpoints

@@ -29,9 +29,9 @@ class Threads:
 
     def meet(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
         self._tensors[rank] = tensor.clone()
-        self._barrier.wait(20)
+        self._barrier.wait(300)
         everyone = list(self._tensors)
-        self._barrier.wait(20)
+        self._barrier.wait(300)
         return everyone
 
 

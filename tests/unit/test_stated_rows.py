@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import importlib
 import random
 import re
@@ -190,19 +191,25 @@ def test_both_chapters_name_a_command_in_front_of_each_table() -> None:
 
 @contextmanager
 def lines() -> Iterator[Callable[[], int]]:
-    """A clock that counts lines of Python: a thousand nanoseconds each, so that a microsecond is a line."""
-    seen, before = 0, sys.gettrace()
+    """A clock that counts lines of Python: a thousand nanoseconds each, so that a microsecond is a line.
+
+    The collector rests meanwhile: it has callbacks (Hypothesis's), and ends what other tests left.
+    """
+    seen, before, collects = 0, sys.gettrace(), gc.isenabled()
 
     def line(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal seen
         seen += event == "line"
         return line
 
+    gc.disable()
     sys.settrace(line)
     try:
         yield lambda: 1000 * seen
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
 
 
 @pytest.mark.slow
