@@ -229,7 +229,12 @@ def test_it_goes_on_behind_a_message_that_is_far_too_large(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [100, 200])
-def test_messages_of_100_mb(publisher: Publisher, heard: Heard, megabytes: int) -> None:
+def test_messages_of_100_mb(
+    publisher: Publisher, heard: Heard, monkeypatch: pytest.MonkeyPatch, megabytes: int
+) -> None:
+    """The larger ones no socket takes, and what was asked for is waited for in vain."""
+    monkeypatch.setattr(order, "PATIENCE", 5.0)
+    monkeypatch.setattr(follow, "PATIENCE", 5.0)
     with Follower(*publisher.endpoints, tell=heard) as follower:
         _live(follower, heard, publisher)
         publisher.buffer.append((1, b"x" * (megabytes << 20)))
