@@ -92,7 +92,7 @@ class Heard:
     def numbers(self) -> list[int]:
         return [told.seq for told in self.of(Delivered)]
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 300.0) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"{what}; told: {self.told[-20:]}"
