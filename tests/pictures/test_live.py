@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from support import ROOT
@@ -19,6 +21,7 @@ from tornado.websocket import websocket_connect
 
 from lessons.grading.spec import find_folder
 from minirad import own_code, workloads
+from minirad.fleet.endpoints import free_ports
 from minirad.observe.events import RequestAdded
 from minirad.observe.recorder import Recorder
 from viz import live
@@ -655,6 +658,31 @@ def test_an_error_in_the_engine_reaches_the_page(monkeypatch, capfd):
         assert Client(server).do("step")[0] == 400
     assert "page 3 has two owners" in capfd.readouterr().err
     assert live.main(["--workload", "chat", "--no-open", "--port", "0", "--speed", "0"]) == 1
+
+
+def test_a_page_that_is_open_hears_why_the_command_ends(monkeypatch, capfd):
+    """Which does not wait for it: who serves the page does."""
+    port, there, heard = free_ports(1), threading.Event(), []
+
+    def broken(self):
+        assert there.wait(60)
+        raise AssertionError("page 3 has two owners")
+
+    def listens():
+        client = Client(SimpleNamespace(server=SimpleNamespace(port=port), driver=None))
+        while not there.is_set():
+            time.sleep(0.01)
+            with contextlib.suppress(OSError):
+                heard.extend(client.stream(lambda event: there.set()))
+
+    monkeypatch.setattr(live.Run, "advance", broken)
+    page = threading.Thread(target=listens, daemon=True)
+    page.start()
+    assert live.main(["--workload", "chat", "--no-open", "--port", str(port), "--speed", "0"]) == 1
+    page.join(60)
+    _, name, status = heard[-1]
+    assert name == "status" and "page 3 has two owners" in status["error"]
+    assert "page 3 has two owners" in capfd.readouterr().err
 
 
 def test_what_only_the_engine_finds_wrong_is_one_line_as_well(tmp_path, capfd):
