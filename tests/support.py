@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -343,6 +343,14 @@ class ScriptedModel(LlamaModel):
             if token is not None:
                 logits[row] = torch.where(torch.arange(logits.shape[1]) == token, 0.0, -50.0)
         return logits
+
+
+def one_slow(of: int, values: Iterable[Any]) -> list[Any]:
+    """For parametrize: the last of each so many is slow; so the default run has the kind, the slow one all."""
+    return [
+        pytest.param(value, marks=pytest.mark.slow) if at % of == of - 1 else value
+        for at, value in enumerate(values)
+    ]
 
 
 def drive(engine: Engine, limit: int = 500) -> list[GenerationOutput]:

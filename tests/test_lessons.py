@@ -95,7 +95,11 @@ def test_no_student_id_makes_a_right_solution_wrong(lesson: Lesson) -> None:
 
 @pytest.mark.parametrize(
     ("lesson", "path"),
-    [(each, path) for each in LESSONS.values() for path in sorted(each.folder.glob("alternative*.py"))],
+    [
+        pytest.param(each, path, marks=[pytest.mark.slow] if path.stem != "alternative" else [])
+        for each in LESSONS.values()
+        for path in sorted(each.folder.glob("alternative*.py"))
+    ],
     ids=lambda value: value.stem if isinstance(value, Path) else value.name,
 )
 def test_a_solution_built_otherwise_gets_full_marks(lesson: Lesson, path: Path) -> None:

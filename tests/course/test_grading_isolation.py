@@ -139,7 +139,7 @@ def test_files_are_limited(lesson: Lesson, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("top", "status", "words"),
     [
-        ("while True: pass", "stuck", "when it was imported"),
+        pytest.param("while True: pass", "stuck", "when it was imported", marks=pytest.mark.slow),
         ("import sys; sys.exit()", "failed", "cannot be imported: SystemExit"),
         ("import os; os._exit(5)", "ended", "when it was imported (exit code 5)"),
         ("def broken(:", "failed", "exercise.py cannot be imported: SyntaxError: "),

@@ -15,7 +15,7 @@ import pytest
 from conftest import CheckedEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import ColdReference, drive, listen
+from support import ColdReference, drive, listen, one_slow
 from test_preemption import foresees, reply
 
 from minirad import RadixCache, RadixKey
@@ -155,7 +155,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("options", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+@pytest.mark.parametrize("options", one_slow(2, WAYS), ids=lambda way: "-".join(map(str, way.values())))
 def test_an_engine_of_pairs_says_what_one_of_tokens_says(
     make_engine: MakeEngine, reference: ColdReference, options: dict[str, Any]
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import one_slow
 
 from minirad import Engine, EngineConfig, SamplingParams, figure3
 from minirad.figure3 import KV_TOKENS, Panel, Strand, check_story, run
@@ -348,7 +349,9 @@ def test_importing_it_loads_neither_torch_nor_viz() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"eviction_policy": "lfu"}, {"page_size": 8, "eviction_policy": "fifo"}, {"kv_tokens": 200}],
+    one_slow(
+        2, [{}, {"eviction_policy": "lfu"}, {"page_size": 8, "eviction_policy": "fifo"}, {"kv_tokens": 200}]
+    ),
     ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()) or "as it is",
 )
 def test_replies_that_are_kept_tell_the_story_that_the_model_tells(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import LateCopier
+from support import LateCopier, one_slow
 
 from minirad import RadixCache, RadixKey
 from minirad.config import SamplingParams
@@ -385,7 +385,7 @@ def whole_story(engine: Engine, model: Any, turns: int) -> Router:
     return router
 
 
-@pytest.mark.parametrize("options", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+@pytest.mark.parametrize("options", one_slow(3, WAYS), ids=lambda way: "-".join(map(str, way.values())))
 def test_what_a_router_rebuilds_is_what_the_tree_holds(
     make_engine: MakeEngine, tiny_model: Any, options: dict[str, Any]
 ) -> None:

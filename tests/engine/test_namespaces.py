@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from conftest import CheckedEngine
-from support import ColdReference, LateCopier, drive, listen
+from support import ColdReference, LateCopier, drive, listen, one_slow
 
 from minirad import RadixCache, RadixKey
 from minirad.config import HOST_WRITE, SamplingParams
@@ -250,7 +250,7 @@ def require_own(engine: Engine) -> None:
             assert request.node.namespace == (request.extra_key, request.is_bigram)
 
 
-@pytest.mark.parametrize("options", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+@pytest.mark.parametrize("options", one_slow(3, WAYS), ids=lambda way: "-".join(map(str, way.values())))
 def test_requests_share_within_their_namespace_only(
     make_engine: MakeEngine, reference: ColdReference, options: dict[str, Any]
 ) -> None:

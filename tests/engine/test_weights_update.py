@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import CheckedEngine, tiny_config
-from support import ColdReference, LateCopier, PlainCache, drive, listen
+from support import ColdReference, LateCopier, PlainCache, drive, listen, one_slow
 
 from minirad import RadixCache, RadixKey
 from minirad.cache.eviction import POLICIES
@@ -247,7 +247,7 @@ def require_new(
     fresh.require_equal([*prompt, *said], rest, dataclasses.replace(output, **new))
 
 
-@pytest.mark.parametrize("options", TIERS, ids=ids)
+@pytest.mark.parametrize("options", one_slow(2, TIERS), ids=ids)
 @pytest.mark.parametrize(
     ("page", "bigram", "temperature"), [(1, False, 1.0), (4, False, 0.0), (2, True, 1.0)]
 )

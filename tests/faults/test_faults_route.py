@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,16 @@ def turn(router: Router) -> int:
 
 # ------------------------------------------------------------------ a worker fails
 
+# Who hangs is waited for: seconds in which nothing happens.
+HANGS = ("hang", "hang-in")
+
+
+def hangs_slow(ways: Iterable[str]) -> list[Any]:
+    return [pytest.param(what, marks=pytest.mark.slow) if what in HANGS else what for what in ways]
+
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("what", BEFORE)
+@pytest.mark.parametrize("what", hangs_slow(BEFORE))
 def test_a_worker_that_fails_before_any_output_costs_only_time(
     fleet: tuple[Doubles, Router], what: str, stream: bool
 ) -> None:
@@ -98,7 +105,7 @@ def test_a_worker_that_fails_before_any_output_costs_only_time(
     assert answer.headers["x-minirad-worker"] != f"w{first}"
 
 
-@pytest.mark.parametrize("what", MIDDLE)
+@pytest.mark.parametrize("what", hangs_slow(MIDDLE))
 def test_an_answer_of_one_piece_is_never_torn(fleet: tuple[Doubles, Router], what: str) -> None:
     _, router = fleet
     answer = ask(router, [7, 8], {str(turn(router)): what})
@@ -195,6 +202,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(doubles: Doubles) -> None
 # ------------------------------------------------------------------ a worker dies, hangs, comes back
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_given_up_and_taken_back_empty(doubles: Doubles) -> None:
     told: list[Any] = []
     # So long that the others are not taken for dead where the machine stands still.

@@ -318,7 +318,7 @@ def machine(page: int) -> Any:
     return case
 
 
-TestPage1, TestPage2, TestPage3 = machine(1), machine(2), machine(3)
+TestPage1, TestPage2, TestPage3 = machine(1), pytest.mark.slow(machine(2)), machine(3)
 
 
 # ------------------------------------------------------------------ events

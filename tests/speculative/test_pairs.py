@@ -22,7 +22,7 @@ from draft_support import (
     require_kv_as_computed_alone,
     write_head,
 )
-from support import drive
+from support import drive, one_slow
 
 from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.config import SamplingParams
@@ -84,7 +84,7 @@ GAMES = [
 ]
 
 
-@pytest.mark.parametrize("config", GAMES, ids=[str(at) for at in range(len(GAMES))])
+@pytest.mark.parametrize("config", one_slow(2, GAMES), ids=[str(at) for at in range(len(GAMES))])
 def test_all_that_is_shared_is_what_its_tokens_give_alone(
     tiny_model: LlamaModel, head: Path, config: dict[str, Any]
 ) -> None:
