@@ -59,7 +59,11 @@ def plain() -> Any:
     return new_engine(kv_tokens=2048, max_running=8)
 
 
-@pytest.fixture(scope="module", params=[None, "ngram", "eagle"])
+DRAFTS = [None, "ngram", "eagle"]
+BY_ITSELF = [None, *(pytest.param(source, marks=pytest.mark.slow) for source in DRAFTS[1:])]
+
+
+@pytest.fixture(scope="module", params=DRAFTS)
 def jumping(request: pytest.FixtureRequest, plain: Any) -> Any:
     engine = new_engine(
         plain.model, plain.tokenizer, kv_tokens=2048, max_running=8, speculative=request.param, page_size=4,
@@ -256,6 +260,7 @@ async def record(s: State, question: str, temperature: float) -> str:
     return first
 
 
+@pytest.mark.parametrize("jumping", BY_ITSELF, indirect=True)
 def test_programs_say_the_same(plain: Any, jumping: Any) -> None:
     forced = jumping.drafts.forced
     jobs = [(record, question, temperature) for question in QUESTIONS for temperature in (0.0, 0.8)]
@@ -265,6 +270,7 @@ def test_programs_say_the_same(plain: Any, jumping: Any) -> None:
     assert jumping.drafts.forced - forced > 6 * 20
 
 
+@pytest.mark.parametrize("jumping", BY_ITSELF, indirect=True)
 def test_the_server_answers_the_same(plain: Any, jumping: Any) -> None:
     """response_format, with the likeliest tokens of each place, streamed and whole."""
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": json.loads(SCHEMA)}}
