@@ -123,8 +123,9 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _lessons(names: Sequence[str]) -> list[Lesson]:
-    """Lessons by number, name ("02" or "01,02") or folder; all where none is named."""
-    parts = [part.strip() for name in names for part in ([name] if "/" in name else name.split(","))]
+    """Lessons by number, name or folder, several also as "01,02"; all where none is named."""
+    # A folder's own path may have a comma.
+    parts = [part.strip() for name in names for part in ([name] if os.path.isdir(name) else name.split(","))]
     folders = [find_folder(part) for part in parts] if names else lesson_folders()
     return [load_lesson(folder) for folder in dict.fromkeys(folders)]
 

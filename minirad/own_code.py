@@ -10,6 +10,7 @@ What holds Python's own lock all the while (`sum(range(10**12))`) lets no thread
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gc
 import sys
@@ -23,6 +24,7 @@ from types import FrameType
 
 LOOK = 0.5  # seconds between two looks
 PATIENCE = 5  # seconds: then it is told, and the seconds are told in steps of so many
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # UTF-32's other one begins so
 
 
 @dataclass
@@ -132,12 +134,17 @@ def watch(path: str | Path) -> None:
 
 
 def source(path: Path) -> bytes:
-    """A learner's file as it is, for `compile`. ValueError where an editor saved it as UTF-16 or UTF-32."""
+    """A learner's file as it is, for `compile`. ValueError where an editor saved it as UTF-16 or UTF-32, or
+    left a NUL in it."""
     text = path.read_bytes()
-    if b"\0" in text:
+    nuls = text.count(0)
+    if nuls and (text.startswith(UTF_16) or 10 * nuls > len(text)):  # of ASCII every second byte
         raise ValueError(
             "it is not saved as UTF-8 (but as UTF-16?), which is what Python reads: save it as UTF-8"
         )
+    if nuls:
+        line = text[: text.index(0)].count(b"\n") + 1
+        raise ValueError(f"a NUL character is in line {line}, and Python reads none: delete it")
     return text
 
 

@@ -348,7 +348,9 @@ class ScriptedModel(LlamaModel):
 def one_slow(of: int, values: Iterable[Any]) -> list[Any]:
     """For parametrize: the last of each so many is slow: the default run has the kind, the slow one all."""
     return [
-        pytest.param(value, marks=pytest.mark.slow) if at % of == of - 1 else value
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        if at % of == of - 1
+        else value
         for at, value in enumerate(values)
     ]
 

@@ -456,6 +456,7 @@ def _serve_page(driver: Driver | FlightSource, options: argparse.Namespace, thei
             while not driver.error:
                 time.sleep(0.1)
                 told = _tell_refusals(driver.run_now, told)
+            driver.join(driver.ending)  # its last frame comes behind the error: pages see it before they end
             if theirs and not (isinstance(driver, Driver) and driver.mistake):
                 print(f"{theirs} broke: {driver.error}   (see the page; Ctrl-C ends it)", flush=True)
                 threading.Event().wait()

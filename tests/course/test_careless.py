@@ -223,6 +223,14 @@ def test_a_file_that_an_editor_saved_as_utf_16_is_refused_with_the_cure(
         read(str(tmp_path / "mine.py"))
 
 
+@pytest.mark.parametrize("read", READERS)
+def test_a_file_with_a_nul_in_it_is_told_where(tmp_path: Path, read: Any) -> None:
+    """It may be UTF-8 all the same: to save it as that would be no cure."""
+    (tmp_path / "mine.py").write_bytes(b"# one\nNAME = 'a\0b'\n\n\ndef victim_key(node):\n    return 1\n")
+    with pytest.raises(ValueError, match=r"mine\.py cannot be loaded: .*a NUL character is in line 2"):
+        read(str(tmp_path / "mine.py"))
+
+
 class Mine(BaseException):
     """No Exception, and no SystemExit either."""
 

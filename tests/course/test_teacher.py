@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from lessons.__main__ import main
+from lessons.__main__ import _lessons, main
 from lessons.grading.classroom import GIVEN, MACHINERY, WITHHELD, write_classroom
 from lessons.grading.gradescope import write_autograder
 from lessons.grading.run import Result, verdict
@@ -447,13 +447,17 @@ def test_a_choice_among_several_is_remarked_on(tmp_path: Path, capsys: pytest.Ca
 def test_lessons_may_be_named_as_due_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in" / "ada").mkdir(parents=True)
     tables = []
-    for words in (["1,02"], ["01", "02"], ["02_radix_tree, 1", "2"]):
+    folders = f"{find_folder('01')},{find_folder(TREE)}"
+    for words in (["1,02"], ["01", "02"], ["02_radix_tree, 1", "2"], [folders]):
         table = tmp_path / "grades.csv"
         assert main(["collect", str(tmp_path / "in"), "--csv", str(table), "--lessons", *words]) == 0
         [row] = csv.DictReader(table.open(encoding="utf-8-sig"))
         tables.append(sorted(row))
         table.unlink()
-    assert tables[0] == tables[1] == tables[2] and any(column.startswith("02") for column in tables[0])
+    assert all(table == tables[0] for table in tables)
+    assert all(any(column.startswith(number) for column in tables[0]) for number in ("01", "02"))
+    (tmp_path / "a,b" / TREE).mkdir(parents=True)  # by its path
+    assert [lesson.name for lesson in _lessons([str(tmp_path / "a,b" / TREE)])] == [TREE]
     for wrong in ("02,", "02,99", ","):
         assert main(["collect", str(tmp_path / "in"), "--lessons", wrong]) == 2
         assert "there is no lesson" in capsys.readouterr().err

@@ -135,8 +135,8 @@ def play(engine: Any, seed: int) -> dict[Any, GenerationOutput]:
 
 
 @pytest.mark.parametrize(("seed", "config"), [
-    (0, {"host_kv_tokens": 32, "host_write": "write_back", "chunk_tokens": 3, "mixed": True}),
-    pytest.param(1, {"host_kv_tokens": 32, "host_write": "write_through", "page_size": 2,
+    (0, {"host_kv_tokens": 32, "host_write": "write_back", "page_size": 2, "chunk_tokens": 3, "mixed": True}),
+    pytest.param(1, {"host_kv_tokens": 32, "host_write": "write_through",
                      "schedule_policy": "random"}, marks=pytest.mark.slow),
     pytest.param(2, {"bigram_keys": True, "chunk_tokens": 3, "schedule_policy": "dfs-weight",
                      "rank_digest": False}, marks=pytest.mark.slow),

@@ -247,13 +247,18 @@ def require_new(
     fresh.require_equal([*prompt, *said], rest, dataclasses.replace(output, **new))
 
 
-@pytest.mark.parametrize("options", one_slow(2, TIERS), ids=ids)
+# Every tier with every page size; by turns, so that the default run has each of both.
+TURNS = [(*way, tier) for tier in TIERS for way in ((1, False, 1.0), (4, False, 0.0), (2, True, 1.0))]
+
+
 @pytest.mark.parametrize(
-    ("page", "bigram", "temperature"), [(1, False, 1.0), (4, False, 0.0), (2, True, 1.0)]
+    ("page", "bigram", "temperature", "options"),
+    one_slow(2, TURNS),
+    ids=lambda value: ids(value) if isinstance(value, dict) else str(value),
 )
 def test_who_runs_goes_on_as_a_fresh_engine_of_the_new_weights_would(
-    make_engine: MakeEngine, models: list[LlamaModel], cold: list[ColdReference], options: dict[str, Any],
-    page: int, bigram: bool, temperature: float,
+    make_engine: MakeEngine, models: list[LlamaModel], cold: list[ColdReference],
+    page: int, bigram: bool, temperature: float, options: dict[str, Any],
 ) -> None:  # fmt: skip
     """Waiting, between chunks, decoding or retracted, with copies under way: at every moment of a run."""
     for steps in range(0, 14, 3):

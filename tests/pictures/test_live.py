@@ -685,6 +685,25 @@ def test_a_page_that_is_open_hears_why_the_command_ends(monkeypatch, capfd):
     assert "page 3 has two owners" in capfd.readouterr().err
 
 
+def test_the_last_frame_of_what_broke_is_there_before_pages_are_let_go(monkeypatch, capfd):
+    """It is told as the run is closed, and that is behind the error."""
+    stopped, in_time, stop, close = threading.Event(), [], Driver.stop, live.Run.close
+
+    def broken(self):
+        raise AssertionError("page 3 has two owners")
+
+    def closes(self, broken=False):
+        in_time.append(not stopped.wait(1))
+        close(self, broken)
+
+    monkeypatch.setattr(Driver, "ending", 60.0)
+    monkeypatch.setattr(Driver, "stop", lambda self: (stopped.set(), stop(self)))
+    monkeypatch.setattr(live.Run, "advance", broken)
+    monkeypatch.setattr(live.Run, "close", closes)
+    assert live.main(["--workload", "chat", "--no-open", "--port", "0", "--speed", "0"]) == 1
+    assert in_time == [True]
+
+
 def test_what_only_the_engine_finds_wrong_is_one_line_as_well(tmp_path, capfd):
     (tmp_path / "nosuch").write_text("a file")
     wrong = ["--host-kv-tokens", "99", "--disk-dir", str(tmp_path / "nosuch")]

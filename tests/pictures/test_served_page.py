@@ -171,10 +171,13 @@ def test_who_asks_does_not_hurry_a_slow_page(page):
     client.do("speed", speed=4)
     first = Asking(driver, text="Tell me a story.", max_tokens=60, ignore_eos=True)  # a quarter of a minute
     wait(lambda: any("a story." in life["text"] for life in lives(driver).values()))
-    start = time.monotonic()
+    start, asked = time.monotonic(), driver.asked
     clock = driver.run_now.clock  # in this order: a step between the two has its time
-    rest = [Asking(driver, text=f"What is {n} + 1?", max_tokens=1) for n in range(6)]
-    wait(lambda: driver.asked and driver.run_now.clock > clock)
+    rest = []
+    for n in range(1, 7):  # one after the other, so that each could make a step of its own
+        rest.append(Asking(driver, text=f"What is {n} + 1?", max_tokens=1))
+        wait(lambda n=n: driver.asked == asked + n)
+    wait(lambda: driver.run_now.clock > clock)
     steps = driver.run_now.clock - clock
     assert steps <= 2 + (time.monotonic() - start) * 4  # a late one and the next lie close together
     client.do("speed", speed=0)

@@ -126,6 +126,8 @@ def test_who_hangs_up_is_aborted(served: Served, stream: bool) -> None:
     wait_for(lambda: service.turns)  # it runs, and has made a step
     opened.close()
     wait_for(lambda: service.open == 0)
+    # however long that took: it did not come to its end
+    assert b'minirad_replies_total{finish_reason="abort"} 1.0' in served.desk.metrics.text()
 
 
 def test_a_request_too_large_is_answered_although_it_is_still_coming(served: Served) -> None:

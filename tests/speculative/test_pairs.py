@@ -75,10 +75,10 @@ def test_at_a_fork_pairs_are_equal_and_tokens_are_not(
 
 GAMES = [
     {"kv_tokens": 256},
-    {"kv_tokens": 256, "page_size": 4, "chunk_tokens": 8, "mixed": True},
-    {"kv_tokens": 128, "page_size": 16},
     {"kv_tokens": 64},
+    {"kv_tokens": 256, "page_size": 4, "chunk_tokens": 8, "mixed": True},
     {"kv_tokens": 64, "page_size": 4, "mixed": True},
+    {"kv_tokens": 128, "page_size": 16},
     {"kv_tokens": 64, "host_kv_tokens": 128},
     {"kv_tokens": 64, "page_size": 4, "host_kv_tokens": 64, "host_write": "write_back"},
 ]
