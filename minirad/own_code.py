@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import gc
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from minirad.collector import no_collections
 
 LOOK = 0.5  # seconds between two looks
 PATIENCE = 5  # seconds: then it is told, and the seconds are told in steps of so many
@@ -79,27 +79,17 @@ class _Watcher:
                 _tell(f"{call.frame.f_code.co_filename} came back after {now - call.since:.0f} seconds")
 
     def _inside(self) -> dict[int, list[FrameType]]:
-        """By thread: its frames in these files, the innermost first."""
-        with _no_collection():
-            stacks = {thread: _stack(frame) for thread, frame in sys._current_frames().items()}
-        inside = {
-            thread: [each for each in stack if each.f_code.co_filename in self.files]
-            for thread, stack in stacks.items()
-        }
+        """By thread: its frames in these files, the innermost first.
+
+        Before Python 3.12 `f_back` may begin a collection. What that runs (a finalizer) lets the other thread
+        go on, and the frame that was asked for is no more: Python crashes, or takes a variable for a frame.
+        """
+        with no_collections():
+            inside = {
+                thread: [each for each in _stack(frame) if each.f_code.co_filename in self.files]
+                for thread, frame in sys._current_frames().items()
+            }
         return {thread: mine for thread, mine in inside.items() if mine}
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Before Python 3.12 `f_back` may begin a collection. What that runs (a finalizer) lets the other thread
-    go on, and the frame that was asked for is no more: Python crashes, or takes a variable for a frame."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:

@@ -50,9 +50,9 @@ _OUTSIDE = (*_BASE, "cache", "schedule", "model", "observe", "engine", "classroo
 # From the bottom up. A room imports only what stands above it in this table, so there is no circle of rooms.
 ROOMS: dict[str, Room] = {
     "words": Room(
-        "errors and checks, outputs, texts, how a command ends",
+        "errors and checks, outputs, texts, how a command ends, when the collector rests",
         ("minirad", "minirad.errors", "minirad.outputs", "minirad.text", "minirad.rooms",
-         "minirad.command"),
+         "minirad.command", "minirad.collector"),
     ),
     "policies": Room(
         "which leaf is evicted first, and which request is tried first",

@@ -22,8 +22,9 @@ from typing import Any
 
 from minirad import command
 from minirad.bench.tables import table
+from minirad.collector import rare_collections
 from minirad.fleet.endpoints import rank_endpoints
-from minirad.fleet.flight import Flight, rare_collections
+from minirad.fleet.flight import Flight
 from minirad.fleet.follow import Delivered, Follower, Gap, Told
 from minirad.fleet.wire import Batch, Record, Removed, Stored, encode
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from minirad.bench.tables import Clock
 from minirad.cache.radix_cache import RadixCache, RadixKey, Slots
+from minirad.collector import no_collections
 
 
 class Index(Protocol):
@@ -63,13 +64,8 @@ class Meter:
 def no_garbage_collection() -> Iterator[None]:
     """A collection in the middle of a call would be counted as the call's own time."""
     gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collections():
         yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def cut(tokens: Slots, page: int) -> Slots:

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from minirad.collector import rare_collections
 from minirad.command import above_zero, positive
 from minirad.fleet.blocks import RankBlocks
 from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
-from minirad.fleet.flight import rare_collections
 from minirad.fleet.follow import Delivered, Follower, Gap, Restart, State, Told, Trouble
 from minirad.fleet.wire import Batch, Cleared, Stored
 from minirad.text import escaped

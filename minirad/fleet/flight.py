@@ -17,11 +17,10 @@ said, and when there is room again a new file begins.
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -346,21 +345,6 @@ class Flight:
             tuple(known.unknown for _, known in came), stored, removed, ignored,
             0.0 if frame.batch is None else round(now - frame.batch, 6), frame.at,
         )  # fmt: skip
-
-
-@contextlib.contextmanager
-def rare_collections() -> Iterator[None]:
-    """While a stream is followed, Python's collector looks for circles less often, as in the whole process.
-
-    A hundred thousand blocks live long and leave no circles behind; looking through them again and again was
-    two fifths of the time that an event takes.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(20_000, 20, 50)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 # ---------------------------------------------------------------------- files

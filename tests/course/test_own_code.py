@@ -104,7 +104,7 @@ def test_many_calls_that_come_back_are_not_one_that_does_not(tmp_path: Path, wat
 
 
 def test_nothing_is_collected_while_frames_are_asked_for(watcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection there crashed Python 3.11 now and then: see `_no_collection`."""
+    """A collection there crashed Python 3.11 now and then: see `_Watcher._inside`."""
     asking: list[bool] = []
     begun: list[bool] = []
     stack = own_code._stack

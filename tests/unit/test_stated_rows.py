@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import gc
 import importlib
 import random
 import re
@@ -31,6 +30,7 @@ from minirad.attention.metadata import BatchEntry, build_metadata
 from minirad.attention.torch_paged import shared_segments
 from minirad.bench import engine as bench_engine
 from minirad.bench import eviction, learn, scaling, speculative
+from minirad.collector import no_collections
 from minirad.config import EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.evidence.ablations import FULL, SETTINGS
@@ -195,21 +195,19 @@ def lines() -> Iterator[Callable[[], int]]:
 
     The collector rests meanwhile: it has callbacks (Hypothesis's), and ends what other tests left.
     """
-    seen, before, collects = 0, sys.gettrace(), gc.isenabled()
+    seen, before = 0, sys.gettrace()
 
     def line(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal seen
         seen += event == "line"
         return line
 
-    gc.disable()
-    sys.settrace(line)
-    try:
-        yield lambda: 1000 * seen
-    finally:
-        sys.settrace(before)
-        if collects:
-            gc.enable()
+    with no_collections():
+        sys.settrace(line)
+        try:
+            yield lambda: 1000 * seen
+        finally:
+            sys.settrace(before)
 
 
 @pytest.mark.slow

@@ -22,8 +22,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from minirad.collector import rare_collections
 from minirad.fleet.endpoints import ServerInfo, rank_endpoints, server_info
-from minirad.fleet.flight import Flight, FlightRecording, rare_collections
+from minirad.fleet.flight import Flight, FlightRecording
 from minirad.fleet.follow import Follower, Told
 from minirad.fleet.follow import State as RankState
 from minirad.fleet.tree import FleetTree
