@@ -148,7 +148,7 @@ def lesson_title(folder: Path) -> str:
     return folder.name
 
 
-def load_file(path: Path, source: str | None = None) -> ModuleType:
+def load_file(path: Path, source: str | bytes | None = None) -> ModuleType:
     """A fresh module from a file by its path, each time anew. source: text to use instead of the file's.
 
     The file is read as Python reads it: a byte-order mark and a coding line count.
@@ -176,9 +176,10 @@ def students_file(path: str | Path) -> tuple[dict[str, Any], set[str]]:
     if not file.is_file():
         raise ValueError(f"{file} is not there")
     try:
-        todo = todo_functions(own_code.source(file))
+        source = own_code.source(file)
+        todo = todo_functions(source)
         own_code.watch(file)
-        return vars(load_file(file)), todo
+        return vars(load_file(file, source)), todo
     except KeyboardInterrupt:
         raise
     except BaseException as error:
