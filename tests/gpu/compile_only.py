@@ -1,7 +1,8 @@
 """Compiles every Triton kernel for a card that is not here, as the engine launches them, and launches none.
 
-`python tests/gpu/compile_only.py 90` (a compute capability) prints a JSON line for each kernel that it
-compiles, and for each that nothing launched. In a process of its own: in the interpreter nothing compiles.
+`python tests/gpu/compile_only.py 90 227` (a compute capability, and KiB that a program may share) prints a
+JSON line for each kernel that it compiles, and for each that nothing launched. In a process of its own: in
+the interpreter nothing compiles.
 """
 
 # ruff: noqa: E402
@@ -29,12 +30,11 @@ from triton.runtime.jit import JITFunction
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 from support import tiny_config
-from test_ops import SHAPES
+from test_ops import model_of
 
 from minirad.attention import BatchEntry, build_metadata
 from minirad.fast import early_launch, few_tokens, kernels
 from minirad.fast.cascade_decode import CascadeDecode
-from minirad.fast.few_tokens import FewTokens
 from minirad.fast.flashinfer import FEW_REQUESTS
 from minirad.fast.fused_llama import FusedLlama
 from minirad.fast.paged import TorchPagedAttention
@@ -43,8 +43,6 @@ from minirad.fast.short_decode import Cut, ShortDecode
 from minirad.kv import KVPool
 from minirad.model.llama import LlamaModel, random_weights
 
-# KiB that a program may share, by compute capability
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 LLAMA_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "head_dim": 64,
             "num_key_value_heads": 8, "num_hidden_layers": 1, "vocab_size": 4096}  # fmt: skip
 
@@ -65,7 +63,7 @@ class Card:
         return 0
 
 
-def compile_only(capability: int) -> set[str]:
+def compile_only(capability: int, shared: int) -> set[str]:
     """From now on a launch compiles for this card, prints, and is named in what is returned."""
     triton.runtime.driver.set_active(Card(capability))
     run, seen, launched = JITFunction.run, set[str](), set[str]()
@@ -73,7 +71,7 @@ def compile_only(capability: int) -> set[str]:
     early_launch.launch_options = lambda device: early
     for module in (kernels, sys.modules["minirad.fast.short_decode"]):
         module.launch_options = early_launch.launch_options  # type: ignore[attr-defined]
-    few_tokens.room = lambda device: SHARED[capability] << 10
+    few_tokens.room = lambda device: shared << 10
 
     def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         launched.add(self.__name__)
@@ -126,17 +124,9 @@ def left_out(launched: set[str]) -> set[str]:
 # ---------------------------------------------------------------------- what the engine launches
 
 
-def steps(sizes: dict[str, Any], dtype: torch.dtype) -> None:
-    """A model's steps of one token, of a few by each of the cuts, and of more than those."""
-    config = tiny_config(**sizes)
-    weights = random_weights(config, 0, dtype=torch.float32, device="cpu")
-    model = FusedLlama(LlamaModel(config, {name: w.to(dtype) for name, w in weights.items()}))
-    one = model.one_token
-    assert one is not None
-    cuts = {most: few_tokens.Cuts.of(config, most, torch.device("cpu")) for most in few_tokens.CUTS}
-    model.few_tokens = tuple(
-        FewTokens(config, one, most) for most, each in cuts.items() if FewTokens.fits(config, each)
-    )
+def steps(plain: LlamaModel) -> None:
+    """Of one token, of a few by each of the cuts that fit, and of more than those."""
+    model = FusedLlama(plain)
     rows, pool = np.arange(1, 101)[:, None], model.new_pool(101)
     for count in (1, *few_tokens.CUTS, 100):
         entries = [BatchEntry(row, 0, 1) for row in range(count)]
@@ -169,11 +159,12 @@ def pages() -> None:
     kernels.fill_pages(table, slots, indptr, slots, torch.zeros(256, dtype=torch.int32), 16, 64, 0)
 
 
-def main(capability: int) -> None:
-    launched = compile_only(capability)
-    steps(LLAMA_1B, torch.bfloat16)
-    steps(SHAPES["few, biases"], torch.float16)
-    steps(SHAPES["odd sizes"], torch.bfloat16)
+def main(capability: int, shared: int) -> None:
+    launched = compile_only(capability, shared)
+    config = tiny_config(**LLAMA_1B)
+    steps(LlamaModel(config, random_weights(config, 0, dtype=torch.bfloat16, device="cpu")))
+    steps(model_of("few, biases", torch.float16, "cpu"))
+    steps(model_of("odd sizes", torch.bfloat16, "cpu"))
     for dim, requests, page in ((64, 4, 1), (64, FEW_REQUESTS + 1, 16), (128, 4, 16), (256, 64, 1)):
         attention(dim, 32, 8, requests, page)
     choices(torch.bfloat16)
@@ -185,4 +176,4 @@ def main(capability: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

@@ -646,10 +646,12 @@ def test_the_doctor_takes_a_picked_prompt_as_it_came():
     assert odd.encode("ab") == [7, 8, 9] and odd.encode("abc") == text.encode("abc")
 
 
-def test_an_error_in_the_engine_reaches_the_page(monkeypatch, capfd):
-    def broken(self):
-        raise AssertionError("page 3 has two owners")
+def broken(self):
+    """An engine's step."""
+    raise AssertionError("page 3 has two owners")
 
+
+def test_an_error_in_the_engine_reaches_the_page(monkeypatch, capfd):
     monkeypatch.setattr(live.Run, "advance", broken)
     driver = Driver(Settings(workload="chat"), speed=0)
     with Live(driver) as server:
@@ -664,9 +666,9 @@ def test_a_page_that_is_open_hears_why_the_command_ends(monkeypatch, capfd):
     """Which does not wait for it: who serves the page does."""
     port, there, heard = free_ports(1), threading.Event(), []
 
-    def broken(self):
+    def breaks(self):
         assert there.wait(60)
-        raise AssertionError("page 3 has two owners")
+        broken(self)
 
     def listens():
         client = Client(SimpleNamespace(server=SimpleNamespace(port=port), driver=None))
@@ -675,7 +677,7 @@ def test_a_page_that_is_open_hears_why_the_command_ends(monkeypatch, capfd):
             with contextlib.suppress(OSError):
                 heard.extend(client.stream(lambda event: there.set()))
 
-    monkeypatch.setattr(live.Run, "advance", broken)
+    monkeypatch.setattr(live.Run, "advance", breaks)
     page = threading.Thread(target=listens, daemon=True)
     page.start()
     assert live.main(["--workload", "chat", "--no-open", "--port", str(port), "--speed", "0"]) == 1
@@ -688,9 +690,6 @@ def test_a_page_that_is_open_hears_why_the_command_ends(monkeypatch, capfd):
 def test_the_last_frame_of_what_broke_is_there_before_pages_are_let_go(monkeypatch, capfd):
     """It is told as the run is closed, and that is behind the error."""
     stopped, in_time, stop, close = threading.Event(), [], Driver.stop, live.Run.close
-
-    def broken(self):
-        raise AssertionError("page 3 has two owners")
 
     def closes(self, broken=False):
         in_time.append(not stopped.wait(1))
