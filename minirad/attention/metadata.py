@@ -41,7 +41,6 @@ class AttentionMetadata:
         entries: the batch, in order; tokens follow each other in that order.
         page_size: slots of a page.
         num_tokens: T.
-        is_decode_only: every entry has exactly one token.
         positions: int64 `[T]`, each token's position in its request.
         out_slots: int64 `[T]`, where each token's K and V are written.
         q_indptr: int32 `[B + 1]`; entry b has tokens `q_indptr[b]:q_indptr[b + 1]`.
@@ -56,7 +55,6 @@ class AttentionMetadata:
     entries: tuple[BatchEntry, ...]
     page_size: int
     num_tokens: int
-    is_decode_only: bool
     positions: Tensor
     out_slots: Tensor
     q_indptr: Int32Array
@@ -104,7 +102,6 @@ def build_metadata(
         entries=tuple(entries),
         page_size=page_size,
         num_tokens=num_tokens,
-        is_decode_only=bool((lengths == 1).all()),
         positions=torch.from_numpy(positions).to(device),
         out_slots=torch.from_numpy(out_slots).to(device),
         q_indptr=q_indptr,

@@ -136,7 +136,7 @@ def steps(model: LlamaModel, weights_ms: float, measure: Callable[[Callable[[], 
 
 def attention(model: LlamaModel, page_size: int) -> list[Row]:
     """Microseconds of one layer's attention, the mean over all layers' pools."""
-    from minirad.fast.short_decode import ShortDecode
+    from minirad.fast.short_decode import ShortDecode, cut_until
 
     c, device = model.config, model.device
     shape, scale = (c.heads, c.kv_heads, c.head_dim), c.head_dim**-0.5
@@ -148,8 +148,9 @@ def attention(model: LlamaModel, page_size: int) -> list[Row]:
     for requests, tokens in CASES:
         batch = decode_batch(requests, tokens, page_size, device)
         indptr, last = (torch.from_numpy(a).to(device) for a in (batch.kv_indptr, batch.last_page_len))
-        short = ShortDecode(*shape, scale, indptr, batch.kv_indices, last)
-        short.plan_step(indptr, last, last, page_size, pool)
+        short = ShortDecode(
+            *shape, scale, indptr, batch.kv_indices, last, page_size, cut_until(requests, tokens)
+        )
         q = torch.randn((requests, c.heads, c.head_dim), device=device).to(model.dtype)
         row: Row = {"requests": requests, "tokens": tokens, "page_size": page_size, "flashinfer_us": None}
         if flashinfer is not None:
@@ -163,7 +164,7 @@ def attention(model: LlamaModel, page_size: int) -> list[Row]:
 def cascade(model: LlamaModel, page_size: int) -> list[Row]:
     """Microseconds of one layer's attention to shared tokens: read by each request, and read once."""
     from minirad.fast.cascade_decode import CascadeDecode
-    from minirad.fast.short_decode import ShortDecode
+    from minirad.fast.short_decode import ShortDecode, cut_until
 
     c, device, rows = model.config, model.device, []
     shape, scale = (c.heads, c.kv_heads, c.head_dim), c.head_dim**-0.5
@@ -178,15 +179,18 @@ def cascade(model: LlamaModel, page_size: int) -> list[Row]:
         table, count = table.int(), torch.full((1,), skip * page_size, dtype=torch.int32, device=device)
         last = torch.from_numpy(own.last_page_len).to(device)
         each = table.shape[1] * torch.arange(requests + 1, dtype=torch.int32, device=device)
-        alone = ShortDecode(*shape, scale, each, table.flatten(), last)
+        alone = ShortDecode(
+            *shape, scale, each, table.flatten(), last, page_size, cut_until(requests, shared + OWN)
+        )
         indptr = torch.from_numpy(own.kv_indptr).to(device)
         together = CascadeDecode(
-            ShortDecode(*shape, scale, indptr, own.kv_indices, last), table, numbers, count
-        )
+            ShortDecode(
+                *shape, scale, indptr, own.kv_indices, last, page_size, cut_until(requests, OWN)
+            ), table, numbers, count,
+        )  # fmt: skip
         q = torch.randn((requests, c.heads, c.head_dim), device=device).to(model.dtype)
         row: Row = {"requests": requests, "shared": skip * page_size, "page_size": page_size}
         for name, backend in (("short_us", alone), ("cascade_us", together)):
-            backend.plan_step(indptr, last, last, page_size, pool)
             row[name] = _layer_us(backend, q, pool, scale)
         rows.append(row)
     return rows

@@ -75,7 +75,8 @@ class PageAllocator:
         if len(ordered) == 0:
             return ordered
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        require(len(twice) == 0, f"slot {twice[:1]} is freed twice in one call")
+        if len(twice):  # (writing what is wrong takes longer than all else here, so only if it is)
+            require(False, f"slot {twice[:1]} is freed twice in one call")
         low, high = int(ordered[0]), int(ordered[-1])
         first, last = self.page_size, self.page_size + self.num_tokens - 1
         strange = low if low < first else high
@@ -86,7 +87,8 @@ class PageAllocator:
         pages = ordered // self.page_size
         pages = pages[np.concatenate(([True], pages[1:] != pages[:-1]))]
         already = pages[self._is_free[pages]]
-        require(len(already) == 0, f"page {already[:1]} is freed but is free already")
+        if len(already):
+            require(False, f"page {already[:1]} is freed but is free already")
         self._is_free[pages] = True
         self._stack[self._top : self._top + len(pages)] = pages[::-1]
         self._top += len(pages)

@@ -15,8 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minirad.fast.early_launch import let_next_begin, wait_for_previous
-from minirad.fast.flashinfer import StepAttention
-from minirad.fast.short_decode import ShortDecode, meet
+from minirad.fast.short_decode import ShortDecode, StepAttention, meet
 from minirad.kv.kv_pool import KVPool
 
 __all__ = ["CascadeDecode", "shared_attention"]
@@ -51,18 +50,12 @@ class CascadeDecode(StepAttention):
         self._answer = torch.zeros((*shape, own.head_dim), device=rows.device)
         self._lse = torch.zeros(shape, device=rows.device)
 
-    def plan_step(
-        self, indptr: Tensor, last_page_len: Tensor, kv_lens: Tensor, page_size: int, pool: KVPool
-    ) -> None:
-        self.page_size = page_size
-        self.own.plan_step(indptr, last_page_len, kv_lens, page_size, pool)
-
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
         own, q = self.own, q.contiguous()
         shared_attention[(self._tiles, own.num_kv_heads, self.splits)](
             q, pool.k[layer_id], pool.v[layer_id], self._table, self._rows, self._shared, self._answer,
             self._lse, self._table.stride(0), len(q), scale,
-            HEADS=own.num_heads, KV_HEADS=own.num_kv_heads, D=own.head_dim, PAGE=self.page_size, TILE=TILE,
+            HEADS=own.num_heads, KV_HEADS=own.num_kv_heads, D=own.head_dim, PAGE=own.page_size, TILE=TILE,
             BLOCK=BLOCK // own.head_dim, SPLITS=self.splits, num_warps=4, num_stages=2, **own.launch,
         )  # fmt: skip
         return own.go_on(layer_id, q, pool, scale, (self._answer, self._lse))

@@ -19,11 +19,12 @@ from minirad.attention.radix_attention import AttentionBackend
 from minirad.fast.one_token import OneToken, or_other, padded
 from minirad.kv.kv_pool import KVPool
 from minirad.model.config import LlamaConfig
-from minirad.model.llama import Layer
+from minirad.model.llama import Layer, LlamaModel
 
-__all__ = ["CUTS", "Cut", "Cuts", "FewTokens", "room"]
+__all__ = ["CUTS", "FEW", "Cut", "Cuts", "FewTokens", "room"]
 
 ROWS = 64  # of a program: the matrix units' least
+FEW = 64  # tokens; of more only the gate is quicker here than by the library with a kernel behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,10 @@ CUTS = {
     64: Cuts(
         Cut(1, 256, 128, 5), Cut(4, 256, 128, 3), Cut(1, 64, 64, 4), Cut(4, 256, 128, 5), Cut(1, 64, 64, 6)
     ),
+    128: Cuts(
+        Cut(1, 64, 64, 5), Cut(4, 64, 64, 4), Cut(1, 64, 64, 5, 128, 8), Cut(4, 64, 64, 4),
+        Cut(1, 64, 64, 4, 128, 8),
+    ),
 }  # fmt: skip
 
 
@@ -127,44 +132,69 @@ class FewTokens:
             and cuts.head.fits(c.vocab_size, c.hidden)
         )
 
-    def layers(
-        self,
-        x: Tensor,
-        layers: Sequence[Layer],
-        metadata: AttentionMetadata,
-        pool: KVPool,
+    def compute(
+        self, model: LlamaModel, token_ids: Tensor, metadata: AttentionMetadata, pool: KVPool,
         backend: AttentionBackend,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
+        """Logits of M tokens from their ids: `layers` and `logits` without the kernels in between."""
+        x = model.embed.new_empty((len(token_ids), model.config.hidden))
+        first = self._gained(x, model.layers[0].input_norm, model.embed, token_ids)
+        last = self._through(x, first, model.layers, model.norm, metadata, pool, backend)
+        return self._scores(*last, model.head)
+
+    def layers(
+        self, x: Tensor, layers: Sequence[Layer], metadata: AttentionMetadata, pool: KVPool,
+        backend: AttentionBackend,
+    ) -> Tensor:  # fmt: skip
         """x `[M, hidden]` through all layers, as OneToken.layers; M at most `most`."""
-        h, squares, tiles = *self._gained(x, layers[0].input_norm), 1
+        norm = layers[0].input_norm
+        self._through(x, self._gained(x, norm), layers, norm, metadata, pool, backend)
+        return x
+
+    def logits(self, x: Tensor, norm: Tensor, head: Tensor) -> Tensor:
+        """The norm of x `[M, hidden]` times head `[vocab, hidden]`: float32 `[M, vocab]`, never rounded."""
+        return self._scores(*self._gained(x, norm), 1, head)
+
+    def _through(
+        self, x: Tensor, first: tuple[Tensor, Tensor], layers: Sequence[Layer], norm: Tensor,
+        metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend,
+    ) -> tuple[Tensor, Tensor, int]:  # fmt: skip
+        """Writes over x. first: what `_gained` gave for the first layer; returns the same for `norm`,
+        with the sums of squares by tile, and how many those are."""
+        (h, squares), tiles = first, 1
         found = torch.empty((self._tiles, len(x)), dtype=torch.float32, device=x.device)
-        for layer, following in zip(layers, [*layers[1:], layers[-1]], strict=True):
+        gains = [*(layer.input_norm for layer in layers[1:]), norm]
+        for layer, gain in zip(layers, gains, strict=True):
             a = layer.attention
             q = self._stored(layer, h, squares, tiles, metadata, pool.k[a.layer_id], pool.v[a.layer_id])
             attended = backend.run(a.layer_id, q, pool, a.scale).reshape(len(x), -1)
             cut = self._cuts.o
             self._add(x, attended, layer.o, layer.o_bias, layer.post_norm, h, found, cut)
-            gated = self._gated(layer, h, found, len(layer.o) // cut.rows)
+            gated = self.gated(layer, h, found, len(layer.o) // cut.rows)
             cut, squares = self._cuts.down, found
-            self._add(x, gated, layer.down, layer.down_bias, following.input_norm, h, found, cut)
+            self._add(x, gated, layer.down, layer.down_bias, gain, h, found, cut)
             tiles = len(layer.down) // cut.rows
-        return x
+        return h, squares, tiles
 
-    def logits(self, x: Tensor, norm: Tensor, head: Tensor) -> Tensor:
-        """The norm of x `[M, hidden]` times head `[vocab, hidden]`: float32 `[M, vocab]`, never rounded."""
-        h, squares = self._gained(x, norm)
-        out = torch.empty((len(x), len(head)), dtype=torch.float32, device=x.device)
+    def _scores(self, h: Tensor, squares: Tensor, tiles: int, head: Tensor) -> Tensor:
+        out = torch.empty((len(h), len(head)), dtype=torch.float32, device=h.device)
         cut = self._cuts.head
         self._kernels.head_products[(len(head) // cut.rows,)](
-            h, squares, 1, head, out, len(x), len(head), self._eps, **self._options(cut, head), MOST=1
-        )
+            h, squares, tiles, head, out, len(h), len(head), self._eps, **self._options(cut, head),
+            MOST=padded(self._tiles),
+        )  # fmt: skip
         return out
 
-    def _gained(self, x: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-        """x times the norm's gain, and the sums of its squares `[1, M]`."""
+    def _gained(
+        self, x: Tensor, norm: Tensor, table: Tensor | None = None, token_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x times the norm's gain, and its sums of squares `[1, M]`; x is looked up first, given a table."""
         h, squares = torch.empty_like(x), torch.empty((1, len(x)), dtype=torch.float32, device=x.device)
         size = x.shape[1]
-        self._kernels.gained[(len(x),)](x, norm, h, squares, K=size, BLOCK_K=padded(size), **self._one.launch)
+        self._kernels.gained[(len(x),)](
+            x, or_other(table, x), or_other(token_ids, x), norm, h, squares,
+            K=size, BLOCK_K=padded(size), LOOK_UP=table is not None, **self._one.launch,
+        )  # fmt: skip
         return h, squares
 
     def _stored(
@@ -184,13 +214,13 @@ class FewTokens:
         )  # fmt: skip
         return q
 
-    def _gated(self, layer: Layer, h: Tensor, squares: Tensor, tiles: int) -> Tensor:
-        """silu(gate) * up `[M, intermediate]`."""
+    def gated(self, layer: Layer, h: Tensor, squares: Tensor, tiles: int) -> Tensor:
+        """silu(gate) * up `[M, intermediate]`. tiles: of the sums of squares, 0 if h is normed."""
         size, cut = layer.down.shape[1], self._cuts.gate_up
         out = h.new_empty((len(h), size))
         self._kernels.gated_products[(2 * size // cut.rows,)](
             h, squares, tiles, layer.gate_up, or_other(layer.gate_up_bias, h), out, len(h), size, self._eps,
-            **self._options(cut, layer.gate_up), MOST=padded(self._tiles),
+            **self._options(cut, layer.gate_up), MOST=padded(self._tiles) if tiles else 0,
             HAS_BIAS=layer.gate_up_bias is not None,
         )  # fmt: skip
         return out

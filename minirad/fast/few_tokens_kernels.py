@@ -29,13 +29,24 @@ __all__ = ["gained", "gated_products", "head_products", "products_added", "qkv_s
 
 
 @triton.jit
-def gained(x, gain, out, squares, K: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr):
-    """out `[M, K]` = x * gain, squares `[M]` = each row's sum of squares: before a first product."""
+def gained(
+    x, table, token_ids, gain, out, squares,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, LOOK_UP: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """out `[M, K]` = x * gain, squares `[M]` = each row's sum of squares: before a first product.
+
+    LOOK_UP: x is written first, with each token's row of the table.
+    """
     if EARLY:
         let_next_begin()
         wait_for_previous()
     token, k = tl.program_id(0), tl.arange(0, BLOCK_K)
-    v = tl.load(x + token * K + k, mask=k < K, other=0.0)
+    if LOOK_UP:
+        row = tl.load(token_ids + token).to(tl.int64)
+        v = tl.load(table + row * K + k, mask=k < K, other=0.0)
+        tl.store(x + token * K + k, v, mask=k < K)
+    else:
+        v = tl.load(x + token * K + k, mask=k < K, other=0.0)
     f = v.to(tl.float32)
     g = tl.load(gain + k, mask=k < K, other=0.0).to(tl.float32)
     tl.store(out + token * K + k, (f * g).to(v.dtype), mask=k < K)
@@ -46,15 +57,20 @@ def gained(x, gain, out, squares, K: tl.constexpr, BLOCK_K: tl.constexpr, EARLY:
 def _sums(
     x, w, rows, begin, M,
     K: tl.constexpr, SLICE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    R: tl.constexpr, MP: tl.constexpr, EARLY: tl.constexpr,
+    R: tl.constexpr, MP: tl.constexpr, PATIENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Rows of w `[?, K]` times x `[M, K]`, of columns `[begin, begin + SLICE)`: float32 `[R, MP]`."""
+    """Rows of w `[?, K]` times x `[M, K]`, of columns `[begin, begin + SLICE)`: float32 `[R, MP]`.
+
+    PATIENT: the next kernel may begin when the first columns are asked for.
+    """
     m = tl.arange(0, MP)
     there = m[None, :] < M
     at, from_x = w + rows.to(tl.int64)[:, None] * K + begin, x + m[None, :] * K + begin
     k = tl.arange(0, FIRST)
     first = tl.load(at + k[None, :], eviction_policy="evict_first")
     if EARLY:
+        if PATIENT:
+            let_next_begin()
         wait_for_previous()
     acc = tl.dot(first, tl.load(from_x + k[:, None], mask=there, other=0.0))
     k = tl.arange(0, BLOCK)
@@ -112,11 +128,10 @@ def products_added(
     R: tl.constexpr, MP: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """x `[M, N]` += h `[M, K]` times w `[N, K]` transposed; out = x * gain, squares `[N / R, M]` of x."""
-    if EARLY:
-        let_next_begin()
     tile, split = tl.program_id(0), tl.program_id(1)
     rows, m = tile * R + tl.arange(0, R), tl.arange(0, MP)
-    acc = _sums(h, w, rows, split * (K // SPLITS), M, K, K // SPLITS, FIRST, BLOCK, STAGES, R, MP, EARLY)
+    begin = split * (K // SPLITS)
+    acc = _sums(h, w, rows, begin, M, K, K // SPLITS, FIRST, BLOCK, STAGES, R, MP, True, EARLY)
     if SPLITS > 1:
         if not _is_last(acc, parts, arrived, tile, split, SPLITS, R, MP):
             return
@@ -138,13 +153,17 @@ def gated_products(
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     R: tl.constexpr, MP: tl.constexpr, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out `[M, N]` = silu(gate) * up; gate and up: rows `[0, N)` and `[N, 2N)` of w times the norm of x."""
+    """out `[M, N]` = silu(gate) * up; gate and up: rows `[0, N)` and `[N, 2N)` of w times the norm of x.
+
+    MOST: 0 if x is normed already, see `_over_rms` otherwise.
+    """
     if EARLY:
         let_next_begin()
     first, i, m = tl.program_id(0) * (R // 2), tl.arange(0, R), tl.arange(0, MP)
     rows = first + i // 2 + i % 2 * N
-    acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, EARLY)
-    acc *= _over_rms(squares, count, M, eps, K, MP, MOST)[None, :]
+    acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, False, EARLY)
+    if MOST:
+        acc *= _over_rms(squares, count, M, eps, K, MP, MOST)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias + rows).to(tl.float32)[:, None]
     a, b = _two(acc, R, MP)
@@ -162,7 +181,7 @@ def head_products(
     if EARLY:
         let_next_begin()
     rows, m = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, MP)
-    acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, EARLY)
+    acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, False, EARLY)
     acc *= _over_rms(squares, count, M, eps, K, MP, MOST)[None, :]
     tl.store(out + m[None, :].to(tl.int64) * N + rows[:, None], acc, mask=m[None, :] < M)
 
@@ -183,7 +202,7 @@ def qkv_stored_each(
     R: tl.constexpr = 2 * HALF
     head, i, m, j = tl.program_id(0), tl.arange(0, R), tl.arange(0, MP), tl.arange(0, HALF)
     rows, there = head * R + i // 2 + i % 2 * HALF, m[None, :] < M
-    acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, EARLY)
+    acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, False, EARLY)
     acc *= _over_rms(squares, count, M, eps, K, MP, MOST)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias + rows).to(tl.float32)[:, None]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata
 from minirad.attention.radix_attention import AttentionBackend
-from minirad.fast.few_tokens import CUTS, FewTokens
+from minirad.fast.few_tokens import CUTS, FEW, FewTokens
 from minirad.fast.one_token import OneToken
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import Layer, LlamaModel
@@ -127,10 +127,10 @@ class FusedLlama(_SameModel):
 
     one_token, few_tokens: compute batches of one token and of a few; None, () to compute them like many: for
         comparing, and for a part of a model, whose sums over the ranks lie where those kernels add to the
-        residual at once; and where few_tokens.py cannot cut a model of these sizes.
+        residual at once; and where few_tokens.py cannot cut a model of these sizes. gates: of more tokens.
     """
 
-    __slots__ = ("few_tokens", "kernels", "one_token")  # not the given model's
+    __slots__ = ("few_tokens", "gates", "kernels", "one_token")  # not the given model's
 
     def __init__(self, model: LlamaModel) -> None:
         super().__init__(model)
@@ -139,7 +139,9 @@ class FusedLlama(_SameModel):
         alone = OneToken(self.inv_freq, c.max_position_embeddings, c.rms_eps) if not is_part(model) else None
         self.one_token: OneToken | None = alone
         sizes = [most for most, cuts in CUTS.items() if FewTokens.fits(c, cuts)]
-        self.few_tokens = () if alone is None else tuple(FewTokens(c, alone, most) for most in sizes)
+        paths = () if alone is None else tuple(FewTokens(c, alone, most) for most in sizes)
+        self.few_tokens = tuple(path for path in paths if path.most <= FEW)
+        self.gates = tuple(path for path in paths if path.most > FEW)
 
     @torch.inference_mode()
     def compute(
@@ -150,8 +152,10 @@ class FusedLlama(_SameModel):
 
         Nothing here waits for the device or copies from the host, so it can be captured in a CUDA graph.
         """
-        x = self.through_layers(F.embedding(token_ids, self.embed), metadata, pool, backend)
-        return self._scores(x)
+        short = self._short(len(token_ids))
+        if isinstance(short, FewTokens) and reads_pool_only(backend):
+            return short.compute(self, token_ids, metadata, pool, backend)
+        return self._scores(self.through_layers(F.embedding(token_ids, self.embed), metadata, pool, backend))
 
     def logits(self, x: Tensor) -> Tensor:
         return self._scores(x).float()
@@ -188,15 +192,9 @@ class FusedLlama(_SameModel):
         return x + delta
 
     def attend(
-        self,
-        layer: Layer,
-        h: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        metadata: AttentionMetadata,
-        pool: KVPool,
+        self, layer: Layer, h: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata, pool: KVPool,
         backend: AttentionBackend,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         if not reads_pool_only(backend):
             return super().attend(layer, h, cos, sin, metadata, pool, backend)
         a = layer.attention
@@ -207,6 +205,9 @@ class FusedLlama(_SameModel):
         return self.row_linear(attended, layer.o, layer.o_bias)
 
     def mlp(self, layer: Layer, h: Tensor) -> Tensor:
+        for gate in self.gates:
+            if FEW < len(h) <= gate.most:
+                return self.row_linear(gate.gated(layer, h, h, 0), layer.down, layer.down_bias)
         gate_up = self.linear(h, layer.gate_up, layer.gate_up_bias)
         return self.row_linear(self.kernels.silu_mul(gate_up), layer.down, layer.down_bias)
 

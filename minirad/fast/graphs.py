@@ -9,9 +9,8 @@ Beside the graphs lies a copy of the req_to_token table on the device, in pages.
 authority: a row that was given out or rewritten is taken over whole at its next decode step, and the one
 page that a step may add is entered by the kernel that lists the pages for attention.
 
-There is a graph of its own for each kind of attention: FlashInfer's for long requests, one without a plan for
-all others (short_decode.py), and one that reads what all requests of a batch share once for all
-(cascade.py).
+There is a graph of its own for each kind of attention: cut for short requests or for longer ones
+(short_decode.py), and with what all requests of a batch share read once for all (cascade.py).
 
 Only for FlashInfer on an NVIDIA GPU with fused ops. Prompts, and batches with prompts in them, are not
 captured: they come in any shape, and their kernels are long.
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor
 
 from minirad.fast.cascade import LEAST_REQUESTS, SharedPages, worth_it
-from minirad.fast.flashinfer import FlashInferAttention, StepAttention
+from minirad.fast.flashinfer import FlashInferAttention
 from minirad.fast.fused_llama import FusedLlama, is_part
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
@@ -76,7 +75,7 @@ class _Captured:
 
     size: int
     numbers: _Numbers
-    attention: StepAttention
+    attention: Any
     graph: Any
     logits: Tensor
     greedy: Tensor
@@ -97,14 +96,9 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self,
-        model: FusedLlama,
-        pool: KVPool,
-        attention: FlashInferAttention,
-        rows: ReqToTokenPool,
-        page_size: int,
-        cascade: bool | None = None,
-    ) -> None:
+        self, model: FusedLlama, pool: KVPool, attention: FlashInferAttention, rows: ReqToTokenPool,
+        page_size: int, cascade: bool | None = None,
+    ) -> None:  # fmt: skip
         self._model, self._pool, self._attention = model, pool, attention
         self._rows, self._page = rows, page_size
         most, context = rows.rows.shape
@@ -113,13 +107,12 @@ class DecodeGraphs:
         # One more row, for padding: its only page is the dummy.
         self._table = torch.zeros((most + 1, -(-context // page_size)), dtype=torch.int32, device=device)
         self._indices = torch.zeros(min(self._table.numel(), MOST_PAGES), dtype=torch.int32, device=device)
-        self._captured: dict[tuple[int, str], _Captured] = {}  # by size, and kind of attention
+        self._captured: dict[tuple[int, bool, int], _Captured] = {}  # by size, and kind of attention
         self._cascade, self._shared = cascade, SharedPages(rows, page_size)
         on_gpu = device.type == "cuda"
         pinned = [torch.zeros(6 * most + 2, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._pinned = [buffer.numpy() for buffer in pinned]
         self._keep, self._turn = pinned, 0
-        self._planned: Any = None  # reached when the last plan has arrived on the device
         self._memory: Any = None  # one pool of memory for all graphs: they never run together
         rows.rewritten.update(range(most))
 
@@ -127,7 +120,7 @@ class DecodeGraphs:
     def possible(model: LlamaModel, attention: Any) -> bool:
         """Whether decode steps of this model can be captured."""
         fused = isinstance(model, FusedLlama)
-        return fused and isinstance(attention, FlashInferAttention) and attention.reads_pool_only
+        return fused and isinstance(attention, FlashInferAttention) and attention.has_short_kernels
 
     def fits(self, requests: Sequence[Request]) -> bool:
         """Whether the pages of all requests can be listed, each with one more token; and of the padding."""
@@ -146,21 +139,24 @@ class DecodeGraphs:
         self._take_over(requests)
         skip = self._pages_to_share(requests)
         kind = self._kind(requests, size, skip)
-        captured = self._captured.get((size, kind))
+        key = (size, *kind)
+        captured = self._captured.get(key)
         if captured is None:
-            captured = self._captured[size, kind] = self._capture(size, kind, requests, skip)
+            captured = self._captured[key] = self._capture(size, kind, requests, skip, token_ids)
         else:
-            self._prepare(captured.numbers, captured.attention, requests, skip, token_ids is not None)
-        if token_ids is not None:
-            captured.numbers.token_ids[: len(requests)].copy_(token_ids)
+            self._prepare(captured.numbers, requests, skip, token_ids)
         captured.graph.replay()
         count = len(requests)
         return StepOutput(captured.logits[:count], captured.greedy[:, :count])
 
+    def to_host(self, chosen: Tensor, arriving: Tensor) -> None:
+        """Tokens and log-probabilities `[2, B]` to pinned memory, behind the step."""
+        self._model.kernels.to_host(chosen, arriving)
+
     def _pages_to_share(self, requests: Sequence[Request]) -> int:
         """How many first pages are read once for all; 0 for the usual way."""
         few = len(requests) < LEAST_REQUESTS
-        if few or self._cascade is False or not self._attention.has_short_kernels:
+        if few or self._cascade is False:
             return 0
         count = self._shared.count([r.row for r in requests], [r.kv_len for r in requests])
         worth = worth_it(len(requests), count * self._page) or (self._cascade is True and count > 0)
@@ -180,16 +176,11 @@ class DecodeGraphs:
         self._rows.rewritten.difference_update(numbers.tolist())
 
     def _prepare(
-        self,
-        numbers: _Numbers,
-        attention: StepAttention,
-        requests: Sequence[Request],
-        skip: int,
-        on_device: bool,
-    ) -> None:
-        """This step's numbers into the buffers, and attention's plan.
+        self, numbers: _Numbers, requests: Sequence[Request], skip: int, token_ids: Tensor | None,
+    ) -> None:  # fmt: skip
+        """This step's numbers into the buffers.
 
-        skip: so many first pages are the shared ones. on_device: the tokens are there.
+        skip: so many first pages are the shared ones. token_ids: see `run`.
         """
         size, count = len(numbers.rows), len(requests)
         rows = np.array([request.row for request in requests])
@@ -197,7 +188,7 @@ class DecodeGraphs:
         sent = self._host_buffer(size)
         host, indptr, sent[-1] = sent[: 5 * size].reshape(5, size), sent[5 * size : -1], skip * self._page
         host[:] = 0
-        if not on_device:
+        if token_ids is None:
             host[0, :count] = [request.last_token for request in requests]
         host[1, :count] = lengths - 1
         host[2, :count] = self._rows.rows[rows, lengths - 1]
@@ -209,20 +200,11 @@ class DecodeGraphs:
         np.cumsum(counts, out=indptr[1:])
         host[4] = 1
         host[4, :count] = lengths - (counts[:count] + skip - 1) * self._page
-        kv_lens = np.ones(size, dtype=np.int32)
-        kv_lens[:count] = lengths - skip * self._page
         numbers.packed.copy_(torch.from_numpy(sent), non_blocking=True)
         self._model.kernels.fill_pages(
             self._table, numbers.rows, numbers.indptr, numbers.out_slots, self._indices, self._page,
-            int(counts.max()), skip,
+            int(counts.max()), skip, token_ids, numbers.token_ids,
         )  # fmt: skip
-        # The plan goes over from a buffer of its own: not to be written to before the last one has gone.
-        if self._planned is not None:
-            self._planned.synchronize()
-        ends, last = torch.from_numpy(indptr), torch.from_numpy(host[4])
-        attention.plan_step(ends, last, torch.from_numpy(kv_lens), self._page, self._pool)
-        self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._planned.record()
 
     def _host_buffer(self, size: int) -> Any:
         """int32 for a step's numbers, in pinned memory: from any other a copy waits for the whole stream.
@@ -232,31 +214,27 @@ class DecodeGraphs:
         self._turn = 1 - self._turn
         return self._pinned[self._turn][: 6 * size + 2]
 
-    def _kind(self, requests: Sequence[Request], size: int, skip: int) -> str:
-        """Which attention is fastest: "cascade", "short" or "flashinfer"."""
-        if skip:
-            return "cascade"
-        short = self._attention.is_short(size, max(request.kv_len for request in requests))
-        return "short" if short else "flashinfer"
+    def _kind(self, requests: Sequence[Request], size: int, skip: int) -> tuple[bool, int]:
+        """Which attention is fastest: whether a cascade, and cut for how many of a request's own tokens."""
+        longest = max(request.kv_len for request in requests) - skip * self._page
+        return skip > 0, _kernels_of("short_decode").cut_until(size, longest)
 
-    def _new_attention(self, numbers: _Numbers, kind: str) -> StepAttention:
+    def _new_attention(self, numbers: _Numbers, shared: bool, until: int) -> Any:
         lists = numbers.indptr, self._indices, numbers.last_page_len
-        if kind == "flashinfer":
-            return self._attention.graph_decode(*lists)
-        # Imported here because they need Triton, as FlashInfer's do not.
-        short: Any = import_module("minirad.fast.short_decode")
-        made: StepAttention = short.ShortDecode(*self._attention.heads, *lists)
-        if kind == "cascade":
-            cascade: Any = import_module("minirad.fast.cascade_decode")
-            made = cascade.CascadeDecode(made, self._table, numbers.rows, numbers.shared)
-        return made
+        own = _kernels_of("short_decode").ShortDecode(*self._attention.heads, *lists, self._page, until)
+        if not shared:
+            return own
+        return _kernels_of("cascade_decode").CascadeDecode(own, self._table, numbers.rows, numbers.shared)
 
-    def _capture(self, size: int, kind: str, requests: Sequence[Request], skip: int) -> _Captured:
+    def _capture(
+        self, size: int, kind: tuple[bool, int], requests: Sequence[Request], skip: int,
+        token_ids: Tensor | None,
+    ) -> _Captured:  # fmt: skip
         """Records a step for `size` requests; the first of it is these requests' own."""
         device = self._pool.device
         numbers = _Numbers.of(size, device)
-        attention = self._new_attention(numbers, kind)
-        self._prepare(numbers, attention, requests, skip, on_device=False)
+        attention = self._new_attention(numbers, *kind)
+        self._prepare(numbers, requests, skip, token_ids)
         model: Any = self._model
 
         def step() -> tuple[Tensor, Tensor]:
@@ -288,3 +266,8 @@ class DecodeGraphs:
             host = self._rows.rows[row, :: self._page] // self._page
             used = np.flatnonzero(host)
             assert np.array_equal(table[row, used], host[used]), f"row {row} differs on the device"
+
+
+def _kernels_of(module: str) -> Any:
+    """Imported when needed, because it needs Triton."""
+    return import_module(f"minirad.fast.{module}")

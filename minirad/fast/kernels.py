@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minirad.fast.early_launch import launch_options, let_next_begin, wait_for_previous
 
-__all__ = ["add_rms_norm", "fill_pages", "greedy", "rms_norm", "rotate_and_write", "silu_mul"]
+__all__ = ["add_rms_norm", "fill_pages", "greedy", "rms_norm", "rotate_and_write", "silu_mul", "to_host"]
 
 
 @triton.jit
@@ -145,8 +145,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
-def _pages_kernel(table, rows, indptr, slots, out, stride, skip, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["known"])
+def _pages_kernel(
+    table, rows, indptr, slots, out, chosen, token_ids, known, stride, skip,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     entry, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start, stop = tl.load(indptr + entry), tl.load(indptr + entry + 1)
     row, last = tl.load(rows + entry).to(tl.int64), tl.load(slots + entry) // PAGE
@@ -155,13 +158,16 @@ def _pages_kernel(table, rows, indptr, slots, out, stride, skip, PAGE: tl.conste
     pages = tl.where(at == count - 1, last, pages)
     tl.store(out + start + at, pages, mask=at < count)
     tl.store(table + row * stride + skip + at, pages, mask=at == count - 1)
+    taken = (entry < known) & (tl.program_id(1) == 0)
+    tl.store(token_ids + entry, tl.load(chosen + entry, mask=taken, other=0).to(tl.int32), mask=taken)
 
 
 def fill_pages(
     table: Tensor, rows: Tensor, indptr: Tensor, slots: Tensor, out: Tensor, page_size: int, longest: int,
-    skip: int = 0,
+    skip: int = 0, chosen: Tensor | None = None, token_ids: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Lists the pages of decoding requests in `out`, and enters each one's newest page into `table`.
+    """Lists the pages of decoding requests in `out`, enters each one's newest page into `table`, and takes
+    over the tokens that the step before has chosen.
 
     Args:
         table: int32 `[rows, pages]`, pages by request row, right but for the newest page.
@@ -169,12 +175,31 @@ def fill_pages(
         indptr: int32 `[B + 1]`, where each entry's pages begin in `out`.
         longest: the largest number of pages of an entry.
         skip: so many first pages of each row are left out of the lists.
+        chosen, token_ids: float64, copied to the first entries of int32 `[B]`; None to leave these alone.
     """
     block = 1024
     grid = (len(rows), triton.cdiv(longest, block))
+    known = 0 if chosen is None else len(chosen)
     _pages_kernel[grid](
-        table, rows, indptr, slots, out, table.stride(0), skip, PAGE=page_size, BLOCK=block, num_warps=4
-    )
+        table, rows, indptr, slots, out, slots if chosen is None else chosen,
+        slots if token_ids is None else token_ids, known, table.stride(0), skip, PAGE=page_size, BLOCK=block,
+        num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["stride", "count"])
+def _to_host_kernel(source, target, stride, count, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    found = tl.load(source + at // count * stride + at % count, mask=at < 2 * count)
+    tl.store(target + at, found, mask=at < 2 * count)
+
+
+def to_host(source: Tensor, target: Tensor) -> None:
+    """Copies float64 `[2, B]` (rows contiguous) to pinned memory. For a copy by torch the next step waits
+    until one engine of the card has handed over to another, and back (bench/LOG.md)."""
+    count = source.shape[1]
+    block = triton.next_power_of_2(2 * count)
+    _to_host_kernel[(1,)](source, target, source.stride(0), count, BLOCK=block, num_warps=4)
 
 
 @triton.jit

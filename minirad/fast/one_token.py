@@ -63,13 +63,9 @@ class OneToken:
         self.launch = overlap.launch_options(frequencies.device)
 
     def layers(
-        self,
-        x: Tensor,
-        layers: Sequence[Layer],
-        metadata: AttentionMetadata,
-        pool: KVPool,
+        self, x: Tensor, layers: Sequence[Layer], metadata: AttentionMetadata, pool: KVPool,
         backend: AttentionBackend,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """x `[1, hidden]` through all layers; it is written over. Keys and values go into the pool.
 
         Of the metadata `positions` and `out_slots` are read, and `backend.run` what it planned.

@@ -120,10 +120,8 @@ class Overlap:
             raise
         engine.scheduler.future.step(idle=False)
         self._turn = 1 - self._turn
-        # In one piece: into a part of each row torch would copy by way of ordinary memory, and for that it
-        # waits until this step has ended.
         arriving = self._arriving[self._turn][: 2 * len(requests)].view(2, -1)
-        arriving.copy_(chosen, non_blocking=True)
+        graphs.to_host(chosen, arriving)
         return _InFlight(list(requests), chosen, arriving, _mark(engine.device))
 
     def _process_result(self, flight: _InFlight) -> None:

@@ -3,8 +3,9 @@
 FlashInfer cuts long sequences into pieces by a plan that the host makes for every step, and merges their
 results in a second kernel. Here the grid is always the same, each program works out its piece from the lists
 on the device, and the last program does the merge: no plan, one kernel. Few requests read little KV, and
-what counts is how many kernels follow each other and how long each takes to begin; many requests give
-the card enough programs as they are. Where few requests are long, or one is much longer than the others,
+what counts is how many kernels follow each other and how long each takes to begin, so a program has its first
+block in its registers before the kernel in front has ended; many requests give the card enough programs as
+they are. Where few requests are long, or one is much longer than the others,
 FlashInfer's plan pays. Importing this module needs the package triton.
 """
 
@@ -19,34 +20,75 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minirad.attention.metadata import AttentionMetadata
 from minirad.fast.early_launch import launch_options, let_next_begin, wait_for_previous
-from minirad.fast.flashinfer import FEW_REQUESTS, StepAttention
 from minirad.fast.one_token import padded
 from minirad.kv.kv_pool import KVPool
 
-__all__ = ["Cut", "ShortDecode", "decode_attention", "meet"]
+__all__ = ["Cut", "ShortDecode", "StepAttention", "cut_until", "decode_attention", "meet"]
 
+FEW_REQUESTS, MANY_REQUESTS = 16, 64
+AT_ONCE = 256  # tokens
+LIMITS_IF_FEW, LIMITS_IF_MANY = (128, AT_ONCE, 2048), (AT_ONCE, 4096)
 PADDED_GROUP = 16  # query heads per kv head, padded: the matrix units' smallest number of rows
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How a request's tokens are shared out: among at most `splits` programs, each of which takes `least`
-    blocks or more, of `block` tokens; the warps of a program, and how many blocks it fetches ahead."""
+    blocks or more, of `block` tokens; the warps of a program, how many blocks it fetches ahead, and whether
+    it does so with the first one before the kernel in front has ended."""
 
     splits: int
     block: int
     least: int
     warps: int
     stages: int
+    ahead: bool
 
     @classmethod
-    def best(cls, requests: int, head_dim: int) -> Cut:
-        """The quickest that was measured (bench/LOG.md)."""
-        if requests <= FEW_REQUESTS:  # small pieces, so that they suffice for all of the card's processors
-            return cls(16, 32, 1, warps=max(1, head_dim // 64), stages=1)
-        block = 8192 // head_dim  # so that what is fetched ahead takes 64 KiB of shared memory
-        return cls(4, block, 1024 // block, warps=4, stages=2)
+    def best(cls, requests: int, tokens: int, head_dim: int) -> Cut:
+        """The quickest measured (bench/LOG.md); tokens: of the longest request at most, 0 for any number."""
+        few, short = requests <= FEW_REQUESTS, 0 < tokens <= AT_ONCE
+        if few and short:  # one program meets all tokens at once: merging takes longer than meeting them
+            block = min(padded(tokens), 16384 // head_dim)
+            warps = max(1, block * head_dim // 2048)
+            return cls(padded(tokens) // block, block, 1, warps, stages=1, ahead=True)
+        if few and tokens:  # small pieces, so that they suffice for all of the card's processors
+            return cls(16, 32, 1, warps=max(1, head_dim // 64), stages=1, ahead=True)
+        if requests <= 2:
+            return cls(64, 4096 // head_dim, 1, warps=head_dim // 32, stages=4, ahead=False)
+        if not tokens:  # one of them may be much longer than the others
+            least = 1 if few else head_dim // 8
+            return cls(32 if requests <= 8 else 16, 8192 // head_dim, least, warps=4, stages=2, ahead=False)
+        if requests > MANY_REQUESTS:  # whose programs suffice: small ones, so that many lie on each processor
+            block = max(16, (2048 if short else 4096) // head_dim)
+            return cls(1, block, 1, warps=1 if short else 2, stages=2, ahead=False)
+        block = 8192 // head_dim
+        if short:
+            return cls(1, block, 1, warps=4, stages=1, ahead=True)
+        return cls(4, block, 1024 // block, warps=4, stages=2, ahead=False)
+
+
+def cut_until(requests: int, longest: int) -> int:
+    """The number of tokens to cut for where the longest request has so many; 0: any number."""
+    limits = LIMITS_IF_FEW if requests <= FEW_REQUESTS else LIMITS_IF_MANY
+    return next((limit for limit in limits if longest <= limit), 0)
+
+
+class StepAttention:
+    """An `AttentionBackend` of captured decode steps: without a plan, and keys and values are in the pool."""
+
+    name: str
+    reads_pool_only = True
+
+    def plan(self, metadata: AttentionMetadata, pool: KVPool) -> None:
+        """Refused: the lists are the step's."""
+        raise ValueError("a captured step has no plan")
+
+    def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:
+        """Refused: the kernel that rotates keys also stores them."""
+        raise ValueError("in a captured step the rotation writes keys and values")
 
 
 class ShortDecode(StepAttention):
@@ -57,6 +99,7 @@ class ShortDecode(StepAttention):
             pages of each request (see AttentionMetadata). Read whenever a step is replayed, before the
             kernels in front of this one have ended: they must not be written by one of those.
         scale: the factor of q.k before the softmax.
+        tokens: what each request has at most, for a good cut; 0 for any number. More are right as well.
 
     Raises:
         ValueError: if `fits` says that it does not.
@@ -65,22 +108,15 @@ class ShortDecode(StepAttention):
     name = "short-decode"
 
     def __init__(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        scale: float,
-        indptr: Tensor,
-        indices: Tensor,
-        last_page_len: Tensor,
-        cut: Cut | None = None,
-    ) -> None:
+        self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, indptr: Tensor,
+        indices: Tensor, last_page_len: Tensor, page_size: int, tokens: int = 0, cut: Cut | None = None,
+    ) -> None:  # fmt: skip
         if not self.fits(num_heads, num_kv_heads, head_dim):
             raise ValueError(f"ShortDecode: {num_heads}/{num_kv_heads} heads of {head_dim} do not fit")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self._lists = indptr, indices, last_page_len
+        self.page_size, self._lists = page_size, (indptr, indices, last_page_len)
         self.scale, self._batch, device = scale, len(last_page_len), indptr.device
-        self.cut = Cut.best(self._batch, head_dim) if cut is None else cut
+        self.cut = Cut.best(self._batch, tokens, head_dim) if cut is None else cut
         self._group = padded(num_heads // num_kv_heads)
         places = self._batch * num_kv_heads * self.cut.splits * self._group
         self._parts = torch.zeros(places * head_dim, device=device)
@@ -94,6 +130,7 @@ class ShortDecode(StepAttention):
         return num_heads // num_kv_heads <= PADDED_GROUP and head_dim == padded(head_dim) >= 16
 
     def run(self, layer_id: int, q: Tensor, pool: KVPool, scale: float) -> Tensor:
+        """Attend: q `[B, heads, head_dim]`, one token of each request, gives the same shape."""
         return self.go_on(layer_id, q, pool, scale, None)
 
     def go_on(
@@ -116,7 +153,7 @@ class ShortDecode(StepAttention):
             self._parts, self._sums, self._arrived, scale,
             HEADS=self.num_heads, KV_HEADS=self.num_kv_heads, D=self.head_dim, PAGE=self.page_size,
             BLOCK=cut.block, SPLITS=cut.splits, LEAST=cut.least, GROUP=PADDED_GROUP, REAL=self._group,
-            BEFORE=0 if before is None else len(answers),
+            BEFORE=0 if before is None else len(answers), AHEAD=cut.ahead,
             num_warps=cut.warps, num_stages=cut.stages, **self.launch,
         )  # fmt: skip
         return out
@@ -140,15 +177,21 @@ def meet(
         values = tl.load(v_pool + slot[:, None] + d[None, :], mask=inside[:, None], other=0.0)
         token += BLOCK
         page = tl.load(pages + token // PAGE, mask=token < length, other=0).to(tl.int64)
-        scores = tl.dot(queries, keys) * (scale * 1.4426950408889634)
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(best - higher)
-        total = total * fade + tl.sum(weights, 1)
-        acc = acc * fade[:, None] + tl.dot(weights.to(values.dtype), values)
-        best = higher
+        best, total, acc = _meet_block(queries, keys, values, inside, scale, best, total, acc)
     return best, total, acc
+
+
+@triton.jit
+def _meet_block(queries, keys, values, inside, scale, best, total, acc):
+    """As `meet`, of one block that has been read: keys `[D, BLOCK]`, values `[BLOCK, D]`."""
+    scores = tl.dot(queries, keys) * (scale * 1.4426950408889634)
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    higher = tl.maximum(best, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    fade = tl.exp2(best - higher)
+    total = total * fade + tl.sum(weights, 1)
+    acc = acc * fade[:, None] + tl.dot(weights.to(values.dtype), values)
+    return higher, total, acc
 
 
 @triton.jit
@@ -156,7 +199,7 @@ def decode_attention(
     q, k_pool, v_pool, indptr, indices, last_page_len, before, before_lse, out, parts, sums, arrived, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, REAL: tl.constexpr,
-    BEFORE: tl.constexpr, EARLY: tl.constexpr,
+    BEFORE: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One query token per entry against its pages: a program takes one kv head and one stretch of tokens.
 
@@ -177,12 +220,21 @@ def decode_attention(
     blocks = tl.cdiv(length, BLOCK)
     each = tl.maximum(tl.cdiv(blocks, SPLITS), LEAST)
     used = tl.cdiv(blocks, each)
+    if split >= used:  # without waiting: an entry's first program does
+        return
     token = split * each * BLOCK + tl.arange(0, BLOCK)
     page = tl.load(indices + begin + token // PAGE, mask=token < length, other=0).to(tl.int64)
+    if AHEAD:  # all but the newest token's, which the kernel in front writes
+        old = token < length - 1
+        slot = ((page * PAGE + token % PAGE) * KV_HEADS + kv_head) * D
+        keys = tl.load(k_pool + slot[None, :] + d[:, None], mask=old[None, :], other=0.0)
+        values = tl.load(v_pool + slot[:, None] + d[None, :], mask=old[:, None], other=0.0)
     if EARLY:
         wait_for_previous()
-    if split >= used:
-        return
+    if AHEAD:
+        new = token == length - 1
+        keys = tl.load(k_pool + slot[None, :] + d[:, None], mask=new[None, :], other=keys)
+        values = tl.load(v_pool + slot[:, None] + d[None, :], mask=new[:, None], other=values)
     head = entry * HEADS + kv_head * (HEADS // KV_HEADS) + group
     at = head[:, None] * D + d[None, :]
     queries = tl.load(q + at, mask=real[:, None], other=0.0)
@@ -200,8 +252,14 @@ def decode_attention(
         total = total * fade + share
         acc = acc * fade[:, None] + answer * share[:, None]
         best = higher
+    left = tl.minimum(each, blocks - split * each)
+    if AHEAD:
+        best, total, acc = _meet_block(queries, keys, values, token < length, scale, best, total, acc)
+        token += BLOCK
+        left -= 1
+        page = tl.load(indices + begin + token // PAGE, mask=token < length, other=0).to(tl.int64)
     best, total, acc = meet(
-        queries, k_pool, v_pool, indices + begin, token, page, tl.minimum(each, blocks - split * each),
+        queries, k_pool, v_pool, indices + begin, token, page, left,
         length, kv_head, scale, best, total, acc, KV_HEADS, D, PAGE, BLOCK,
     )  # fmt: skip
     if used == 1:

@@ -35,11 +35,10 @@ from test_ops import model_of
 from minirad.attention import BatchEntry, build_metadata
 from minirad.fast import early_launch, few_tokens, kernels
 from minirad.fast.cascade_decode import CascadeDecode
-from minirad.fast.flashinfer import FEW_REQUESTS
 from minirad.fast.fused_llama import FusedLlama
 from minirad.fast.paged import TorchPagedAttention
 from minirad.fast.sampling_kernels import draw
-from minirad.fast.short_decode import Cut, ShortDecode
+from minirad.fast.short_decode import FEW_REQUESTS, LIMITS_IF_FEW, LIMITS_IF_MANY, MANY_REQUESTS, ShortDecode
 from minirad.kv import KVPool
 from minirad.model.llama import LlamaModel, random_weights
 
@@ -127,22 +126,23 @@ def left_out(launched: set[str]) -> set[str]:
 def steps(plain: LlamaModel) -> None:
     """Of one token, of a few by each of the cuts that fit, and of more than those."""
     model = FusedLlama(plain)
-    rows, pool = np.arange(1, 101)[:, None], model.new_pool(101)
-    for count in (1, *few_tokens.CUTS, 100):
+    rows, pool = np.arange(1, 201)[:, None], model.new_pool(201)
+    for count in (1, *few_tokens.CUTS, 200):
         entries = [BatchEntry(row, 0, 1) for row in range(count)]
         meta = build_metadata(rows, entries, 1, torch.device("cpu"))
         every = torch.arange(count)
-        model.forward(torch.zeros(count, dtype=torch.int64), meta, pool, TorchPagedAttention(), every)
+        tokens, backend = torch.zeros(count, dtype=torch.int64), TorchPagedAttention()
+        model.forward(tokens, meta, pool, backend, every)
+        model.compute(tokens.int(), meta, pool, backend)
 
 
-def attention(dim: int, heads: int, kv_heads: int, requests: int, page: int) -> None:
+def attention(dim: int, heads: int, kv_heads: int, requests: int, page: int, tokens: int) -> None:
     pool = KVPool(1, 64 * page, kv_heads, dim, dtype=torch.bfloat16, device="cpu")
     q = torch.zeros(requests, heads, dim, dtype=torch.bfloat16)
     lists = [torch.zeros(size, dtype=torch.int32) for size in (requests + 1, 64, requests)]
-    own = ShortDecode(heads, kv_heads, dim, dim**-0.5, *lists)
+    own = ShortDecode(heads, kv_heads, dim, dim**-0.5, *lists, page, tokens)
     table, rows = torch.zeros((requests, 64), dtype=torch.int32), lists[2]
     for made in (own, CascadeDecode(own, table, rows, torch.ones(1, dtype=torch.int32))):
-        made.plan_step(lists[0], lists[2], lists[2], page, pool)
         made.run(0, q, pool, dim**-0.5)
 
 
@@ -157,6 +157,9 @@ def choices(dtype: torch.dtype) -> None:
 def pages() -> None:
     table, indptr, slots = (torch.zeros(shape, dtype=torch.int32) for shape in ((4, 64), 5, 4))
     kernels.fill_pages(table, slots, indptr, slots, torch.zeros(256, dtype=torch.int32), 16, 64, 0)
+    chosen = torch.zeros(2, 4, dtype=torch.float64)
+    kernels.fill_pages(table, slots, indptr, slots, table.flatten(), 16, 64, 0, chosen[0], slots)
+    kernels.to_host(chosen, torch.zeros_like(chosen))
 
 
 def main(capability: int, shared: int) -> None:
@@ -165,14 +168,15 @@ def main(capability: int, shared: int) -> None:
     steps(LlamaModel(config, random_weights(config, 0, dtype=torch.bfloat16, device="cpu")))
     steps(model_of("few, biases", torch.float16, "cpu"))
     steps(model_of("odd sizes", torch.bfloat16, "cpu"))
-    for dim, requests, page in ((64, 4, 1), (64, FEW_REQUESTS + 1, 16), (128, 4, 16), (256, 64, 1)):
-        attention(dim, 32, 8, requests, page)
+    sizes = ((64, 4, 1), (64, FEW_REQUESTS + 1, 16), (64, MANY_REQUESTS + 1, 16), (128, 4, 16), (256, 64, 1))
+    for dim, requests, page in sizes:
+        for tokens in (*LIMITS_IF_FEW, *LIMITS_IF_MANY, 0):
+            attention(dim, 32, 8, requests, page, tokens)
     choices(torch.bfloat16)
     choices(torch.float32)
     pages()
     for name in sorted(left_out(launched)):
         print(json.dumps({"kernel": name, "never": True}))
-    assert Cut.best(1, 64) != Cut.best(FEW_REQUESTS + 1, 64)
 
 
 if __name__ == "__main__":

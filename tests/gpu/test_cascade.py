@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_flashinfer_calls import BatchDecodeWithPagedKVCacheWrapper, Kernels, attend
+from test_flashinfer_calls import Kernels, attend
 from test_runner import close, engine_of, prompts, with_marks
 
 from minirad.config import EngineConfig, SamplingParams
@@ -72,31 +71,23 @@ def test_the_switch_is_checked() -> None:
 # ---------------------------------------------------------------------- what is computed, with a stand-in
 
 
-def list_pages(table, rows, indptr, slots, out, page, longest, skip) -> None:
+def list_pages(table, rows, indptr, slots, out, page, longest, skip, chosen, token_ids) -> None:
     """What kernels.fill_pages does."""
+    if chosen is not None:
+        token_ids[: len(chosen)] = chosen
     for entry, row in enumerate(rows.tolist()):
         begin, end = indptr[entry : entry + 2].tolist()
         table[row, skip + end - begin - 1] = slots[entry] // page
         out[begin:end] = table[row, skip : skip + end - begin]
 
 
-class GraphWrapper(BatchDecodeWithPagedKVCacheWrapper):
-    """The stand-in's decode wrapper with the attributes that GraphDecode reads."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._paged_kv_indices_buf = options.get("paged_kv_indices_buffer")
-        self.use_tensor_cores = options["use_tensor_cores"]
-
-
 class OwnPages:
     """What ShortDecode does, in torch: each entry's listed pages, from what was answered before."""
 
-    def __init__(self, heads, kv_heads, head_dim, scale, indptr, indices, last_page_len) -> None:
-        self.lists = indptr, indices, last_page_len
-
-    def plan_step(self, indptr, last_page_len, kv_lens, page_size, pool) -> None:
-        self.page = page_size
+    def __init__(
+        self, heads, kv_heads, head_dim, scale, indptr, indices, last_page_len, page_size, tokens
+    ) -> None:
+        self.lists, self.page, self.tokens = (indptr, indices, last_page_len), page_size, tokens
 
     def listed(self, entry: int) -> torch.Tensor:
         indptr, indices, last = (each.numpy() for each in self.lists)
@@ -119,9 +110,6 @@ class WithShared(OwnPages):
     def __init__(self, own, table, rows, shared) -> None:
         self.own, self.table, self.rows, self.shared = own, table, rows, shared
 
-    def plan_step(self, *args) -> None:
-        self.own.plan_step(*args)
-
     def run(self, layer_id, q, pool, scale) -> torch.Tensor:
         page = self.own.page
         pages = self.table[int(self.rows[0]), : int(self.shared) // page]
@@ -130,20 +118,11 @@ class WithShared(OwnPages):
         )
 
 
-class NoEvent:
-    def record(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize("kind", ["cascade", "short", "flashinfer"])
+@pytest.mark.parametrize("cascade", [True, False])
 def test_a_captured_steps_lists_give_everybodys_own_answer(
-    monkeypatch: pytest.MonkeyPatch, page: int, kind: str
+    monkeypatch: pytest.MonkeyPatch, page: int, cascade: bool
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", NoEvent)
     rng, heads, kv_heads, dim, count, size = np.random.default_rng(page), 4, 2, 8, 11, 16
     pool = KVPool(1, 2000 * page, kv_heads, dim, dtype=torch.float32, device="cpu")
     pool.k[0].normal_(generator=torch.Generator().manual_seed(1))
@@ -157,25 +136,26 @@ def test_a_captured_steps_lists_give_everybodys_own_answer(
         rows.rows[row] = slots[:200] if len(slots) >= 200 else np.resize(slots, 200)
         length = first + int(rng.integers(1, 40))
         requests.append(SimpleNamespace(row=row, kv_len=length, last_token=7 + row))
-    kernels = Kernels()
-    kernels.BatchDecodeWithPagedKVCacheWrapper = type("W", (GraphWrapper,), {"recorder": kernels.calls})
-    attention = FlashInferAttention(heads, kv_heads, dim, device="cpu", kernels=kernels)
-    for name, made in (("ShortDecode", OwnPages), ("CascadeDecode", WithShared)):
-        module = "minirad.fast." + name.replace("Decode", "_decode").lower()
-        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: made}))
-    if kind != "flashinfer":
-        monkeypatch.setattr("minirad.fast.flashinfer.HEAD_DIMS", (dim,))
+    attention = FlashInferAttention(heads, kv_heads, dim, device="cpu", kernels=Kernels())
+    short = SimpleNamespace(ShortDecode=OwnPages, cut_until=lambda requests, longest: (requests, longest))
+    monkeypatch.setitem(sys.modules, "minirad.fast.short_decode", short)
+    monkeypatch.setitem(sys.modules, "minirad.fast.cascade_decode", SimpleNamespace(CascadeDecode=WithShared))
     model = SimpleNamespace(kernels=SimpleNamespace(fill_pages=list_pages))
-    graphs = DecodeGraphs(model, pool, attention, rows, page, cascade=kind == "cascade")
+    graphs = DecodeGraphs(model, pool, attention, rows, page, cascade=cascade)
     numbers = _Numbers.of(size, torch.device("cpu"))
-    assert graphs._kind(requests, size, 13 if kind == "cascade" else 0) == kind
-    made = graphs._new_attention(numbers, kind)
+    skip = 13 if cascade else 0
+    longest = max(request.kv_len for request in requests) - skip * page
+    assert graphs._kind(requests, size, skip) == (cascade, (size, longest))
+    made = graphs._new_attention(numbers, cascade, 128)
+    assert (made.own if cascade else made).tokens == 128
     generator = torch.Generator().manual_seed(3)
     for step in range(6):
         graphs._take_over(requests)
-        skip = graphs._pages_to_share(requests)
-        assert skip == (13 if kind == "cascade" else 0)
-        graphs._prepare(numbers, made, requests, skip, on_device=False)
+        assert graphs._pages_to_share(requests) == skip
+        chosen = torch.arange(len(requests), dtype=torch.float64) if step % 2 else None
+        graphs._prepare(numbers, requests, skip, chosen)
+        tokens = [r.last_token for r in requests] if chosen is None else list(range(len(requests)))
+        assert numbers.token_ids.tolist() == tokens + [0] * (size - len(requests))
         q = torch.randn(size, heads, dim, generator=generator)
         found = made.run(0, q, pool, dim**-0.5)
         for at, request in enumerate(requests):
@@ -205,5 +185,5 @@ def test_a_cascade_says_what_ordinary_decoding_says(page: int) -> None:
         engine.check()
         assert engine.runner.graphs is not None
         engine.runner.graphs.check()
-        assert any(kind == "cascade" for _, kind in engine.runner.graphs._captured) == cascade
+        assert any(shared for _, shared, _ in engine.runner.graphs._captured) == cascade
     assert all(map(close, found[True], found[False]))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from test_ops import KINDS, SHAPES, SMALL, Params, attend_to, model_of
 from torch import Tensor
 
 from minirad.attention import BatchEntry, GatherAttention, build_metadata
-from minirad.fast.few_tokens import CUTS, Cut, FewTokens
+from minirad.fast.few_tokens import CUTS, FEW, Cut, FewTokens
 from minirad.fast.fused_llama import FusedLlama
 from minirad.fast.paged import TorchPagedAttention
 from minirad.fast.sampling import next_tokens
@@ -88,13 +90,41 @@ def test_a_few_tokens_are_torchs(shape: str) -> None:
     assert torch.allclose(answer(fused, spans), wanted, atol=2e-4 * float(wanted.abs().max()))
 
 
+def test_ids_alone_give_what_layers_and_scores_give() -> None:
+    """`compute` of a few tokens, where looking up and the last norm are not kernels of their own."""
+    fused = FusedLlama(model_of("few", torch.float32, "cpu"))
+    assert fused.one_token is not None
+    fused.few_tokens = (FewTokens(fused.config, fused.one_token, cuts=SMALL),)
+    pool, backend, tokens = fused.new_pool(9), TorchPagedAttention(), torch.arange(7) * 5 + 2
+    meta = build_metadata(np.arange(1, 9)[None], [BatchEntry(0, 0, 7)], 1, "cpu")
+    whole = fused.forward(tokens, meta, pool, backend, torch.arange(7))
+    assert torch.allclose(fused.compute(tokens, meta, pool, backend), whole, atol=1e-5)
+
+
+def test_the_gate_of_many_tokens_is_torchs() -> None:
+    fused = FusedLlama(model_of("few, biases", torch.float32, "cpu"))
+    one, layer = fused.one_token, fused.layers[0]
+    assert one is not None
+    h = torch.randn(70, fused.config.hidden, generator=torch.Generator().manual_seed(0))
+    fused.gates = ()
+    wanted = fused.mlp(layer, h)
+    fused.gates = (FewTokens(fused.config, one, 128, SMALL),)
+    assert torch.allclose(fused.mlp(layer, h), wanted, atol=1e-4 * float(wanted.abs().max()))
+    calls: list[int] = []
+    fused.gates = (SimpleNamespace(most=128, gated=lambda *args: calls.append(len(args[1])) or h),)
+    for tokens in (FEW, FEW + 1, 128, 129):
+        with suppress(RuntimeError):  # h is no answer
+            fused.mlp(layer, torch.zeros(tokens, fused.config.hidden))
+    assert calls == [FEW + 1, 128]
+
+
 def test_which_models_can_be_cut() -> None:
     usual = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "vocab_size": 128256}
     fitting = tiny_config(**usual, num_key_value_heads=8, head_dim=64)
     assert all(FewTokens.fits(fitting, cuts) for cuts in CUTS.values())
     for name, size in (
-        ("hidden", 2048 + 64),
-        ("intermediate", 8192 + 64),
+        ("hidden", 2048 + 32),
+        ("intermediate", 8192 + 32),
         ("vocab_size", 61),
         ("head_dim", 32),
     ):
@@ -109,7 +139,7 @@ def test_which_models_can_be_cut() -> None:
 def test_a_cut_lies_in_the_cards_shared_memory() -> None:
     """Of the largest card, of one that is a few years old, and of one for games."""
     for rows, tokens, kilobytes in product((64, 128), CUTS, (227, 163, 99)):
-        cut = Cut(1, 512, 128, 6, rows=rows).within(kilobytes << 10, tokens)
+        cut = Cut(1, 512, 64 if tokens > FEW else 128, 6, rows=rows).within(kilobytes << 10, tokens)
         assert 2 * (rows + tokens) * (cut.first + cut.stages * cut.block) <= kilobytes << 10
         assert cut.stages >= 1 and cut.fits(6144, 4096) and cut.fits(3072, 2048)
     for tokens, cuts in CUTS.items():
@@ -167,6 +197,26 @@ def test_pages_are_listed_and_the_newest_is_entered(skip: int) -> None:
     assert table.flatten().tolist() == list(range(40))
 
 
+def test_what_a_step_chose_is_taken_over_and_sent() -> None:
+    """Of three requests two have tokens that the host has not seen yet."""
+    numbers = torch.arange(12, dtype=torch.int32)
+    table, rows, indptr = (
+        numbers.view(3, 4).clone(),
+        numbers[:3],
+        torch.tensor([0, 1, 2, 3], dtype=torch.int32),
+    )
+    token_ids = torch.full((3,), 9, dtype=torch.int32)
+    chosen = torch.tensor([[41.0, 0.0, 128255.0, 0.0], [-0.25, 1.0, -1e-9, 1.0]], dtype=torch.float64)[:, ::2]
+    chosen = torch.cat((chosen, torch.zeros(2, 3, dtype=torch.float64)), 1)[:, :2]  # cut from a larger batch
+    kernels_of("kernels").fill_pages(
+        table, rows, indptr, rows, torch.zeros(9, dtype=torch.int32), 4, 1, 0, chosen[0], token_ids
+    )
+    assert token_ids.tolist() == [41, 128255, 9]
+    sent = torch.zeros(2, 2, dtype=torch.float64)
+    kernels_of("kernels").to_host(chosen, sent)
+    assert torch.equal(sent, chosen)
+
+
 # ---------------------------------------------------------------------- attention
 
 
@@ -211,9 +261,12 @@ class Pages:
 def test_short_decode(heads: int, kv_heads: int, page: int) -> None:
     short = kernels_of("short_decode")
     case, scale = Pages(heads, kv_heads, 16, page), 16**-0.5
-    for cut in (short.Cut.best(3, 64), short.Cut(2, 16, 4, 4, 2), short.Cut(4, 16, 2, 4, 1)):
-        made = short.ShortDecode(heads, kv_heads, 16, scale, case.indptr, case.indices, case.last, cut)
-        made.plan_step(case.indptr, case.last, case.last, page, case.pool)
+    cuts = {short.Cut.best(*sizes, 64) for sizes in product((3, 20, 100), (0, 100, 200, 300))}
+    others = product(((2, 16, 4, 4, 2), (4, 16, 2, 4, 1)), (False, True))
+    cuts |= {short.Cut(*some, ahead) for some, ahead in others}
+    for cut in cuts:
+        lists = case.indptr, case.indices, case.last
+        made = short.ShortDecode(heads, kv_heads, 16, scale, *lists, page, cut=cut)
         for _ in range(2):  # the counters are as they were
             assert torch.allclose(made.run(0, case.q, case.pool, scale), case.wanted(), atol=1e-5)
 
@@ -227,12 +280,11 @@ def test_cascade_decode(page: int, splits: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cascade, "PROGRAMS", 2 * splits)
     for shared in (4, 20, 100):  # with three splits some are empty
         case, scale = Pages(4, 2, 16, page, shared), 16**-0.5
-        own = short.ShortDecode(4, 2, 16, scale, case.indptr, case.indices, case.last)
+        own = short.ShortDecode(4, 2, 16, scale, case.indptr, case.indices, case.last, page)
         rows, count = torch.arange(3, dtype=torch.int32), torch.tensor([shared], dtype=torch.int32)
         made = cascade.CascadeDecode(own, case.table, rows, count)
         assert made.splits == splits
         made._answer.fill_(math.nan)  # of empty stretches nothing may be read
-        made.plan_step(case.indptr, case.last, case.last, page, case.pool)
         assert torch.allclose(made.run(0, case.q, case.pool, scale), case.wanted(), atol=1e-5)
 
 

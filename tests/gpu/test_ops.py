@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import tiny_config
-from test_flashinfer_calls import Kernels
 from torch import Tensor
 
 from minirad.__main__ import main
 from minirad.attention import BatchEntry, build_metadata
 from minirad.bench import kernels
 from minirad.fast.few_tokens import CUTS, Cut, Cuts, FewTokens
-from minirad.fast.flashinfer import FlashInferAttention
 from minirad.fast.fused_llama import FusedLlama, fused_runs
 from minirad.fast.one_token import OneToken, Tile, Tiles
 from minirad.fast.paged import TorchPagedAttention
@@ -215,17 +214,18 @@ def test_a_real_size_of_a_few_tokens() -> None:
     plain = LlamaModel(config, random_weights(config, 5, dtype=torch.bfloat16, device=CARD))
     model = FusedLlama(plain)
     assert model.few_tokens
-    rows = np.arange(1, 129).reshape(64, 2)
-    tokens = torch.arange(64, device=CARD) * 61 + 7
+    assert model.gates
+    rows = np.arange(1, 257).reshape(128, 2)
+    tokens = torch.arange(128, device=CARD) * 61 + 7
     found = {}
-    for count in (2, 3, 16, 17, 32, 40, 64):
+    for count in (2, 3, 16, 17, 32, 40, 64, 70, 128):
         meta = build_metadata(rows, [BatchEntry(row, 0, 1) for row in range(count)], 1, CARD)
         every = torch.arange(count, device=CARD)
         backend = (
             kernels.NoAttention()
         )  # a batch's attention is another matter: torch's differs with its size
-        found[count] = model.forward(tokens[:count], meta, model.new_pool(129), backend, every)
-        wanted = plain.forward(tokens[:count], meta, plain.new_pool(129), backend, every)
+        found[count] = model.forward(tokens[:count], meta, model.new_pool(257), backend, every)
+        wanted = plain.forward(tokens[:count], meta, plain.new_pool(257), backend, every)
         assert (found[count] - wanted).abs().max() < 0.03 * wanted.abs().max()
     for count, more in ((2, 16), (3, 16), (17, 32), (40, 64)):
         assert torch.equal(found[count], found[more][:count]), (count, more)
@@ -296,9 +296,9 @@ def test_attention_of_short_requests(heads: int, kv_heads: int, dim: int, page_s
     met.insert(1, [(a * torch.nan, torch.full_like(b, -math.inf)) for a, b in met[0]])
     answers, lse = (torch.stack([torch.stack([p[at] for p in part]) for part in met]) for at in (0, 1))
     others = answers, lse, *more
-    for cut in (Cut.best(1, dim), Cut.best(100, dim), Cut(4, 64, 2, 4, 1), Cut(4, 64, 16, 4, 3)):
-        short = ShortDecode(heads, kv_heads, dim, dim**-0.5, *lists, last, cut)
-        short.plan_step(last, last, last, page_size, pool)
+    cuts = {Cut.best(requests, tokens, dim) for requests in (1, 20, 100) for tokens in (128, 256, 0)}
+    for cut in cuts | {Cut(4, 64, 2, 4, 1, True), Cut(4, 64, 16, 4, 3, False)}:
+        short = ShortDecode(heads, kv_heads, dim, dim**-0.5, *lists, last, page_size, cut=cut)
         for before in (None, None, others):  # and the counters are as they were
             out = short.go_on(0, q, pool, dim**-0.5, before and before[:2])
             for i, n in enumerate(lengths):
@@ -310,14 +310,21 @@ def test_attention_of_short_requests(heads: int, kv_heads: int, dim: int, page_s
                 assert (out[i].float() - wanted).norm() < 5e-3 * wanted.norm()
 
 
-def test_which_steps_are_short() -> None:
-    def takes(heads: int, kv_heads: int, requests: int, longest: int) -> bool:
-        made = FlashInferAttention(heads, kv_heads, 64, device="cpu", kernels=Kernels())
-        return made.is_short(requests, longest)
+def test_cuts_for_short_requests_and_for_any() -> None:
+    pytest.importorskip("triton", reason="needs the package triton")
+    from minirad.fast.short_decode import Cut, cut_until
 
-    assert takes(32, 8, 1, 300) and takes(9, 3, 16, 2048)
-    assert takes(32, 8, 17, 4096) and takes(32, 8, 256, 2049)
-    assert not takes(32, 8, 1, 2049) and not takes(32, 8, 17, 4097) and not takes(32, 1, 1, 300)
+    few, many = (1, 2, 16), (17, 64, 65, 256)
+    for requests, limits in ((16, (128, 256, 2048)), (17, (256, 4096))):
+        assert [cut_until(requests, limit) for limit in limits] == list(limits)
+        assert [cut_until(requests, limit + 1) for limit in limits] == [*limits[1:], 0]
+    for requests, dim in product((*few, *many), (64, 128, 256)):
+        for tokens in {cut_until(requests, n) for n in range(1, 5000)}:
+            cut = Cut.best(requests, tokens, dim)
+            assert cut.splits & (cut.splits - 1) == cut.block & (cut.block - 1) == 0
+            assert 1 <= cut.warps <= 16 and cut.block >= 16
+            if tokens and tokens <= 256 and dim == 64:  # nothing to merge
+                assert cut.splits == 1
 
 
 @pytest.mark.slow

@@ -227,7 +227,7 @@ def test_metadata_of_a_small_batch() -> None:
     rows[0] = np.concatenate([5 * 4 + page, 2 * 4 + page, 7 * 4 + page])
     rows[2] = np.concatenate([5 * 4 + page, 3 * 4 + page, 9 * 4 + page])
     meta = build_metadata(rows, [BatchEntry(2, 4, 7), BatchEntry(0, 8, 9)], 4, "cpu")
-    assert meta.num_tokens == 4 and not meta.is_decode_only
+    assert meta.num_tokens == 4
     assert meta.positions.tolist() == [4, 5, 6, 8]
     assert meta.out_slots.tolist() == [12, 13, 14, 28]
     assert meta.q_indptr.tolist() == [0, 3, 4]
@@ -237,7 +237,6 @@ def test_metadata_of_a_small_batch() -> None:
     assert meta.kv_indices.tolist() == [5, 3, 5, 2, 7]
     assert meta.last_page_len.tolist() == [3, 1]
     assert {a.dtype for a in (meta.q_indptr, meta.kv_lens, meta.page_table)} == {np.dtype("int32")}
-    assert build_metadata(rows, [BatchEntry(0, 8, 9)], 4, "cpu").is_decode_only
 
 
 @pytest.mark.parametrize(
