@@ -28,8 +28,8 @@ from minirad.kv.kv_pool import KVPool
 __all__ = ["Cut", "ShortDecode", "StepAttention", "cut_until", "decode_attention", "meet"]
 
 FEW_REQUESTS, MANY_REQUESTS = 16, 64
-AT_ONCE = 256  # tokens
-LIMITS_IF_FEW, LIMITS_IF_MANY = (128, AT_ONCE, 2048), (AT_ONCE, 4096)
+AT_ONCE, IN_PIECES = 256, 2048  # tokens
+LIMITS_IF_FEW, LIMITS_IF_MANY = (128, AT_ONCE, IN_PIECES, 16384), (AT_ONCE, 4096)
 PADDED_GROUP = 16  # query heads per kv head, padded: the matrix units' smallest number of rows
 
 
@@ -54,11 +54,13 @@ class Cut:
             block = min(padded(tokens), 16384 // head_dim)
             warps = max(1, block * head_dim // 2048)
             return cls(padded(tokens) // block, block, 1, warps, stages=1, ahead=True)
-        if few and tokens:  # small pieces, so that they suffice for all of the card's processors
+        if (
+            few and 0 < tokens <= IN_PIECES
+        ):  # small pieces, so that they suffice for all of the card's processors
             return cls(16, 32, 1, warps=max(1, head_dim // 64), stages=1, ahead=True)
-        if requests <= 2:
+        if requests <= 2 and not tokens:
             return cls(64, 4096 // head_dim, 1, warps=head_dim // 32, stages=4, ahead=False)
-        if not tokens:  # one of them may be much longer than the others
+        if few or not tokens:  # one of them may be much longer than the others
             least = 1 if few else head_dim // 8
             return cls(32 if requests <= 8 else 16, 8192 // head_dim, least, warps=4, stages=2, ahead=False)
         if requests > MANY_REQUESTS:  # whose programs suffice: small ones, so that many lie on each processor

@@ -216,7 +216,7 @@ def test_a_real_size_of_a_few_tokens() -> None:
     assert model.few_tokens
     assert model.gates
     rows = np.arange(1, 257).reshape(128, 2)
-    tokens = torch.arange(128, device=CARD) * 61 + 7
+    tokens = (torch.arange(128, device=CARD) * 61 + 7) % 4096
     found = {}
     for count in (2, 3, 16, 17, 32, 40, 64, 70, 128):
         meta = build_metadata(rows, [BatchEntry(row, 0, 1) for row in range(count)], 1, CARD)
@@ -315,7 +315,7 @@ def test_cuts_for_short_requests_and_for_any() -> None:
     from minirad.fast.short_decode import Cut, cut_until
 
     few, many = (1, 2, 16), (17, 64, 65, 256)
-    for requests, limits in ((16, (128, 256, 2048)), (17, (256, 4096))):
+    for requests, limits in ((16, (128, 256, 2048, 16384)), (17, (256, 4096))):
         assert [cut_until(requests, limit) for limit in limits] == list(limits)
         assert [cut_until(requests, limit + 1) for limit in limits] == [*limits[1:], 0]
     for requests, dim in product((*few, *many), (64, 128, 256)):
