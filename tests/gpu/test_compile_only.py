@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 # An A100, an H100 or H200, a new card for games: compute capability, and KiB that a program may share
 CARDS = {80: 163, 90: 227, 120: 99}
 # Kernels in front of, and behind, what waits for the host anyway
-ORDINARY = {"_narrow", "_settle", "_weigh", "_draw", "_pages_kernel"}
+ORDINARY = {"_narrow", "_settle", "_weigh", "_draw", "_pages_kernel", "_to_host_kernel"}
 
 
 @pytest.mark.parametrize("capability", CARDS)
