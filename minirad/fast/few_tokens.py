@@ -1,7 +1,8 @@
 """A whole Llama for 2 to 64 tokens, in four kernels a layer and attention's: a classroom on one card.
 
 The kernels are in few_tokens_kernels.py; here is how their work is cut up and launched: figures are in
-bench/LOG.md. `FusedLlama` comes here whenever a batch has so many tokens, also a short prompt's.
+bench/LOG.md. `FusedLlama` comes here whenever a batch has so many tokens, also a short prompt's; and for the
+gate of 65 to 128.
 """
 
 from __future__ import annotations

@@ -96,11 +96,6 @@ class FlashInferAttention:
         """Query heads, kv heads, head_dim, and the factor of q.k before the softmax."""
         return self._heads, self._kv_heads, self._head_dim, self._scale
 
-    @property
-    def has_short_kernels(self) -> bool:
-        """Whether such heads are what short_decode.py and cascade_decode.py are made for."""
-        return self._heads // self._kv_heads <= 16 and self._head_dim in HEAD_DIMS
-
     # ------------------------------------------------------------ once per layer
 
     def write(self, layer_id: int, metadata: AttentionMetadata, k: Tensor, v: Tensor, pool: KVPool) -> None:

@@ -127,10 +127,10 @@ class FusedLlama(_SameModel):
 
     one_token, few_tokens: compute batches of one token and of a few; None, () to compute them like many: for
         comparing, and for a part of a model, whose sums over the ranks lie where those kernels add to the
-        residual at once; and where few_tokens.py cannot cut a model of these sizes. gates: of more tokens.
+        residual at once; and where few_tokens.py cannot cut a model of these sizes. gate: of more tokens.
     """
 
-    __slots__ = ("few_tokens", "gates", "kernels", "one_token")  # not the given model's
+    __slots__ = ("few_tokens", "gate", "kernels", "one_token")  # not the given model's
 
     def __init__(self, model: LlamaModel) -> None:
         super().__init__(model)
@@ -141,7 +141,7 @@ class FusedLlama(_SameModel):
         sizes = [most for most, cuts in CUTS.items() if FewTokens.fits(c, cuts)]
         paths = () if alone is None else tuple(FewTokens(c, alone, most) for most in sizes)
         self.few_tokens = tuple(path for path in paths if path.most <= FEW)
-        self.gates = tuple(path for path in paths if path.most > FEW)
+        self.gate = next((path for path in paths if path.most > FEW), None)
 
     @torch.inference_mode()
     def compute(
@@ -205,11 +205,11 @@ class FusedLlama(_SameModel):
         return self.row_linear(attended, layer.o, layer.o_bias)
 
     def mlp(self, layer: Layer, h: Tensor) -> Tensor:
-        for gate in self.gates:
-            if FEW < len(h) <= gate.most:
-                return self.row_linear(gate.gated(layer, h, h, 0), layer.down, layer.down_bias)
-        gate_up = self.linear(h, layer.gate_up, layer.gate_up_bias)
-        return self.row_linear(self.kernels.silu_mul(gate_up), layer.down, layer.down_bias)
+        if self.gate is not None and FEW < len(h) <= self.gate.most:
+            gated = self.gate.gated(layer, h, h, 0)
+        else:
+            gated = self.kernels.silu_mul(self.linear(h, layer.gate_up, layer.gate_up_bias))
+        return self.row_linear(gated, layer.down, layer.down_bias)
 
 
 def reads_pool_only(backend: AttentionBackend) -> bool:

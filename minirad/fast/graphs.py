@@ -75,7 +75,7 @@ class _Captured:
 
     size: int
     numbers: _Numbers
-    attention: Any
+    attention: Any  # whose buffers the graph uses
     graph: Any
     logits: Tensor
     greedy: Tensor
@@ -119,8 +119,10 @@ class DecodeGraphs:
     @staticmethod
     def possible(model: LlamaModel, attention: Any) -> bool:
         """Whether decode steps of this model can be captured."""
-        fused = isinstance(model, FusedLlama)
-        return fused and isinstance(attention, FlashInferAttention) and attention.has_short_kernels
+        if not isinstance(model, FusedLlama) or not isinstance(attention, FlashInferAttention):
+            return False
+        fits: bool = _kernels_of("short_decode").ShortDecode.fits(*attention.heads[:3])
+        return fits
 
     def fits(self, requests: Sequence[Request]) -> bool:
         """Whether the pages of all requests can be listed, each with one more token; and of the padding."""

@@ -1,12 +1,12 @@
-"""Attention for decoding requests that are not very long, in one Triton kernel without a plan.
+"""Attention for decoding requests, in one Triton kernel without a plan.
 
 FlashInfer cuts long sequences into pieces by a plan that the host makes for every step, and merges their
 results in a second kernel. Here the grid is always the same, each program works out its piece from the lists
-on the device, and the last program does the merge: no plan, one kernel. Few requests read little KV, and
-what counts is how many kernels follow each other and how long each takes to begin, so a program has its first
-block in its registers before the kernel in front has ended; many requests give the card enough programs as
-they are. Where few requests are long, or one is much longer than the others,
-FlashInfer's plan pays. Importing this module needs the package triton.
+on the device, and the last program does the merge: no plan, one kernel. Few short requests read little KV,
+and what counts is how many kernels follow each other and how long each takes to begin: so one program meets
+all of a short request's tokens, and has them in its registers before the kernel in front has ended. Many
+requests give the card enough programs as they are, and long ones are cut into as many pieces as that takes.
+Importing this module needs the package triton.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
@@ -54,9 +54,7 @@ class Cut:
             block = min(padded(tokens), 16384 // head_dim)
             warps = max(1, block * head_dim // 2048)
             return cls(padded(tokens) // block, block, 1, warps, stages=1, ahead=True)
-        if (
-            few and 0 < tokens <= IN_PIECES
-        ):  # small pieces, so that they suffice for all of the card's processors
+        if few and 0 < tokens <= IN_PIECES:  # small ones, so that they suffice for all of the processors
             return cls(16, 32, 1, warps=max(1, head_dim // 64), stages=1, ahead=True)
         if requests <= 2 and not tokens:
             return cls(64, 4096 // head_dim, 1, warps=head_dim // 32, stages=4, ahead=False)
@@ -100,7 +98,7 @@ class ShortDecode(StepAttention):
         indptr, indices, last_page_len: int32 `[B + 1]`, `[at least all pages]`, `[B]` on the device: the
             pages of each request (see AttentionMetadata). Read whenever a step is replayed, before the
             kernels in front of this one have ended: they must not be written by one of those.
-        scale: the factor of q.k before the softmax.
+        scale: the factor of q.k before the softmax. page_size: slots of a page.
         tokens: what each request has at most, for a good cut; 0 for any number. More are right as well.
 
     Raises:

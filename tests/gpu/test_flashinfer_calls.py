@@ -218,20 +218,27 @@ def small_batch(entries: list[BatchEntry]) -> tuple[Any, KVPool]:
     return build_metadata(rows, entries, 4, "cpu"), KVPool(2, 40, 2, 8, dtype=torch.float32, device="cpu")
 
 
-def test_a_mixed_batch_word_for_word() -> None:
-    meta, pool = small_batch([BatchEntry(2, 4, 7), BatchEntry(0, 8, 9)])
+def told_word_for_word(
+    meta: Any, pool: KVPool, heads: int, starts: list[int], last: list[int]
+) -> FlashInferAttention:
+    """Plans this batch, and looks at all that FlashInfer is told: queries begin at `starts`."""
     kernels = Kernels()
-    backend = FlashInferAttention(4, 2, 8, device="cpu", kernels=kernels)
+    backend = FlashInferAttention(heads, 2, 8, device="cpu", kernels=kernels)
     backend.plan(meta, pool)
     told = kernels.last("BatchPrefillWithPagedKVCacheWrapper.plan")
-    assert told["qo_indptr"].tolist() == [0, 3, 4]
+    assert told["qo_indptr"].tolist() == starts
     assert told["paged_kv_indptr"].tolist() == [0, 2, 5]
     assert told["paged_kv_indices"].tolist() == [5, 3, 5, 2, 7]
-    assert told["paged_kv_last_page_len"].tolist() == [3, 1]
-    assert (told["num_qo_heads"], told["num_kv_heads"], told["head_dim_qk"]) == (4, 2, 8)
+    assert told["paged_kv_last_page_len"].tolist() == last
+    assert (told["num_qo_heads"], told["num_kv_heads"], told["head_dim_qk"]) == (heads, 2, 8)
     assert (told["page_size"], told["causal"]) == (4, True)
     assert told["q_data_type"] == told["kv_data_type"] == torch.float32
+    return backend
 
+
+def test_a_mixed_batch_word_for_word() -> None:
+    meta, pool = small_batch([BatchEntry(2, 4, 7), BatchEntry(0, 8, 9)])
+    backend = told_word_for_word(meta, pool, 4, starts=[0, 3, 4], last=[3, 1])
     k, v = torch.rand(4, 2, 8), torch.rand(4, 2, 8)
     backend.write(1, meta, k, v, pool)
     assert torch.equal(pool.k[1][[12, 13, 14, 28]], k) and torch.equal(pool.v[1][[12, 13, 14, 28]], v)
@@ -240,15 +247,7 @@ def test_a_mixed_batch_word_for_word() -> None:
 
 def test_a_decode_batch_word_for_word() -> None:
     meta, pool = small_batch([BatchEntry(2, 6, 7), BatchEntry(0, 11, 12)])
-    kernels = Kernels()
-    backend = FlashInferAttention(8, 2, 8, device="cpu", kernels=kernels)
-    backend.plan(meta, pool)
-    told = kernels.last("BatchPrefillWithPagedKVCacheWrapper.plan")
-    assert told["qo_indptr"].tolist() == [0, 1, 2]
-    assert told["paged_kv_indptr"].tolist() == [0, 2, 5]
-    assert told["paged_kv_indices"].tolist() == [5, 3, 5, 2, 7]
-    assert told["paged_kv_last_page_len"].tolist() == [3, 4]
-    assert (told["num_qo_heads"], told["num_kv_heads"], told["head_dim_qk"]) == (8, 2, 8)
+    told_word_for_word(meta, pool, 8, starts=[0, 1, 2], last=[3, 4])
 
 
 def test_plan_once_per_batch_and_run_once_per_layer(tiny_model: Any) -> None:

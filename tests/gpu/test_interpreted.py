@@ -9,23 +9,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support import tiny_config
+from test_flashinfer_calls import Kernels
 from test_ops import KINDS, SHAPES, SMALL, Params, attend_to, model_of
 from torch import Tensor
 
 from minirad.attention import BatchEntry, GatherAttention, build_metadata
 from minirad.fast.few_tokens import CUTS, FEW, Cut, FewTokens
+from minirad.fast.flashinfer import FlashInferAttention
 from minirad.fast.fused_llama import FusedLlama
+from minirad.fast.graphs import DecodeGraphs
 from minirad.fast.paged import TorchPagedAttention
 from minirad.fast.sampling import next_tokens
 from minirad.kv import KVPool
@@ -101,20 +102,22 @@ def test_ids_alone_give_what_layers_and_scores_give() -> None:
     assert torch.allclose(fused.compute(tokens, meta, pool, backend), whole, atol=1e-5)
 
 
-def test_the_gate_of_many_tokens_is_torchs() -> None:
+def test_the_gate_of_many_tokens_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = FusedLlama(model_of("few, biases", torch.float32, "cpu"))
     one, layer = fused.one_token, fused.layers[0]
     assert one is not None
     h = torch.randn(70, fused.config.hidden, generator=torch.Generator().manual_seed(0))
-    fused.gates = ()
+    fused.gate = None
     wanted = fused.mlp(layer, h)
-    fused.gates = (FewTokens(fused.config, one, 128, SMALL),)
+    fused.gate = FewTokens(fused.config, one, 128, SMALL)
     assert torch.allclose(fused.mlp(layer, h), wanted, atol=1e-4 * float(wanted.abs().max()))
     calls: list[int] = []
-    fused.gates = (SimpleNamespace(most=128, gated=lambda *args: calls.append(len(args[1])) or h),)
+    gated = fused.gate.gated
+    monkeypatch.setattr(
+        fused.gate, "gated", lambda layer, h, *rest: calls.append(len(h)) or gated(layer, h, *rest)
+    )
     for tokens in (FEW, FEW + 1, 128, 129):
-        with suppress(RuntimeError):  # h is no answer
-            fused.mlp(layer, torch.zeros(tokens, fused.config.hidden))
+        fused.mlp(layer, torch.zeros(tokens, fused.config.hidden))
     assert calls == [FEW + 1, 128]
 
 
@@ -122,14 +125,17 @@ def test_which_models_can_be_cut() -> None:
     usual = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "vocab_size": 128256}
     fitting = tiny_config(**usual, num_key_value_heads=8, head_dim=64)
     assert all(FewTokens.fits(fitting, cuts) for cuts in CUTS.values())
-    for name, size in (
-        ("hidden", 2048 + 32),
-        ("intermediate", 8192 + 32),
-        ("vocab_size", 61),
-        ("head_dim", 32),
+    few = [cuts for tokens, cuts in CUTS.items() if tokens <= FEW]
+    for name, size, not_for in (
+        ("hidden", 2048 + 64, few),
+        ("intermediate", 8192 + 64, few),
+        ("hidden", 2048 + 32, CUTS.values()),
+        ("intermediate", 8192 + 32, CUTS.values()),
+        ("vocab_size", 61, CUTS.values()),
+        ("head_dim", 32, CUTS.values()),
     ):
         other = dataclasses.replace(fitting, **{name: size})
-        assert not any(FewTokens.fits(other, cuts) for cuts in CUTS.values()), name
+        assert not any(FewTokens.fits(other, cuts) for cuts in not_for), name
     alone = FusedLlama(model_of("plain", torch.float32, "cpu"))
     assert alone.few_tokens == () and alone.one_token is not None
     with pytest.raises(ValueError, match="cannot be cut so"):
@@ -218,6 +224,15 @@ def test_what_a_step_chose_is_taken_over_and_sent() -> None:
 
 
 # ---------------------------------------------------------------------- attention
+
+
+def test_which_heads_are_captured() -> None:
+    fused = FusedLlama(model_of("plain", torch.float32, "cpu"))
+    for heads, kv_heads, possible in ((32, 8, True), (9, 3, True), (16, 1, True), (32, 1, False)):
+        attention = FlashInferAttention(heads, kv_heads, 64, device="cpu", kernels=Kernels())
+        assert DecodeGraphs.possible(fused, attention) == possible
+        assert not DecodeGraphs.possible(fused, TorchPagedAttention())
+        assert not DecodeGraphs.possible(model_of("plain", torch.float32, "cpu"), attention)
 
 
 LENGTHS = (1, 23, 150)

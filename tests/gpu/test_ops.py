@@ -214,7 +214,7 @@ def test_a_real_size_of_a_few_tokens() -> None:
     plain = LlamaModel(config, random_weights(config, 5, dtype=torch.bfloat16, device=CARD))
     model = FusedLlama(plain)
     assert model.few_tokens
-    assert model.gates
+    assert model.gate is not None
     rows = np.arange(1, 257).reshape(128, 2)
     tokens = (torch.arange(128, device=CARD) * 61 + 7) % 4096
     found = {}
@@ -312,9 +312,10 @@ def test_attention_of_short_requests(heads: int, kv_heads: int, dim: int, page_s
 
 def test_cuts_for_short_requests_and_for_any() -> None:
     pytest.importorskip("triton", reason="needs the package triton")
-    from minirad.fast.short_decode import Cut, cut_until
+    from minirad.fast.short_decode import FEW_REQUESTS, Cut, cut_until
 
     few, many = (1, 2, 16), (17, 64, 65, 256)
+    assert Cut.best(1, 0, 64) != Cut.best(FEW_REQUESTS + 1, 0, 64)
     for requests, limits in ((16, (128, 256, 2048, 16384)), (17, (256, 4096))):
         assert [cut_until(requests, limit) for limit in limits] == list(limits)
         assert [cut_until(requests, limit + 1) for limit in limits] == [*limits[1:], 0]
