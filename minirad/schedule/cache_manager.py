@@ -280,10 +280,14 @@ class CacheManager:
     def _own(self, slots: Slots, before: Any, after: Any) -> None:
         """The pages of these slots pass from one owner to another (one for all, or one for each slot)."""
         pages = slots // self.allocator.page_size
-        before = np.broadcast_to(before, pages.shape)
-        for wrong in np.flatnonzero(self._owner[pages] != before)[:1]:
-            held, wanted = owner_name(self._owner[pages[wrong]]), owner_name(before[wrong])
-            require(False, f"page {pages[wrong]} belongs to {held}, not to {wanted}")
+        differs = self._owner[pages] != before
+        if differs.any():
+            page = pages[wrong := int(differs.argmax())]
+            held, wanted = (
+                owner_name(self._owner[page]),
+                owner_name(np.broadcast_to(before, pages.shape)[wrong]),
+            )
+            require(False, f"page {page} belongs to {held}, not to {wanted}")
         self._owner[pages] = after
 
     def check(self, requests: Iterable[Request], pins: Mapping[int, Any]) -> None:
