@@ -3,7 +3,7 @@
     python -m minirad bench kernels [--json] [--shape llama-3.2-1b] [--tiles] [--cuts 16]
 
 - steps: all of a model but attention, by batch size: in plain torch, with the fused kernels between torch's
-  products, and for up to 64 tokens with the kernels of fast/one_token.py and few_tokens.py; as
+  products, and for up to 128 tokens with the kernels of fast/one_token.py and few_tokens.py; as
   milliseconds, and as a share of what reading the weights at the speed of a copy takes;
 - attention: one layer of it by requests and tokens, FlashInfer's and fast/short_decode.py's;
 - cascade: one layer of attention to 100 tokens of one's own and so many that all share, read by each
@@ -249,7 +249,7 @@ def cuts_to_try(usual: Cut, size: tuple[int, int], tokens: int, room: int) -> It
     """Cuts of a matrix of this size that lie in `room` bytes; in stretches of columns if the usual one is."""
     splits = SPLITS if usual.splits > 1 else (1,)
     for numbers in itertools.product(splits, FIRST, BLOCKS, STAGES):
-        cut = Cut(*numbers, usual.rows, usual.warps)
+        cut = Cut(*numbers, usual.rows, usual.warps, usual.tokens)
         if cut.fits(*size) and cut.within(room, tokens) == cut:
             yield cut
 

@@ -14,6 +14,7 @@ before that one might not have ended yet. Importing this module needs the packag
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any
 
@@ -21,9 +22,10 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["launch_options", "let_next_begin", "wait_for_previous"]
+__all__ = ["launch_options", "let_next_begin", "share_most", "wait_for_previous"]
 
 OLDEST_GPU = (9, 0)  # compute capability
+CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
 
 
 @triton.jit
@@ -50,3 +52,13 @@ def launch_options(device: torch.device) -> dict[str, Any]:
     if "launch_pdl" not in CUDAOptions.__dataclass_fields__:  # Triton before 3.4
         return {"EARLY": False}
     return {"EARLY": True, "launch_pdl": True}
+
+
+@cache
+def share_most(kernel: int) -> None:
+    """Has processors that run a kernel (its CUfunction) keep all of their memory for sharing, none as cache.
+
+    How a processor parts its memory holds for all kernels on it, and changes only when it is empty. Beside a
+    kernel that shares little, the next one, which needs much, could not begin (bench/LOG.md).
+    """
+    ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(kernel), CARVEOUT, 100)

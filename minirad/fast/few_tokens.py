@@ -1,8 +1,7 @@
-"""A whole Llama for 2 to 64 tokens, in four kernels a layer and attention's: a classroom on one card.
+"""A whole Llama for 2 to 128 tokens, in four kernels a layer and attention's: a classroom on one card.
 
 The kernels are in few_tokens_kernels.py; here is how their work is cut up and launched: figures are in
-bench/LOG.md. `FusedLlama` comes here whenever a batch has so many tokens, also a short prompt's; and for the
-gate of 65 to 128.
+bench/LOG.md. `FusedLlama` comes here whenever a batch has so many tokens, also a short prompt's.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from minirad.model.llama import Layer, LlamaModel
 __all__ = ["CUTS", "FEW", "Cut", "Cuts", "FewTokens", "room"]
 
 ROWS = 64  # of a program: the matrix units' least
-FEW = 64  # tokens; of more only the gate is quicker here than by the library with a kernel behind it
+FEW = 64  # tokens; the head's product with more is the library's, which is quicker
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How a product is cut: stretches of columns, columns fetched before the kernel in front has ended,
-    columns of a block after that, blocks on their way at a time, rows of a program and its warps."""
+    columns of a block after that, blocks on their way at a time, rows of a program, its warps, and its tokens
+    at most."""
 
     splits: int
     first: int
@@ -39,6 +39,7 @@ class Cut:
     stages: int
     rows: int = ROWS
     warps: int = 4
+    tokens: int = 128
 
     def fits(self, rows: int, inputs: int) -> bool:
         """Whether a matrix `[rows, inputs]` can be cut so."""
@@ -47,7 +48,7 @@ class Cut:
 
     def within(self, room: int, tokens: int) -> Cut:
         """With fewer columns on their way, where so many do not lie in `room` bytes of shared memory."""
-        column = 2 * (self.rows + tokens)  # bytes: weights' and tokens'
+        column = 2 * (self.rows + min(tokens, self.tokens))  # bytes: weights' and tokens'
         stages = min(self.stages, (room // column - self.first) // self.block)
         if stages >= 2 or self.first <= self.block:
             return replace(self, stages=max(stages, 1))
@@ -80,20 +81,22 @@ def room(device: torch.device) -> int:
     return int(getattr(card, "shared_memory_per_block_optin", card.shared_memory_per_block))
 
 
-# Tokens of a program, padded: the quickest that were measured for Llama 3.2 1B on an H200 (bench/LOG.md).
+# By tokens, padded: the quickest that were measured for Llama 3.2 1B on an H200 (bench/LOG.md).
 CUTS = {
     16: Cuts(
         Cut(1, 512, 128, 6), Cut(4, 512, 128, 3), Cut(1, 256, 128, 3), Cut(8, 256, 128, 3), Cut(1, 128, 64, 3)
     ),
     32: Cuts(
-        Cut(1, 256, 128, 6), Cut(4, 512, 128, 4), Cut(1, 256, 64, 4), Cut(4, 256, 128, 5), Cut(1, 64, 64, 5)
+        Cut(1, 256, 128, 4, tokens=16), Cut(4, 512, 128, 4), Cut(1, 128, 128, 3),
+        Cut(4, 256, 128, 4), Cut(1, 64, 64, 5),
     ),
     64: Cuts(
-        Cut(1, 256, 128, 5), Cut(4, 256, 128, 3), Cut(1, 64, 64, 4), Cut(4, 256, 128, 5), Cut(1, 64, 64, 6)
+        Cut(1, 256, 128, 4, tokens=32), Cut(4, 256, 64, 4, tokens=32), Cut(1, 64, 64, 5),
+        Cut(4, 256, 128, 4), Cut(1, 64, 64, 6),
     ),
     128: Cuts(
-        Cut(1, 64, 64, 5), Cut(4, 64, 64, 4), Cut(1, 64, 64, 5, 128, 8), Cut(4, 64, 64, 4),
-        Cut(1, 64, 64, 4, 128, 8),
+        Cut(1, 256, 64, 10, tokens=64), Cut(1, 256, 128, 6, tokens=32), Cut(1, 64, 64, 5, 128, 8),
+        Cut(4, 256, 64, 5), Cut(1, 64, 64, 6),
     ),
 }  # fmt: skip
 
@@ -113,11 +116,14 @@ class FewTokens:
         self._one, self._eps, self._cuts = one, config.rms_eps, cuts or Cuts.of(config, most, device)
         if not self.fits(config, self._cuts):
             raise ValueError(f"FewTokens: {config} cannot be cut so: {self._cuts}")
-        added = [(cut, config.hidden // cut.rows) for cut in (self._cuts.o, self._cuts.down)]
-        self._tiles = max(tiles for _, tiles in added)
-        room = max(tiles * cut.splits * cut.rows * most for cut, tiles in added)
+        o, down = self._cuts.o, self._cuts.down
+        self._tiles = config.hidden // min(o.rows, down.rows)
+        room, blocks = (
+            config.hidden * most * max(o.splits, down.splits),
+            -(-most // min(o.tokens, down.tokens)),
+        )
         self._parts = torch.empty(room, dtype=torch.float32, device=device)
-        self._arrived = torch.zeros(self._tiles, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(self._tiles * blocks, dtype=torch.int32, device=device)
 
     @staticmethod
     def fits(config: LlamaConfig, cuts: Cuts) -> bool:
@@ -137,7 +143,7 @@ class FewTokens:
         self, model: LlamaModel, token_ids: Tensor, metadata: AttentionMetadata, pool: KVPool,
         backend: AttentionBackend,
     ) -> Tensor:  # fmt: skip
-        """Logits of M tokens from their ids: `layers` and `logits` without the kernels in between."""
+        """Logits of M <= FEW tokens from their ids: `layers` and `logits` without the kernels in between."""
         x = model.embed.new_empty((len(token_ids), model.config.hidden))
         first = self._gained(x, model.layers[0].input_norm, model.embed, token_ids)
         last = self._through(x, first, model.layers, model.norm, metadata, pool, backend)
@@ -171,7 +177,7 @@ class FewTokens:
             attended = backend.run(a.layer_id, q, pool, a.scale).reshape(len(x), -1)
             cut = self._cuts.o
             self._add(x, attended, layer.o, layer.o_bias, layer.post_norm, h, found, cut)
-            gated = self.gated(layer, h, found, len(layer.o) // cut.rows)
+            gated = self._gated(layer, h, found, len(layer.o) // cut.rows)
             cut, squares = self._cuts.down, found
             self._add(x, gated, layer.down, layer.down_bias, gain, h, found, cut)
             tiles = len(layer.down) // cut.rows
@@ -179,10 +185,9 @@ class FewTokens:
 
     def _scores(self, h: Tensor, squares: Tensor, tiles: int, head: Tensor) -> Tensor:
         out = torch.empty((len(h), len(head)), dtype=torch.float32, device=h.device)
-        cut = self._cuts.head
-        self._kernels.head_products[(len(head) // cut.rows,)](
-            h, squares, tiles, head, out, len(h), len(head), self._eps, **self._options(cut, head),
-            MOST=padded(self._tiles),
+        self._launch(
+            self._kernels.head_products, self._cuts.head, head, h, squares, tiles, head, out,
+            len(h), len(head), self._eps, MOST=padded(self._tiles),
         )  # fmt: skip
         return out
 
@@ -191,10 +196,9 @@ class FewTokens:
     ) -> tuple[Tensor, Tensor]:
         """x times the norm's gain, and its sums of squares `[1, M]`; x is looked up first, given a table."""
         h, squares = torch.empty_like(x), torch.empty((1, len(x)), dtype=torch.float32, device=x.device)
-        size = x.shape[1]
         self._kernels.gained[(len(x),)](
             x, or_other(table, x), or_other(token_ids, x), norm, h, squares,
-            K=size, BLOCK_K=padded(size), LOOK_UP=table is not None, **self._one.launch,
+            K=x.shape[1], BLOCK_K=padded(x.shape[1]), LOOK_UP=table is not None, **self._one.launch,
         )  # fmt: skip
         return h, squares
 
@@ -203,25 +207,22 @@ class FewTokens:
         k: Tensor, v: Tensor,
     ) -> Tensor:  # fmt: skip
         """q `[M, heads, head_dim]`, rotated; keys and values go to their slots of `k` and `v`."""
-        a, cut = layer.attention, self._cuts.qkv
+        a = layer.attention
         q = h.new_empty((len(h), a.num_heads, a.head_dim))
-        options = self._options(cut, layer.qkv)
-        del options["R"]  # a head
-        self._kernels.qkv_stored_each[(a.num_heads + 2 * a.num_kv_heads,)](
-            h, squares, tiles, layer.qkv, or_other(layer.qkv_bias, h), self._one.cos, self._one.sin,
-            metadata.positions, metadata.out_slots, q, k, v, len(h), self._eps, **options,
-            HEADS=a.num_heads, KV_HEADS=a.num_kv_heads, HALF=a.head_dim // 2, MOST=padded(self._tiles),
-            HAS_BIAS=layer.qkv_bias is not None,
+        self._launch(
+            self._kernels.qkv_stored_each, replace(self._cuts.qkv, rows=a.head_dim), layer.qkv, h,
+            squares, tiles, layer.qkv, or_other(layer.qkv_bias, h), self._one.cos, self._one.sin,
+            metadata.positions, metadata.out_slots, q, k, v, len(h), self._eps, HEADS=a.num_heads,
+            KV_HEADS=a.num_kv_heads, MOST=padded(self._tiles), HAS_BIAS=layer.qkv_bias is not None,
         )  # fmt: skip
         return q
 
-    def gated(self, layer: Layer, h: Tensor, squares: Tensor, tiles: int) -> Tensor:
-        """silu(gate) * up `[M, intermediate]`. tiles: of the sums of squares, 0 if h is normed."""
-        size, cut = layer.down.shape[1], self._cuts.gate_up
-        out = h.new_empty((len(h), size))
-        self._kernels.gated_products[(2 * size // cut.rows,)](
-            h, squares, tiles, layer.gate_up, or_other(layer.gate_up_bias, h), out, len(h), size, self._eps,
-            **self._options(cut, layer.gate_up), MOST=padded(self._tiles) if tiles else 0,
+    def _gated(self, layer: Layer, h: Tensor, squares: Tensor, tiles: int) -> Tensor:
+        """silu(gate) * up `[M, intermediate]`."""
+        out = h.new_empty((len(h), layer.down.shape[1]))
+        self._launch(
+            self._kernels.gated_products, self._cuts.gate_up, layer.gate_up, h, squares, tiles, layer.gate_up,
+            or_other(layer.gate_up_bias, h), out, *out.shape, self._eps, MOST=padded(self._tiles),
             HAS_BIAS=layer.gate_up_bias is not None,
         )  # fmt: skip
         return out
@@ -231,14 +232,15 @@ class FewTokens:
         squares: Tensor, cut: Cut,
     ) -> None:  # fmt: skip
         """x += weight times h (+ bias); out = x * gain; squares: the sums of x's, by tile."""
-        self._kernels.products_added[(len(weight) // cut.rows, cut.splits)](
-            h, weight, or_other(bias, x), x, gain, out, squares, self._parts, self._arrived,
-            len(x), len(weight),
-            **self._options(cut, weight), SPLITS=cut.splits, HAS_BIAS=bias is not None,
+        self._launch(
+            self._kernels.products_added, cut, weight, h, weight, or_other(bias, x), x, gain, out, squares,
+            self._parts, self._arrived, *x.shape, SPLITS=cut.splits, HAS_BIAS=bias is not None,
         )  # fmt: skip
 
-    def _options(self, cut: Cut, weight: Tensor) -> dict[str, Any]:
-        return {
-            "K": weight.shape[1], "FIRST": cut.first, "BLOCK": cut.block, "STAGES": cut.stages,
-            "R": cut.rows, "MP": self.most, "num_warps": cut.warps, **self._one.launch,
-        }  # fmt: skip
+    def _launch(self, kernel: Any, cut: Cut, weight: Tensor, h: Tensor, *more: Any, **constants: Any) -> None:
+        """A program for each tile of rows, block of tokens and stretch of columns."""
+        block = min(cut.tokens, self.most)
+        kernel[(len(weight) // cut.rows, -(-len(h) // block), cut.splits)](
+            h, *more, **constants, K=weight.shape[1], FIRST=cut.first, BLOCK=cut.block, STAGES=cut.stages,
+            R=cut.rows, MP=block, num_warps=cut.warps, **self._one.launch,
+        )  # fmt: skip

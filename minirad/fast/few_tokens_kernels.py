@@ -1,10 +1,11 @@
-"""Triton kernels for 2 to 64 tokens: each reads its matrix once, for all of them, with the matrix units.
+"""Triton kernels for 2 to 128 tokens: each reads its matrix once, for all of them, with the matrix units.
 
 As with one token, a decode step takes as long as reading the weights; other than there, the products of a
 row with all tokens are left to the matrix units. A program takes 64 rows, the least that those take at a
 time on Hopper. Where too few programs come of that, each takes a stretch of the columns, and the last one
-to end adds up what all have found, in the order of the stretches. So no number depends on who ends first,
-nor a token's numbers on the other tokens.
+to end adds up what all have found, in the order of the stretches; or each takes a block of the tokens, and
+the rows lie in the L2 cache for the others. So no number depends on who ends first, nor a token's numbers on
+the other tokens.
 
 The norm is taken apart: its gain is multiplied in where the hidden state is written, its root mean square
 divides the sums of a product at their end. So what goes into the matrix units is read as it lies.
@@ -55,15 +56,14 @@ def gained(
 
 @triton.jit
 def _sums(
-    x, w, rows, begin, M,
+    x, w, rows, begin, m, M,
     K: tl.constexpr, SLICE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    R: tl.constexpr, MP: tl.constexpr, PATIENT: tl.constexpr, EARLY: tl.constexpr,
+    PATIENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Rows of w `[?, K]` times x `[M, K]`, of columns `[begin, begin + SLICE)`: float32 `[R, MP]`.
+    """`rows` of w `[?, K]` times the tokens `m` of x `[M, K]`, of columns `[begin, begin + SLICE)`: float32.
 
     PATIENT: the next kernel may begin when the first columns are asked for.
     """
-    m = tl.arange(0, MP)
     there = m[None, :] < M
     at, from_x = w + rows.to(tl.int64)[:, None] * K + begin, x + m[None, :] * K + begin
     k = tl.arange(0, FIRST)
@@ -107,9 +107,9 @@ def _joined(parts, arrived, tile, SPLITS: tl.constexpr, R: tl.constexpr, MP: tl.
 
 
 @triton.jit
-def _over_rms(squares, count, M, eps, K: tl.constexpr, MP: tl.constexpr, MOST: tl.constexpr):
-    """One over each token's root mean square `[MP]`, from sums of squares `[count, M]`, count <= MOST."""
-    m, tile = tl.arange(0, MP), tl.arange(0, MOST)
+def _over_rms(squares, count, m, M, eps, K: tl.constexpr, MOST: tl.constexpr):
+    """One over the tokens' root mean squares, from sums of squares `[count, M]`, count <= MOST."""
+    tile = tl.arange(0, MOST)
     there = (tile[:, None] < count) & (m[None, :] < M)
     found = tl.load(squares + tile[:, None] * M + m[None, :], mask=there, other=0.0)
     return tl.rsqrt(tl.sum(found, 0) / K + eps)
@@ -128,14 +128,15 @@ def products_added(
     R: tl.constexpr, MP: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """x `[M, N]` += h `[M, K]` times w `[N, K]` transposed; out = x * gain, squares `[N / R, M]` of x."""
-    tile, split = tl.program_id(0), tl.program_id(1)
-    rows, m = tile * R + tl.arange(0, R), tl.arange(0, MP)
+    tile, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows, m = tile * R + tl.arange(0, R), block * MP + tl.arange(0, MP)
     begin = split * (K // SPLITS)
-    acc = _sums(h, w, rows, begin, M, K, K // SPLITS, FIRST, BLOCK, STAGES, R, MP, True, EARLY)
+    acc = _sums(h, w, rows, begin, m, M, K, K // SPLITS, FIRST, BLOCK, STAGES, True, EARLY)
     if SPLITS > 1:
-        if not _is_last(acc, parts, arrived, tile, split, SPLITS, R, MP):
+        home = block * tl.num_programs(0) + tile
+        if not _is_last(acc, parts, arrived, home, split, SPLITS, R, MP):
             return
-        acc = _joined(parts, arrived, tile, SPLITS, R, MP)
+        acc = _joined(parts, arrived, home, SPLITS, R, MP)
     at, there = m[None, :] * N + rows[:, None], m[None, :] < M
     if HAS_BIAS:
         acc += tl.load(bias + rows).to(tl.float32)[:, None]
@@ -153,17 +154,13 @@ def gated_products(
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     R: tl.constexpr, MP: tl.constexpr, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out `[M, N]` = silu(gate) * up; gate and up: rows `[0, N)` and `[N, 2N)` of w times the norm of x.
-
-    MOST: 0 if x is normed already, see `_over_rms` otherwise.
-    """
+    """out `[M, N]` = silu(gate) * up; gate and up: rows `[0, N)` and `[N, 2N)` of w times the norm of x."""
     if EARLY:
         let_next_begin()
-    first, i, m = tl.program_id(0) * (R // 2), tl.arange(0, R), tl.arange(0, MP)
-    rows = first + i // 2 + i % 2 * N
-    acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, False, EARLY)
-    if MOST:
-        acc *= _over_rms(squares, count, M, eps, K, MP, MOST)[None, :]
+    first, i = tl.program_id(0) * (R // 2), tl.arange(0, R)
+    rows, m = first + i // 2 + i % 2 * N, tl.program_id(1) * MP + tl.arange(0, MP)
+    acc = _sums(x, w, rows, 0, m, M, K, K, FIRST, BLOCK, STAGES, False, EARLY)
+    acc *= _over_rms(squares, count, m, M, eps, K, MOST)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias + rows).to(tl.float32)[:, None]
     a, b = _two(acc, R, MP)
@@ -180,9 +177,9 @@ def head_products(
     """out `[M, N]` (float32) = w `[N, K]` times the norm of x."""
     if EARLY:
         let_next_begin()
-    rows, m = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, MP)
-    acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, False, EARLY)
-    acc *= _over_rms(squares, count, M, eps, K, MP, MOST)[None, :]
+    rows, m = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1) * MP + tl.arange(0, MP)
+    acc = _sums(x, w, rows, 0, m, M, K, K, FIRST, BLOCK, STAGES, False, EARLY)
+    acc *= _over_rms(squares, count, m, M, eps, K, MOST)[None, :]
     tl.store(out + m[None, :].to(tl.int64) * N + rows[:, None], acc, mask=m[None, :] < M)
 
 
@@ -190,7 +187,7 @@ def head_products(
 def qkv_stored_each(
     x, squares, count, w, bias, cos, sin, positions, slots, q_out, k_pool, v_pool, M, eps,
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, R: tl.constexpr,
     MP: tl.constexpr, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Each token's q, k, v from its hidden state: q goes to `q_out`, k and v to the token's slot.
@@ -199,11 +196,12 @@ def qkv_stored_each(
     """
     if EARLY:
         let_next_begin()
-    R: tl.constexpr = 2 * HALF
-    head, i, m, j = tl.program_id(0), tl.arange(0, R), tl.arange(0, MP), tl.arange(0, HALF)
+    HALF: tl.constexpr = R // 2
+    head, i, j = tl.program_id(0), tl.arange(0, R), tl.arange(0, HALF)
+    m = tl.program_id(1) * MP + tl.arange(0, MP)
     rows, there = head * R + i // 2 + i % 2 * HALF, m[None, :] < M
-    acc = _sums(x, w, rows, 0, M, K, K, FIRST, BLOCK, STAGES, R, MP, False, EARLY)
-    acc *= _over_rms(squares, count, M, eps, K, MP, MOST)[None, :]
+    acc = _sums(x, w, rows, 0, m, M, K, K, FIRST, BLOCK, STAGES, False, EARLY)
+    acc *= _over_rms(squares, count, m, M, eps, K, MOST)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias + rows).to(tl.float32)[:, None]
     a, b = _two(acc, R, MP)

@@ -2,7 +2,7 @@
 
 `FusedLlama` runs on an NVIDIA GPU in half precision: between matrix products it launches one Triton kernel
 (kernels.py) instead of five to ten of torch's, and the products of one token (one_token.py) and of up to
-sixty-four (few_tokens.py) are kernels, too.
+a hundred and twenty-eight (few_tokens.py) are kernels, too.
 `CpuLlama` makes fewer calls of torch, and hands the large products of a CPU to oneDNN. `faster` chooses.
 """
 
@@ -127,10 +127,10 @@ class FusedLlama(_SameModel):
 
     one_token, few_tokens: compute batches of one token and of a few; None, () to compute them like many: for
         comparing, and for a part of a model, whose sums over the ranks lie where those kernels add to the
-        residual at once; and where few_tokens.py cannot cut a model of these sizes. gate: of more tokens.
+        residual at once; and where few_tokens.py cannot cut a model of these sizes.
     """
 
-    __slots__ = ("few_tokens", "gate", "kernels", "one_token")  # not the given model's
+    __slots__ = ("few_tokens", "kernels", "one_token")  # not the given model's
 
     def __init__(self, model: LlamaModel) -> None:
         super().__init__(model)
@@ -139,9 +139,7 @@ class FusedLlama(_SameModel):
         alone = OneToken(self.inv_freq, c.max_position_embeddings, c.rms_eps) if not is_part(model) else None
         self.one_token: OneToken | None = alone
         sizes = [most for most, cuts in CUTS.items() if FewTokens.fits(c, cuts)]
-        paths = () if alone is None else tuple(FewTokens(c, alone, most) for most in sizes)
-        self.few_tokens = tuple(path for path in paths if path.most <= FEW)
-        self.gate = next((path for path in paths if path.most > FEW), None)
+        self.few_tokens = () if alone is None else tuple(FewTokens(c, alone, most) for most in sizes)
 
     @torch.inference_mode()
     def compute(
@@ -153,7 +151,7 @@ class FusedLlama(_SameModel):
         Nothing here waits for the device or copies from the host, so it can be captured in a CUDA graph.
         """
         short = self._short(len(token_ids))
-        if isinstance(short, FewTokens) and reads_pool_only(backend):
+        if isinstance(short, FewTokens) and len(token_ids) <= FEW and reads_pool_only(backend):
             return short.compute(self, token_ids, metadata, pool, backend)
         return self._scores(self.through_layers(F.embedding(token_ids, self.embed), metadata, pool, backend))
 
@@ -168,7 +166,7 @@ class FusedLlama(_SameModel):
 
     def _scores(self, x: Tensor) -> Tensor:
         short = self._short(len(x))
-        if short is not None:
+        if short is not None and len(x) <= FEW:
             return short.logits(x, self.norm, self.head)
         return self.all_scores(
             self.linear(self.kernels.rms_norm(x, self.norm, self.config.rms_eps), self.head)
@@ -205,10 +203,7 @@ class FusedLlama(_SameModel):
         return self.row_linear(attended, layer.o, layer.o_bias)
 
     def mlp(self, layer: Layer, h: Tensor) -> Tensor:
-        if self.gate is not None and FEW < len(h) <= self.gate.most:
-            gated = self.gate.gated(layer, h, h, 0)
-        else:
-            gated = self.kernels.silu_mul(self.linear(h, layer.gate_up, layer.gate_up_bias))
+        gated = self.kernels.silu_mul(self.linear(h, layer.gate_up, layer.gate_up_bias))
         return self.row_linear(gated, layer.down, layer.down_bias)
 
 

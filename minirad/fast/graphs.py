@@ -121,8 +121,7 @@ class DecodeGraphs:
         """Whether decode steps of this model can be captured."""
         if not isinstance(model, FusedLlama) or not isinstance(attention, FlashInferAttention):
             return False
-        fits: bool = _kernels_of("short_decode").ShortDecode.fits(*attention.heads[:3])
-        return fits
+        return bool(_kernels_of("short_decode").ShortDecode.fits(*attention.heads[:3]))
 
     def fits(self, requests: Sequence[Request]) -> bool:
         """Whether the pages of all requests can be listed, each with one more token; and of the padding."""

@@ -21,15 +21,16 @@ import triton.language as tl
 from torch import Tensor
 
 from minirad.attention.metadata import AttentionMetadata
-from minirad.fast.early_launch import launch_options, let_next_begin, wait_for_previous
+from minirad.fast.early_launch import launch_options, let_next_begin, share_most, wait_for_previous
 from minirad.fast.one_token import padded
 from minirad.kv.kv_pool import KVPool
 
 __all__ = ["Cut", "ShortDecode", "StepAttention", "cut_until", "decode_attention", "meet"]
 
-FEW_REQUESTS, MANY_REQUESTS = 16, 64
+FEW_REQUESTS, SOME_REQUESTS, MANY_REQUESTS = 16, 32, 64
 AT_ONCE, IN_PIECES = 256, 2048  # tokens
-LIMITS_IF_FEW, LIMITS_IF_MANY = (128, AT_ONCE, IN_PIECES, 16384), (AT_ONCE, 4096)
+MOST = (AT_ONCE, 4096)
+LIMITS = {FEW_REQUESTS: (128, AT_ONCE, IN_PIECES, 16384), SOME_REQUESTS: (128, *MOST), 1 << 30: MOST}
 PADDED_GROUP = 16  # query heads per kv head, padded: the matrix units' smallest number of rows
 
 
@@ -50,17 +51,18 @@ class Cut:
     def best(cls, requests: int, tokens: int, head_dim: int) -> Cut:
         """The quickest measured (bench/LOG.md); tokens: of the longest request at most, 0 for any number."""
         few, short = requests <= FEW_REQUESTS, 0 < tokens <= AT_ONCE
-        if few and short:  # one program meets all tokens at once: merging takes longer than meeting them
+        if requests <= SOME_REQUESTS and short:  # one program meets all tokens: to merge takes longer
             block = min(padded(tokens), 16384 // head_dim)
             warps = max(1, block * head_dim // 2048)
-            return cls(padded(tokens) // block, block, 1, warps, stages=1, ahead=True)
+            return cls(padded(tokens) // block, block, 1, warps=warps, stages=1, ahead=True)
         if few and 0 < tokens <= IN_PIECES:  # small ones, so that they suffice for all of the processors
             return cls(16, 32, 1, warps=max(1, head_dim // 64), stages=1, ahead=True)
-        if requests <= 2 and not tokens:
-            return cls(64, 4096 // head_dim, 1, warps=head_dim // 32, stages=4, ahead=False)
-        if few or not tokens:  # one of them may be much longer than the others
-            least = 1 if few else head_dim // 8
-            return cls(32 if requests <= 8 else 16, 8192 // head_dim, least, warps=4, stages=2, ahead=False)
+        if few and not tokens:  # one of them may be much longer than the others
+            splits = 64 if requests <= 2 else 32
+            return cls(splits, 4096 // head_dim, 1, warps=head_dim // 32, stages=4, ahead=False)
+        if few or not tokens:
+            splits, least = (32 if requests <= 8 else 16), (1 if few else head_dim // 8)
+            return cls(splits, 8192 // head_dim, least, warps=4, stages=2, ahead=False)
         if requests > MANY_REQUESTS:  # whose programs suffice: small ones, so that many lie on each processor
             block = max(16, (2048 if short else 4096) // head_dim)
             return cls(1, block, 1, warps=1 if short else 2, stages=2, ahead=False)
@@ -72,7 +74,7 @@ class Cut:
 
 def cut_until(requests: int, longest: int) -> int:
     """The number of tokens to cut for where the longest request has so many; 0: any number."""
-    limits = LIMITS_IF_FEW if requests <= FEW_REQUESTS else LIMITS_IF_MANY
+    limits = next(limits for most, limits in LIMITS.items() if requests <= most)
     return next((limit for limit in limits if longest <= limit), 0)
 
 
@@ -148,14 +150,16 @@ class ShortDecode(StepAttention):
             )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         cut, (answers, lse) = self.cut, before or (q, self._sums)
-        decode_attention[(self.num_kv_heads, cut.splits, self._batch)](
+        kernel = decode_attention[(self.num_kv_heads, cut.splits, self._batch)](
             q.contiguous(), pool.k[layer_id], pool.v[layer_id], *self._lists, answers, lse, out,
             self._parts, self._sums, self._arrived, scale,
             HEADS=self.num_heads, KV_HEADS=self.num_kv_heads, D=self.head_dim, PAGE=self.page_size,
             BLOCK=cut.block, SPLITS=cut.splits, LEAST=cut.least, GROUP=PADDED_GROUP, REAL=self._group,
-            BEFORE=0 if before is None else len(answers), AHEAD=cut.ahead,
+            BEFORE=0 if before is None else len(answers), AHEAD=cut.ahead, ALONE=len(q) == 1,
             num_warps=cut.warps, num_stages=cut.stages, **self.launch,
         )  # fmt: skip
+        if self.launch["EARLY"] and len(q) > 1 and kernel is not None:  # one token's kernels need the cache
+            share_most(kernel.function)
         return out
 
 
@@ -199,14 +203,14 @@ def decode_attention(
     q, k_pool, v_pool, indptr, indices, last_page_len, before, before_lse, out, parts, sums, arrived, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, REAL: tl.constexpr,
-    BEFORE: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    BEFORE: tl.constexpr, AHEAD: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One query token per entry against its pages: a program takes one kv head and one stretch of tokens.
 
     before, before_lse: BEFORE answers that the first of an entry's programs starts from; see `go_on`.
     parts: float32 `[B, KV_HEADS, SPLITS, REAL, D]`, sums `[B, KV_HEADS, SPLITS, 2, REAL]`; arrived: int32
     `[B, KV_HEADS]`, zero before and after. REAL: query heads per kv head, padded to a power of two; GROUP:
-    padded further, to the least that the matrix units take.
+    padded further, to the least that the matrix units take. ALONE: is another kernel, not to `share_most`.
     """
     if EARLY:
         let_next_begin()

@@ -38,7 +38,7 @@ from minirad.fast.cascade_decode import CascadeDecode
 from minirad.fast.fused_llama import FusedLlama
 from minirad.fast.paged import TorchPagedAttention
 from minirad.fast.sampling_kernels import draw
-from minirad.fast.short_decode import FEW_REQUESTS, LIMITS_IF_FEW, LIMITS_IF_MANY, MANY_REQUESTS, ShortDecode
+from minirad.fast.short_decode import LIMITS, MANY_REQUESTS, ShortDecode
 from minirad.kv import KVPool
 from minirad.model.llama import LlamaModel, random_weights
 
@@ -168,9 +168,9 @@ def main(capability: int, shared: int) -> None:
     steps(LlamaModel(config, random_weights(config, 0, dtype=torch.bfloat16, device="cpu")))
     steps(model_of("few, biases", torch.float16, "cpu"))
     steps(model_of("odd sizes", torch.bfloat16, "cpu"))
-    sizes = ((64, 4, 1), (64, FEW_REQUESTS + 1, 16), (64, MANY_REQUESTS + 1, 16), (128, 4, 16), (256, 64, 1))
+    sizes = ((64, 4, 1), (64, 17, 16), (64, 33, 16), (64, MANY_REQUESTS + 1, 16), (128, 4, 16), (256, 64, 1))
     for dim, requests, page in sizes:
-        for tokens in (*LIMITS_IF_FEW, *LIMITS_IF_MANY, 0):
+        for tokens in (*sorted({limit for limits in LIMITS.values() for limit in limits}), 0):
             attention(dim, 32, 8, requests, page, tokens)
     choices(torch.bfloat16)
     choices(torch.float32)

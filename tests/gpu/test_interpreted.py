@@ -23,7 +23,7 @@ from test_ops import KINDS, SHAPES, SMALL, Params, attend_to, model_of
 from torch import Tensor
 
 from minirad.attention import BatchEntry, GatherAttention, build_metadata
-from minirad.fast.few_tokens import CUTS, FEW, Cut, FewTokens
+from minirad.fast.few_tokens import CUTS, FEW, Cut, Cuts, FewTokens
 from minirad.fast.flashinfer import FlashInferAttention
 from minirad.fast.fused_llama import FusedLlama
 from minirad.fast.graphs import DecodeGraphs
@@ -102,23 +102,53 @@ def test_ids_alone_give_what_layers_and_scores_give() -> None:
     assert torch.allclose(fused.compute(tokens, meta, pool, backend), whole, atol=1e-5)
 
 
-def test_the_gate_of_many_tokens_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused = FusedLlama(model_of("few, biases", torch.float32, "cpu"))
-    one, layer = fused.one_token, fused.layers[0]
-    assert one is not None
-    h = torch.randn(70, fused.config.hidden, generator=torch.Generator().manual_seed(0))
-    fused.gate = None
-    wanted = fused.mlp(layer, h)
-    fused.gate = FewTokens(fused.config, one, 128, SMALL)
-    assert torch.allclose(fused.mlp(layer, h), wanted, atol=1e-4 * float(wanted.abs().max()))
-    calls: list[int] = []
-    gated = fused.gate.gated
-    monkeypatch.setattr(
-        fused.gate, "gated", lambda layer, h, *rest: calls.append(len(h)) or gated(layer, h, *rest)
+@pytest.mark.parametrize("count", [FEW + 1, 128])
+def test_tokens_in_blocks_are_torchs(count: int) -> None:
+    """Every matrix with blocks of another size; the last block is not full, or there is none left over."""
+    plain = model_of("few, biases", torch.float32, "cpu")
+    fused = FusedLlama(plain)
+    names = [each.name for each in dataclasses.fields(SMALL)]
+    cuts = Cuts(
+        *(dataclasses.replace(getattr(SMALL, name), tokens=16 << at % 3) for at, name in enumerate(names))
     )
-    for tokens in (FEW, FEW + 1, 128, 129):
-        fused.mlp(layer, torch.zeros(tokens, fused.config.hidden))
-    assert calls == [FEW + 1, 128]
+    assert fused.one_token is not None
+    fused.few_tokens = (FewTokens(plain.config, fused.one_token, 128, cuts),)
+    meta = build_metadata(np.arange(1, count + 1)[None], [BatchEntry(0, 0, count)], 1, "cpu")
+    tokens, every = torch.arange(count) * 7 % plain.config.vocab_size, torch.arange(count)
+    wanted, found = (
+        model.forward(tokens, meta, model.new_pool(count + 1), TorchPagedAttention(), every)
+        for model in (plain, fused)
+    )
+    assert torch.allclose(found, wanted, atol=2e-4 * float(wanted.abs().max()))
+    assert not fused.few_tokens[0]._arrived.any()
+
+
+def test_which_batches_are_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 128 go through the layers together; the scores of more than FEW are the library's."""
+    fused = FusedLlama(model_of("few", torch.float32, "cpu"))
+    assert fused.one_token is not None
+    fused.few_tokens = tuple(FewTokens(fused.config, fused.one_token, most, SMALL) for most in (16, 64, 128))
+    calls: list[tuple[str, int, int]] = []
+    for name in ("_through", "_scores"):
+        real = getattr(FewTokens, name)
+
+        def noted(self: FewTokens, x: torch.Tensor, *rest: Any, name: str = name, real: Any = real) -> Any:
+            calls.append((name, self.most, len(x)))
+            return real(self, x, *rest)
+
+        monkeypatch.setattr(FewTokens, name, noted)
+    pool, backend = fused.new_pool(130), TorchPagedAttention()
+    for count in (2, 17, FEW, FEW + 1, 128, 129):
+        meta = build_metadata(np.arange(1, 130)[None], [BatchEntry(0, 0, count)], 1, "cpu")
+        backend.plan(meta, pool)
+        fused.compute(torch.zeros(count, dtype=torch.int64), meta, pool, backend)
+    through = [
+        ("_through", most, count) for most, count in ((16, 2), (64, 17), (64, 64), (128, 65), (128, 128))
+    ]
+    assert [call for call in calls if call[0] == "_through"] == through
+    assert [call for call in calls if call[0] == "_scores"] == [
+        ("_scores", *call[1:]) for call in through[:3]
+    ]
 
 
 def test_which_models_can_be_cut() -> None:

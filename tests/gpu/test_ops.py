@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -213,8 +216,7 @@ def test_a_real_size_of_a_few_tokens() -> None:
     )  # fmt: skip
     plain = LlamaModel(config, random_weights(config, 5, dtype=torch.bfloat16, device=CARD))
     model = FusedLlama(plain)
-    assert model.few_tokens
-    assert model.gate is not None
+    assert len(model.few_tokens) == len(CUTS)
     rows = np.arange(1, 257).reshape(128, 2)
     tokens = (torch.arange(128, device=CARD) * 61 + 7) % 4096
     found = {}
@@ -227,7 +229,7 @@ def test_a_real_size_of_a_few_tokens() -> None:
         found[count] = model.forward(tokens[:count], meta, model.new_pool(257), backend, every)
         wanted = plain.forward(tokens[:count], meta, plain.new_pool(257), backend, every)
         assert (found[count] - wanted).abs().max() < 0.03 * wanted.abs().max()
-    for count, more in ((2, 16), (3, 16), (17, 32), (40, 64)):
+    for count, more in ((2, 16), (3, 16), (17, 32), (40, 64), (70, 128)):
         assert torch.equal(found[count], found[more][:count]), (count, more)
 
 
@@ -314,9 +316,9 @@ def test_cuts_for_short_requests_and_for_any() -> None:
     pytest.importorskip("triton", reason="needs the package triton")
     from minirad.fast.short_decode import FEW_REQUESTS, Cut, cut_until
 
-    few, many = (1, 2, 16), (17, 64, 65, 256)
+    few, many = (1, 2, 16), (17, 32, 33, 64, 65, 256)
     assert Cut.best(1, 0, 64) != Cut.best(FEW_REQUESTS + 1, 0, 64)
-    for requests, limits in ((16, (128, 256, 2048, 16384)), (17, (256, 4096))):
+    for requests, limits in ((16, (128, 256, 2048, 16384)), (17, (128, 256, 4096)), (33, (256, 4096))):
         assert [cut_until(requests, limit) for limit in limits] == list(limits)
         assert [cut_until(requests, limit + 1) for limit in limits] == [*limits[1:], 0]
     for requests, dim in product((*few, *many), (64, 128, 256)):
@@ -326,6 +328,60 @@ def test_cuts_for_short_requests_and_for_any() -> None:
             assert 1 <= cut.warps <= 16 and cut.block >= 16
             if tokens and tokens <= 256 and dim == 64:  # nothing to merge
                 assert cut.splits == 1
+
+
+@pytest.mark.parametrize(("requests", "early", "shares"), [(1, True, 0), (2, True, 1), (2, False, 0)])
+def test_who_shares_most_of_a_processor(
+    requests: int, early: bool, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a batch whose next kernel may begin beside it; and one request has a kernel of its own."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    from minirad.fast import short_decode
+
+    alone: list[bool] = []
+
+    def launched(*args: Any, ALONE: bool, **rest: Any) -> Any:
+        alone.append(ALONE)
+        return SimpleNamespace(function=7)
+
+    shared: list[int] = []
+    monkeypatch.setattr(short_decode, "decode_attention", defaultdict(lambda: launched))
+    monkeypatch.setattr(short_decode, "share_most", shared.append)
+    numbers = torch.arange(requests + 1, dtype=torch.int32)
+    attention = short_decode.ShortDecode(2, 1, 16, 0.25, numbers, numbers, numbers[1:], 1)
+    attention.launch = {"EARLY": early}
+    attention.run(
+        0, torch.zeros(requests, 2, 16), KVPool(1, 4, 1, 16, dtype=torch.float32, device="cpu"), 0.25
+    )
+    assert shared == [7] * shares and alone == [requests == 1]
+
+
+@on_gpu
+def test_a_card_takes_that_on() -> None:
+    """The share of a processor's memory that is not cache, as the driver tells it; -1 is as it likes."""
+    from minirad.fast import short_decode
+
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("kernels begin early on Hopper and later")
+    pool, found = KVPool(1, 64, 2, 64, dtype=torch.bfloat16, device=CARD), []
+    for requests in (1, 3):
+        before = set(_functions(short_decode.decode_attention))
+        numbers = torch.arange(requests + 1, dtype=torch.int32, device=CARD)
+        cut = short_decode.Cut(1, 16, 1, 8, 3, ahead=False)  # as no other test's
+        own = short_decode.ShortDecode(4, 2, 64, 0.125, numbers, numbers, numbers[1:] * 0 + 1, 1, cut=cut)
+        own.run(0, torch.zeros(requests, 4, 64, dtype=torch.bfloat16, device=CARD), pool, 0.125)
+        own.run(0, torch.zeros(requests, 4, 64, dtype=torch.bfloat16, device=CARD), pool, 0.125)
+        (function,) = set(_functions(short_decode.decode_attention)) - before
+        value = ctypes.c_int()
+        assert ctypes.CDLL("libcuda.so.1").cuFuncGetAttribute(
+            ctypes.byref(value), 9, ctypes.c_void_p(function)
+        ) == 0  # fmt: skip
+        found.append(value.value)
+    assert found == [-1, 100]
+
+
+def _functions(kernel: Any) -> list[int]:
+    return [each.function for cache in kernel.device_caches.values() for each in cache[0].values()]
 
 
 @pytest.mark.slow
