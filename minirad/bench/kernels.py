@@ -10,7 +10,8 @@
   request and read once for all (fast/cascade_decode.py);
 - with --tiles: the one-token kernels are cut in other ways, one matrix after the other, each tried in the
   whole step; the best stays. The figures in `Tiles` come from such a search;
-- with --cuts 16: the same for the kernels of up to so many tokens, and the figures in `CUTS`.
+- with --cuts 16: the same for the kernels of up to so many tokens, and the figures in `CUTS` (without
+  attention, whose programs take room beside these: LOG.md says how the last ones were found).
 
 Needs an NVIDIA GPU with Triton. Does not look at what the host does meanwhile (`bench gpu`).
 """
@@ -34,7 +35,7 @@ from minirad.attention.radix_attention import AttentionBackend
 from minirad.bench.dummy import SHAPES, dummy_model
 from minirad.bench.gpu import copy_bandwidth, weight_bytes
 from minirad.bench.tables import table
-from minirad.fast.few_tokens import CUTS, Cut, Cuts, FewTokens, room
+from minirad.fast.few_tokens import CUTS, FEW, Cut, Cuts, FewTokens, room
 from minirad.fast.flashinfer import FlashInferAttention, what_is_missing
 from minirad.fast.fused_llama import FusedLlama, fused_runs
 from minirad.fast.one_token import OneToken, Tile, Tiles
@@ -51,7 +52,8 @@ SHARED_CASES = (
 )  # fmt: skip
 OWN = 100  # tokens of each request beside the shared ones
 ROWS, WARPS, TURNS = (1, 2, 4, 8, 16), (2, 4, 8, 16), (1, 2, 4)
-SPLITS, FIRST, BLOCKS, STAGES = (2, 4, 8), (64, 128, 256, 512), (64, 128), (2, 3, 4, 5, 6)
+SPLITS, FIRST, BLOCKS, STAGES = (1, 2, 4, 8), (64, 128, 256, 512), (64, 128), (2, 3, 4, 5, 6)
+TOKENS = (16, 32, 64, 128)  # of a program
 # A thread that holds fewer elements of a matrix asks for too little at a time, one with more runs out of
 # registers.
 ELEMENTS_OF_A_THREAD = (16, 128)
@@ -245,11 +247,13 @@ def best_tiles(model: LlamaModel, measure: Callable[[Callable[[], Any]], float])
     return quickest(Tiles(), choices, use, lambda: measure(call))
 
 
-def cuts_to_try(usual: Cut, size: tuple[int, int], tokens: int, room: int) -> Iterator[Cut]:
-    """Cuts of a matrix of this size that lie in `room` bytes; in stretches of columns if the usual one is."""
-    splits = SPLITS if usual.splits > 1 else (1,)
-    for numbers in itertools.product(splits, FIRST, BLOCKS, STAGES):
-        cut = Cut(*numbers, usual.rows, usual.warps, usual.tokens)
+def cuts_to_try(
+    usual: Cut, size: tuple[int, int], tokens: int, room: int, splits: tuple[int, ...]
+) -> Iterator[Cut]:
+    """Cuts of a matrix of this size that lie in `room` bytes, in so many stretches of columns."""
+    blocks = [most for most in TOKENS if most <= tokens]
+    for numbers, most in itertools.product(itertools.product(splits, FIRST, BLOCKS, STAGES), blocks):
+        cut = Cut(*numbers, usual.rows, usual.warps, most)
         if cut.fits(*size) and cut.within(room, tokens) == cut:
             yield cut
 
@@ -267,10 +271,11 @@ def best_cuts(
         fused.few_tokens = (FewTokens(c, one, tokens, cuts),)
 
     choices = {}
-    for name in ("gate_up", "down", "o", "qkv", "head"):
+    for name in ("gate_up", "down", "o", "qkv", "head")[: 5 if tokens <= FEW else 4]:
         matrix: Tensor = model.head if name == "head" else getattr(model.layers[0], name)
         cut: Cut = getattr(usual, name)
-        others = cuts_to_try(cut, (len(matrix), matrix.shape[1]), tokens, room(model.device))
+        splits = SPLITS if name in ("o", "down") else (1,)  # the others add nothing up
+        others = cuts_to_try(cut, (len(matrix), matrix.shape[1]), tokens, room(model.device), splits)
         choices[name] = list(dict.fromkeys([cut, *others]))
     return quickest(usual, choices, use, lambda: measure(call))
 

@@ -1,4 +1,4 @@
-"""A whole Llama for 2 to 128 tokens, in four kernels a layer and attention's: a classroom on one card.
+"""Llama's layers for 2 to 128 tokens, in four kernels and attention's each: a classroom on one card.
 
 The kernels are in few_tokens_kernels.py; here is how their work is cut up and launched: figures are in
 bench/LOG.md. `FusedLlama` comes here whenever a batch has so many tokens, also a short prompt's.
@@ -24,14 +24,14 @@ from minirad.model.llama import Layer, LlamaModel
 __all__ = ["CUTS", "FEW", "Cut", "Cuts", "FewTokens", "room"]
 
 ROWS = 64  # of a program: the matrix units' least
-FEW = 64  # tokens; the head's product with more is the library's, which is quicker
+FEW = 64  # tokens; the head's product with more is the library's, which is quicker (CUTS[128]'s is not used)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How a product is cut: stretches of columns, columns fetched before the kernel in front has ended,
     columns of a block after that, blocks on their way at a time, rows of a program, its warps, and its tokens
-    at most."""
+    at most (a power of two)."""
 
     splits: int
     first: int
@@ -113,17 +113,16 @@ class FewTokens:
     def __init__(self, config: LlamaConfig, one: OneToken, most: int = 16, cuts: Cuts | None = None) -> None:
         self._kernels: Any = import_module("minirad.fast.few_tokens_kernels")
         self.most, device = most, one.cos.device
-        self._one, self._eps, self._cuts = one, config.rms_eps, cuts or Cuts.of(config, most, device)
-        if not self.fits(config, self._cuts):
-            raise ValueError(f"FewTokens: {config} cannot be cut so: {self._cuts}")
-        o, down = self._cuts.o, self._cuts.down
-        self._tiles = config.hidden // min(o.rows, down.rows)
-        room, blocks = (
-            config.hidden * most * max(o.splits, down.splits),
-            -(-most // min(o.tokens, down.tokens)),
-        )
-        self._parts = torch.empty(room, dtype=torch.float32, device=device)
-        self._arrived = torch.zeros(self._tiles * blocks, dtype=torch.int32, device=device)
+        self._one, self._eps, cuts = one, config.rms_eps, cuts or Cuts.of(config, most, device)
+        self._cuts = cuts = replace(cuts, qkv=replace(cuts.qkv, rows=config.head_dim))
+        if not self.fits(config, cuts):
+            raise ValueError(f"FewTokens: {config} cannot be cut so: {cuts}")
+        added = cuts.o, cuts.down
+        self._tiles = config.hidden // min(cut.rows for cut in added)
+        sums = config.hidden * most * max(cut.splits for cut in added)
+        places = self._tiles * -(-most // min(cut.tokens for cut in added))
+        self._parts = torch.empty(sums, dtype=torch.float32, device=device)
+        self._arrived = torch.zeros(places, dtype=torch.int32, device=device)
 
     @staticmethod
     def fits(config: LlamaConfig, cuts: Cuts) -> bool:
@@ -210,8 +209,8 @@ class FewTokens:
         a = layer.attention
         q = h.new_empty((len(h), a.num_heads, a.head_dim))
         self._launch(
-            self._kernels.qkv_stored_each, replace(self._cuts.qkv, rows=a.head_dim), layer.qkv, h,
-            squares, tiles, layer.qkv, or_other(layer.qkv_bias, h), self._one.cos, self._one.sin,
+            self._kernels.qkv_stored_each, self._cuts.qkv, layer.qkv, h, squares, tiles, layer.qkv,
+            or_other(layer.qkv_bias, h), self._one.cos, self._one.sin,
             metadata.positions, metadata.out_slots, q, k, v, len(h), self._eps, HEADS=a.num_heads,
             KV_HEADS=a.num_kv_heads, MOST=padded(self._tiles), HAS_BIAS=layer.qkv_bias is not None,
         )  # fmt: skip

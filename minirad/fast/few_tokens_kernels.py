@@ -1,11 +1,9 @@
-"""Triton kernels for 2 to 128 tokens: each reads its matrix once, for all of them, with the matrix units.
+"""Triton kernels for 2 to 128 tokens: memory is read once for all of them, who meet it in the matrix units.
 
-As with one token, a decode step takes as long as reading the weights; other than there, the products of a
-row with all tokens are left to the matrix units. A program takes 64 rows, the least that those take at a
-time on Hopper. Where too few programs come of that, each takes a stretch of the columns, and the last one
-to end adds up what all have found, in the order of the stretches; or each takes a block of the tokens, and
-the rows lie in the L2 cache for the others. So no number depends on who ends first, nor a token's numbers on
-the other tokens.
+As with one token, a decode step takes as long as reading the weights. A program takes 64 rows or more, the
+least that the matrix units take at a time on Hopper. Where these are too few programs, each takes a stretch
+of the columns, and the last one to end adds up what all have found, in the order of the stretches; or a block
+of the tokens, and finds the rows in the L2 cache. No number depends on who ends first, nor on other tokens.
 
 The norm is taken apart: its gain is multiplied in where the hidden state is written, its root mean square
 divides the sums of a product at their end. So what goes into the matrix units is read as it lies.

@@ -146,7 +146,7 @@ class FusedLlama(_SameModel):
         self, token_ids: Tensor, metadata: AttentionMetadata, pool: KVPool, backend: AttentionBackend
     ) -> Tensor:
         """`forward` without planning: the logits `[T, vocab_size]` of all tokens, in the type of the weights
-        (a few tokens' in float32).
+        (of up to FEW tokens in float32).
 
         Nothing here waits for the device or copies from the host, so it can be captured in a CUDA graph.
         """
@@ -162,7 +162,8 @@ class FusedLlama(_SameModel):
         """What computes so few tokens."""
         if tokens == 1:
             return self.one_token
-        return next((few for few in self.few_tokens if tokens <= few.most), None)
+        paths = (few for few in self.few_tokens if (few.most > FEW) == (tokens > FEW))
+        return next((few for few in paths if tokens <= few.most), None)
 
     def _scores(self, x: Tensor) -> Tensor:
         short = self._short(len(x))

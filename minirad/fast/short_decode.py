@@ -29,8 +29,8 @@ __all__ = ["Cut", "ShortDecode", "StepAttention", "cut_until", "decode_attention
 
 FEW_REQUESTS, SOME_REQUESTS, MANY_REQUESTS = 16, 32, 64
 AT_ONCE, IN_PIECES = 256, 2048  # tokens
-MOST = (AT_ONCE, 4096)
-LIMITS = {FEW_REQUESTS: (128, AT_ONCE, IN_PIECES, 16384), SOME_REQUESTS: (128, *MOST), 1 << 30: MOST}
+IF_MANY = (AT_ONCE, 4096)
+LIMITS = {FEW_REQUESTS: (128, AT_ONCE, IN_PIECES, 16384), SOME_REQUESTS: (128, *IF_MANY), 1 << 30: IF_MANY}
 PADDED_GROUP = 16  # query heads per kv head, padded: the matrix units' smallest number of rows
 
 
@@ -51,18 +51,20 @@ class Cut:
     def best(cls, requests: int, tokens: int, head_dim: int) -> Cut:
         """The quickest measured (bench/LOG.md); tokens: of the longest request at most, 0 for any number."""
         few, short = requests <= FEW_REQUESTS, 0 < tokens <= AT_ONCE
-        if requests <= SOME_REQUESTS and short:  # one program meets all tokens: to merge takes longer
-            block = min(padded(tokens), 16384 // head_dim)
+        block = min(padded(tokens), 16384 // head_dim)
+        # One program meets all of a short request's tokens, if it can: merging takes longer.
+        if short and (few or (requests <= SOME_REQUESTS and tokens <= block)):
             warps = max(1, block * head_dim // 2048)
             return cls(padded(tokens) // block, block, 1, warps=warps, stages=1, ahead=True)
         if few and 0 < tokens <= IN_PIECES:  # small ones, so that they suffice for all of the processors
             return cls(16, 32, 1, warps=max(1, head_dim // 64), stages=1, ahead=True)
         if few and not tokens:  # one of them may be much longer than the others
             splits = 64 if requests <= 2 else 32
-            return cls(splits, 4096 // head_dim, 1, warps=head_dim // 32, stages=4, ahead=False)
-        if few or not tokens:
-            splits, least = (32 if requests <= 8 else 16), (1 if few else head_dim // 8)
-            return cls(splits, 8192 // head_dim, least, warps=4, stages=2, ahead=False)
+            return cls(splits, 4096 // head_dim, 1, warps=max(1, head_dim // 32), stages=4, ahead=False)
+        if few:
+            return cls(32 if requests <= 8 else 16, 8192 // head_dim, 1, warps=4, stages=2, ahead=False)
+        if not tokens:
+            return cls(16, 8192 // head_dim, head_dim // 8, warps=4, stages=2, ahead=False)
         if requests > MANY_REQUESTS:  # whose programs suffice: small ones, so that many lie on each processor
             block = max(16, (2048 if short else 4096) // head_dim)
             return cls(1, block, 1, warps=1 if short else 2, stages=2, ahead=False)
@@ -158,7 +160,7 @@ class ShortDecode(StepAttention):
             BEFORE=0 if before is None else len(answers), AHEAD=cut.ahead, ALONE=len(q) == 1,
             num_warps=cut.warps, num_stages=cut.stages, **self.launch,
         )  # fmt: skip
-        if self.launch["EARLY"] and len(q) > 1 and kernel is not None:  # one token's kernels need the cache
+        if self.launch["EARLY"] and len(q) > 1:  # one token's kernels need the cache
             share_most(kernel.function)
         return out
 

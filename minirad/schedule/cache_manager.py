@@ -282,12 +282,10 @@ class CacheManager:
         pages = slots // self.allocator.page_size
         differs = self._owner[pages] != before
         if differs.any():
-            page = pages[wrong := int(differs.argmax())]
-            held, wanted = (
-                owner_name(self._owner[page]),
-                owner_name(np.broadcast_to(before, pages.shape)[wrong]),
-            )
-            require(False, f"page {page} belongs to {held}, not to {wanted}")
+            wrong = int(differs.argmax())
+            held = owner_name(self._owner[pages[wrong]])
+            wanted = owner_name(np.broadcast_to(before, pages.shape)[wrong])
+            require(False, f"page {pages[wrong]} belongs to {held}, not to {wanted}")
         self._owner[pages] = after
 
     def check(self, requests: Iterable[Request], pins: Mapping[int, Any]) -> None:

@@ -70,14 +70,16 @@ def compile_only(capability: int, shared: int) -> set[str]:
     early_launch.launch_options = lambda device: early
     for module in (kernels, sys.modules["minirad.fast.short_decode"]):
         module.launch_options = early_launch.launch_options  # type: ignore[attr-defined]
+    sys.modules["minirad.fast.short_decode"].share_most = id  # type: ignore[attr-defined]
     few_tokens.room = lambda device: shared << 10
 
-    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         launched.add(self.__name__)
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         if kernel.hash not in seen:
             seen.add(kernel.hash)
             print(json.dumps(told(self.__name__, options, kernel)), flush=True)
+        return kernel
 
     JITFunction.run = compiled
     return launched
@@ -100,7 +102,8 @@ def told(name: str, options: dict[str, Any], kernel: Any) -> dict[str, Any]:
     waits = [at for at, line in enumerate(lines) if "griddepcontrol.wait" in line]
     stores = [at for at, line in enumerate(lines) if re.search(r"\b(st|red|atom)\.(\w+\.)*global", line)]
     return {
-        "kernel": name, "early": bool(options.get("EARLY")), "waits": len(waits), "stores": len(stores),
+        "kernel": name, "alone": bool(options.get("ALONE")),
+        "early": bool(options.get("EARLY")), "waits": len(waits), "stores": len(stores),
         "writes_first": sum(at < waits[0] for at in stores) if waits else 0,
         "shared": kernel.metadata.shared, "warps": kernel.metadata.num_warps,
         **resources(kernel),
@@ -166,9 +169,14 @@ def main(capability: int, shared: int) -> None:
     launched = compile_only(capability, shared)
     config = tiny_config(**LLAMA_1B)
     steps(LlamaModel(config, random_weights(config, 0, dtype=torch.bfloat16, device="cpu")))
+    wide = tiny_config(**{**LLAMA_1B, "num_attention_heads": 16, "head_dim": 128})
+    steps(LlamaModel(wide, random_weights(wide, 0, dtype=torch.bfloat16, device="cpu")))
     steps(model_of("few, biases", torch.float16, "cpu"))
     steps(model_of("odd sizes", torch.bfloat16, "cpu"))
-    sizes = ((64, 4, 1), (64, 17, 16), (64, 33, 16), (64, MANY_REQUESTS + 1, 16), (128, 4, 16), (256, 64, 1))
+    sizes = (
+        (64, 1, 16), (64, 4, 1), (64, 17, 16), (64, 33, 16), (64, MANY_REQUESTS + 1, 16), (128, 4, 16),
+        (128, 17, 16), (256, 64, 1),
+    )  # fmt: skip
     for dim, requests, page in sizes:
         for tokens in (*sorted({limit for limits in LIMITS.values() for limit in limits}), 0):
             attention(dim, 32, 8, requests, page, tokens)

@@ -39,8 +39,10 @@ def test_every_kernel_compiles_for_a_card_that_is_not_here(capability: int, tmp_
     assert len(rows) > 50 and [row for row in rows if "never" in row] == []
     for row in rows:
         assert row["shared"] <= CARDS[capability] << 10, row
-        # the cascade's queries fill all registers; some may lie in the cache, and one of others
-        assert row["spilled"] <= (128 if row["kernel"] == "shared_attention" else 8), row
+        # the cascade's queries fill all registers, and so do 64 programs' answers; some may lie in the cache
+        full = row["kernel"] == "shared_attention" or row["alone"]
+        one = row["kernel"] == "products_added" and capability == 120
+        assert row["spilled"] <= (128 if full else 8 if one else 0), row
         early = capability >= 90 and row["kernel"] not in ORDINARY
         assert (row["early"], row["waits"]) == (early, int(early)), row
         assert row["writes_first"] == 0 < row["stores"], row  # before the kernel in front has ended

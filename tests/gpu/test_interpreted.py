@@ -102,9 +102,10 @@ def test_ids_alone_give_what_layers_and_scores_give() -> None:
     assert torch.allclose(fused.compute(tokens, meta, pool, backend), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [FEW + 1, 128])
-def test_tokens_in_blocks_are_torchs(count: int) -> None:
-    """Every matrix with blocks of another size; the last block is not full, or there is none left over."""
+@pytest.mark.parametrize("count", [FEW, FEW + 1, 128])
+def test_tokens_in_blocks_are_torchs(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of another size for every matrix; the last one full or not; programs in any order."""
+    shuffle_programs(monkeypatch)
     plain = model_of("few, biases", torch.float32, "cpu")
     fused = FusedLlama(plain)
     names = [each.name for each in dataclasses.fields(SMALL)]
@@ -112,7 +113,7 @@ def test_tokens_in_blocks_are_torchs(count: int) -> None:
         *(dataclasses.replace(getattr(SMALL, name), tokens=16 << at % 3) for at, name in enumerate(names))
     )
     assert fused.one_token is not None
-    fused.few_tokens = (FewTokens(plain.config, fused.one_token, 128, cuts),)
+    fused.few_tokens = (FewTokens(plain.config, fused.one_token, FEW if count <= FEW else 128, cuts),)
     meta = build_metadata(np.arange(1, count + 1)[None], [BatchEntry(0, 0, count)], 1, "cpu")
     tokens, every = torch.arange(count) * 7 % plain.config.vocab_size, torch.arange(count)
     wanted, found = (
@@ -121,6 +122,26 @@ def test_tokens_in_blocks_are_torchs(count: int) -> None:
     )
     assert torch.allclose(found, wanted, atol=2e-4 * float(wanted.abs().max()))
     assert not fused.few_tokens[0]._arrived.any()
+
+
+def shuffle_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card, where those that add up one sum do not follow each other."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    order, sizes = np.arange(0), (1, 1, 1)
+    set_sizes, set_place = builder.set_grid_dim, builder.set_grid_idx
+
+    def sized(*grid: int) -> None:
+        nonlocal order, sizes
+        order, sizes = np.random.default_rng(0).permutation(math.prod(grid)), grid
+        set_sizes(*grid)
+
+    def placed(*place: int) -> None:
+        at = order[np.ravel_multi_index(place, sizes)]
+        set_place(*(int(each) for each in np.unravel_index(at, sizes)))
+
+    monkeypatch.setattr(builder, "set_grid_dim", sized)
+    monkeypatch.setattr(builder, "set_grid_idx", placed)
 
 
 def test_which_batches_are_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,9 +167,15 @@ def test_which_batches_are_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None
         ("_through", most, count) for most, count in ((16, 2), (64, 17), (64, 64), (128, 65), (128, 128))
     ]
     assert [call for call in calls if call[0] == "_through"] == through
-    assert [call for call in calls if call[0] == "_scores"] == [
-        ("_scores", *call[1:]) for call in through[:3]
-    ]
+    scores = [("_scores", *call[1:]) for call in through[:3]]
+    assert [call for call in calls if call[0] == "_scores"] == scores
+    calls.clear()
+    fused.few_tokens = fused.few_tokens[2:]  # of a model that the cuts for fewer do not fit
+    for count in (2, FEW, FEW + 1):
+        meta = build_metadata(np.arange(1, 130)[None], [BatchEntry(0, 0, count)], 1, "cpu")
+        backend.plan(meta, pool)
+        fused.compute(torch.zeros(count, dtype=torch.int64), meta, pool, backend)
+    assert calls == [("_through", 128, FEW + 1)]
 
 
 def test_which_models_can_be_cut() -> None:

@@ -400,9 +400,11 @@ def test_the_benchmark_of_kernels_counts_every_way(
         (1, 2.0, 0.5),
         (3, None, 0.5),
     ]
-    for cut in kernels.cuts_to_try(Cut(4, 512, 128, 3), (2048, 2048), 16, 100 << 10):
-        assert cut.fits(2048, 2048) and cut.splits > 1
-        assert 2 * (64 + 16) * (cut.first + cut.stages * cut.block) <= 100 << 10
+    cuts = list(kernels.cuts_to_try(Cut(4, 512, 128, 3), (2048, 2048), 64, 100 << 10, (1, 4)))
+    assert {(cut.splits, cut.tokens) for cut in cuts} == set(product((1, 4), (16, 32, 64)))
+    for cut in cuts:
+        assert cut.fits(2048, 2048)
+        assert 2 * (64 + cut.tokens) * (cut.first + cut.stages * cut.block) <= 100 << 10
     for tile in kernels.tiles_to_try(2048, 2, (1, 2)):
         assert 16 <= tile.rows * 2 * 2048 / (32 * tile.warps) <= 128
 
