@@ -252,8 +252,8 @@ def cuts_to_try(
 ) -> Iterator[Cut]:
     """Cuts of a matrix of this size that lie in `room` bytes, in so many stretches of columns."""
     blocks = [most for most in TOKENS if most <= tokens]
-    for numbers, most in itertools.product(itertools.product(splits, FIRST, BLOCKS, STAGES), blocks):
-        cut = Cut(*numbers, usual.rows, usual.warps, most)
+    for numbers in itertools.product(splits, FIRST, BLOCKS, STAGES, [usual.rows], [usual.warps], blocks):
+        cut = Cut(*numbers)
         if cut.fits(*size) and cut.within(room, tokens) == cut:
             yield cut
 

@@ -66,9 +66,9 @@ class Cuts:
     head: Cut
 
     @classmethod
-    def of(cls, config: LlamaConfig, tokens: int, device: torch.device) -> Cuts:
+    def of(cls, config: LlamaConfig, tokens: int, device: torch.device, usual: Cuts | None = None) -> Cuts:
         """For a model on a card: a program of qkv takes a whole head, and cards differ in shared memory."""
-        usual = CUTS[tokens]
+        usual = usual or CUTS[tokens]
         cuts = replace(usual, qkv=replace(usual.qkv, rows=config.head_dim))
         return cls(*(getattr(cuts, each.name).within(room(device), tokens) for each in fields(cuts)))
 
@@ -113,8 +113,8 @@ class FewTokens:
     def __init__(self, config: LlamaConfig, one: OneToken, most: int = 16, cuts: Cuts | None = None) -> None:
         self._kernels: Any = import_module("minirad.fast.few_tokens_kernels")
         self.most, device = most, one.cos.device
-        self._one, self._eps, cuts = one, config.rms_eps, cuts or Cuts.of(config, most, device)
-        self._cuts = cuts = replace(cuts, qkv=replace(cuts.qkv, rows=config.head_dim))
+        self._one, self._eps = one, config.rms_eps
+        self._cuts = cuts = Cuts.of(config, most, device, cuts)
         if not self.fits(config, cuts):
             raise ValueError(f"FewTokens: {config} cannot be cut so: {cuts}")
         added = cuts.o, cuts.down
@@ -185,7 +185,7 @@ class FewTokens:
     def _scores(self, h: Tensor, squares: Tensor, tiles: int, head: Tensor) -> Tensor:
         out = torch.empty((len(h), len(head)), dtype=torch.float32, device=h.device)
         self._launch(
-            self._kernels.head_products, self._cuts.head, head, h, squares, tiles, head, out,
+            self._kernels.head_products, self._cuts.head, h, head, squares, tiles, out,
             len(h), len(head), self._eps, MOST=padded(self._tiles),
         )  # fmt: skip
         return out
@@ -209,7 +209,7 @@ class FewTokens:
         a = layer.attention
         q = h.new_empty((len(h), a.num_heads, a.head_dim))
         self._launch(
-            self._kernels.qkv_stored_each, self._cuts.qkv, layer.qkv, h, squares, tiles, layer.qkv,
+            self._kernels.qkv_stored_each, self._cuts.qkv, h, layer.qkv, squares, tiles,
             or_other(layer.qkv_bias, h), self._one.cos, self._one.sin,
             metadata.positions, metadata.out_slots, q, k, v, len(h), self._eps, HEADS=a.num_heads,
             KV_HEADS=a.num_kv_heads, MOST=padded(self._tiles), HAS_BIAS=layer.qkv_bias is not None,
@@ -220,7 +220,7 @@ class FewTokens:
         """silu(gate) * up `[M, intermediate]`."""
         out = h.new_empty((len(h), layer.down.shape[1]))
         self._launch(
-            self._kernels.gated_products, self._cuts.gate_up, layer.gate_up, h, squares, tiles, layer.gate_up,
+            self._kernels.gated_products, self._cuts.gate_up, h, layer.gate_up, squares, tiles,
             or_other(layer.gate_up_bias, h), out, *out.shape, self._eps, MOST=padded(self._tiles),
             HAS_BIAS=layer.gate_up_bias is not None,
         )  # fmt: skip
@@ -232,14 +232,14 @@ class FewTokens:
     ) -> None:  # fmt: skip
         """x += weight times h (+ bias); out = x * gain; squares: the sums of x's, by tile."""
         self._launch(
-            self._kernels.products_added, cut, weight, h, weight, or_other(bias, x), x, gain, out, squares,
+            self._kernels.products_added, cut, h, weight, or_other(bias, x), x, gain, out, squares,
             self._parts, self._arrived, *x.shape, SPLITS=cut.splits, HAS_BIAS=bias is not None,
         )  # fmt: skip
 
-    def _launch(self, kernel: Any, cut: Cut, weight: Tensor, h: Tensor, *more: Any, **constants: Any) -> None:
+    def _launch(self, kernel: Any, cut: Cut, h: Tensor, weight: Tensor, *more: Any, **constants: Any) -> None:
         """A program for each tile of rows, block of tokens and stretch of columns."""
         block = min(cut.tokens, self.most)
         kernel[(len(weight) // cut.rows, -(-len(h) // block), cut.splits)](
-            h, *more, **constants, K=weight.shape[1], FIRST=cut.first, BLOCK=cut.block, STAGES=cut.stages,
-            R=cut.rows, MP=block, num_warps=cut.warps, **self._one.launch,
+            h, weight, *more, **constants, K=weight.shape[1], FIRST=cut.first, BLOCK=cut.block,
+            STAGES=cut.stages, R=cut.rows, MP=block, num_warps=cut.warps, **self._one.launch,
         )  # fmt: skip

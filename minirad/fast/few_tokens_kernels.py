@@ -148,7 +148,7 @@ def products_added(
 
 @each_batch_alike
 def gated_products(
-    x, squares, count, w, bias, out, M, N, eps,
+    x, w, squares, count, bias, out, M, N, eps,
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     R: tl.constexpr, MP: tl.constexpr, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -168,7 +168,7 @@ def gated_products(
 
 @each_batch_alike
 def head_products(
-    x, squares, count, w, out, M, N, eps,
+    x, w, squares, count, out, M, N, eps,
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     R: tl.constexpr, MP: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -183,7 +183,7 @@ def head_products(
 
 @each_batch_alike
 def qkv_stored_each(
-    x, squares, count, w, bias, cos, sin, positions, slots, q_out, k_pool, v_pool, M, eps,
+    x, w, squares, count, bias, cos, sin, positions, slots, q_out, k_pool, v_pool, M, eps,
     K: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, R: tl.constexpr,
     MP: tl.constexpr, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,

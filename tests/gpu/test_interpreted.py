@@ -159,10 +159,14 @@ def test_which_batches_are_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr(FewTokens, name, noted)
     pool, backend = fused.new_pool(130), TorchPagedAttention()
-    for count in (2, 17, FEW, FEW + 1, 128, 129):
-        meta = build_metadata(np.arange(1, 130)[None], [BatchEntry(0, 0, count)], 1, "cpu")
-        backend.plan(meta, pool)
-        fused.compute(torch.zeros(count, dtype=torch.int64), meta, pool, backend)
+
+    def compute(*counts: int) -> None:
+        for count in counts:
+            meta = build_metadata(np.arange(1, 130)[None], [BatchEntry(0, 0, count)], 1, "cpu")
+            backend.plan(meta, pool)
+            fused.compute(torch.zeros(count, dtype=torch.int64), meta, pool, backend)
+
+    compute(2, 17, FEW, FEW + 1, 128, 129)
     through = [
         ("_through", most, count) for most, count in ((16, 2), (64, 17), (64, 64), (128, 65), (128, 128))
     ]
@@ -171,10 +175,7 @@ def test_which_batches_are_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None
     assert [call for call in calls if call[0] == "_scores"] == scores
     calls.clear()
     fused.few_tokens = fused.few_tokens[2:]  # of a model that the cuts for fewer do not fit
-    for count in (2, FEW, FEW + 1):
-        meta = build_metadata(np.arange(1, 130)[None], [BatchEntry(0, 0, count)], 1, "cpu")
-        backend.plan(meta, pool)
-        fused.compute(torch.zeros(count, dtype=torch.int64), meta, pool, backend)
+    compute(2, FEW, FEW + 1)
     assert calls == [("_through", 128, FEW + 1)]
 
 
