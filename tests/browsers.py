@@ -78,12 +78,23 @@ def run_to_its_end(settings: Settings, folder: Path) -> Iterator[tuple[Live, Pat
     """A live page whose run is over, and the same run as an exported file."""
     driver = Driver(settings, speed=0)
     with Live(driver) as server:
-        start = time.monotonic()
-        while driver.run_now is None or not driver.run_now.idle:
-            assert time.monotonic() - start < 120 and not driver.error
-            time.sleep(0.05)
+        until_idle(driver)
         export(driver.run_now.page, folder / "run.html", title=settings.workload)
         yield server, folder / "run.html"
+
+
+def until_idle(driver: Driver) -> None:
+    """Waits for the engine, whose word is never an old one; a page may still say what was so before a key."""
+    start = time.monotonic()
+    while driver.run_now is None or not driver.run_now.idle:
+        assert time.monotonic() - start < PATIENCE and not driver.error
+        time.sleep(0.05)
+
+
+def submitted(tab: Any, keys: str = "Enter") -> None:
+    """Sends the prompt that is typed, and waits until the engine has it: from then on its run is not over."""
+    with tab.expect_response("**/do/submit"):
+        tab.keyboard.press(keys)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from browsers import at, browser, leaving, open_at, tab, until
+from browsers import at, browser, leaving, open_at, tab, until, until_idle
 
 from minirad import workloads
 from minirad.observe import events as ev
@@ -151,8 +151,7 @@ def test_what_does_not_go_is_one_sentence(capsys, tmp_path):
 def test_three_namespaces_in_a_browser(tab):
     driver = Driver(SETTINGS, speed=0)
     with leaving(tab, Live(driver)) as live:
-        while driver.run_now is None or not driver.run_now.idle:
-            tab.wait_for_timeout(50)
+        until_idle(driver)
         count = len(driver.run_now.trace)
         open_at(tab, live.url, f"step {count}")
         assert tab.locator(".adapters .adapter").all_inner_texts() == ["capitals", "oneword", "no adapter"]

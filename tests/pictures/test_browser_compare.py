@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
-from browsers import SEEK, at, browser, cards_lie_apart, leaving, open_at, run_to_its_end, tab, until
+from browsers import (
+    SEEK,
+    at,
+    browser,
+    cards_lie_apart,
+    leaving,
+    open_at,
+    run_to_its_end,
+    tab,
+    until,
+    until_idle,
+)
 
 from viz.live import Driver, Live, Settings
 from viz.web.export import export
@@ -118,10 +128,7 @@ def test_both_engines_are_driven(tab):
 def test_refused_requests_are_told_in_a_banner(tab, tmp_path, place):
     driver = Driver(Settings(workload="agents", compare="lru,lfu", kv_tokens=40), speed=0)
     with leaving(tab, Live(driver)) as server:
-        start = time.monotonic()
-        while driver.run_now is None or not driver.run_now.idle:
-            assert time.monotonic() - start < 60 and not driver.error
-            time.sleep(0.02)
+        until_idle(driver)
         file = tmp_path / "both.html"
         export(driver.run_now.page, file)
         tab.goto(server.url if place == "server" else file.as_uri())

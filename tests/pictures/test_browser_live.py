@@ -10,7 +10,19 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from browsers import SEEK, at, browser, cards_lie_apart, leaving, open_at, run_to_its_end, tab, until
+from browsers import (
+    SEEK,
+    at,
+    browser,
+    cards_lie_apart,
+    leaving,
+    open_at,
+    run_to_its_end,
+    submitted,
+    tab,
+    until,
+    until_idle,
+)
 
 from minirad import own_code
 from minirad.cache.eviction import POLICIES
@@ -306,6 +318,24 @@ def test_driving_restarting_and_going_back_while_it_runs(tab):
         assert driver.run_now.number == 2 and driver.run_now.engine.config.eviction_policy == "mru"
 
 
+def test_play_at_the_end_of_a_run_is_no_pause(tab):
+    """The button says what it does: what is asked afterwards runs without another word."""
+    driver = Driver(Settings(workload="chat"), speed=0)
+    with leaving(tab, Live(driver)) as server:
+        until_idle(driver)
+        tab.goto(server.url)
+        at(tab, f"step {len(driver.run_now.trace)}")
+        assert tab.get_attribute(".go.main", "title") == "Play (space)"
+        with tab.expect_response("**/do/play"):
+            tab.click(".go.main")
+        assert driver.playing
+        tab.fill(".prompt", "Who are you?")
+        submitted(tab)
+        until_idle(driver)
+        at(tab, f"step {len(driver.run_now.trace)}")
+        assert "Who are you?" in tab.locator(".lane").last.inner_text()
+
+
 def test_an_engine_error_is_shown(tab, monkeypatch):
     driver = Driver(Settings(workload="chat"), speed=20)
     advance = live.Run.advance
@@ -400,13 +430,6 @@ def test_refused_requests_are_seen(tab, tmp_path):
         export(driver.run_now.page, file)
         tab.goto(file.as_uri())
         until(tab, "document.querySelector('.refused').innerText.startsWith('4 of 4 requests refused: ')")
-
-
-def until_idle(driver) -> None:
-    start = time.monotonic()
-    while driver.run_now is None or not driver.run_now.idle:
-        assert time.monotonic() - start < 120 and not driver.error
-        time.sleep(0.05)
 
 
 @pytest.mark.exhaustive

@@ -9,7 +9,18 @@ import subprocess
 import sys
 
 import pytest
-from browsers import at, browser, cards_lie_apart, leaving, open_at, run_to_its_end, tab, until
+from browsers import (
+    at,
+    browser,
+    cards_lie_apart,
+    leaving,
+    open_at,
+    run_to_its_end,
+    submitted,
+    tab,
+    until,
+    until_idle,
+)
 from rank_support import RankPair
 from support import ROOT
 from test_rank_page import alone, as_ranks, shown
@@ -96,10 +107,11 @@ def test_a_planted_difference_is_seen_and_another_run_begins(tab, pair):
         until(tab, "document.querySelector('.status').innerText.includes('all is done')", seconds=60)
         assert driver.run_now.number == 2 and not driver.run_now.page.broken and not driver.error
         until(tab, "document.querySelector('.banner.refused').hidden")
+        with tab.expect_response("**/do/play"):
+            tab.click(".go.main")  # at the end of a run that plays: it goes on playing
         tab.fill(".sent input", "What is the capital of France?")
-        tab.keyboard.press("Enter")
-        tab.locator("body").press("Space")
-        until(tab, "document.querySelector('.status').innerText.includes('all is done')")
+        submitted(tab)
+        until_idle(driver)
         asked = [i for i, frame in enumerate(driver.run_now.page.frames(), start=1) if frame["t"][0]]
         view = driver.run_now.page.view("step", asked[-1])
         ((name, text, _),) = view["told"]["requests"]

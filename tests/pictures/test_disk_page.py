@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from browsers import at, browser, leaving, open_at, settle, tab
+from browsers import at, browser, leaving, open_at, settle, tab, until_idle
 
 from minirad.observe import disk_events as dv
 from minirad.observe.recorder import Recorder
@@ -190,8 +190,7 @@ def test_a_second_run_in_a_browser(tab, twice):
     """What came from the disk, in a page of 1280 and one of 800 pixels, and before the projector."""
     driver = Driver(settings(twice.folder), speed=0)
     with leaving(tab, Live(driver)) as live:
-        while driver.run_now is None or not driver.run_now.idle:
-            tab.wait_for_timeout(50)
+        until_idle(driver)
         open_at(tab, live.url, "step 1")
         assert "128 tokens came from disk" in tab.inner_text(".disknow")
         assert "128 read in" in tab.inner_text(".disknow .moved")

@@ -207,7 +207,7 @@ function jumpTo(kind, direction) {
 
 function togglePlay() {
   if (source.status.stream) return state.follow ? (state.follow = false) : toPresent(); // nothing here plays: it happens elsewhere
-  if (state.timer || (source.status.playing && state.follow)) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
+  if (moving()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to.i >= source.count(state.to.g) - 1 && !source.status.drivable) return seek(0).then(startTimer);
   if (state.to.i >= source.count(state.to.g) - 1 && !state.quizOn) { state.follow = true; command("play", { on: true }); return; }
   startTimer();

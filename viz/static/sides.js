@@ -117,7 +117,7 @@ function jumpTo(kind, direction) {
 }
 
 function togglePlay() {
-  if (state.timer || (source.status.playing && state.follow)) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
+  if (moving()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to >= last() && !source.status.drivable) return seek(0).then(startTimer);
   if (state.to >= last()) { state.follow = true; command("play", { on: true }); return; }
   startTimer();
