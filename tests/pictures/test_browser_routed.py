@@ -33,8 +33,10 @@ def test_what_comes_by_http_is_seen_on_the_page(tab):
         until(tab, "document.querySelectorAll('.lane').length === 1")
         assert "capital of France" in tab.inner_text(".lane")
         until(tab, "document.querySelector('.serving').textContent.includes('requests so far: 1')")
-        tab.locator(".go.main").click()  # pause
+        assert tab.get_attribute(".go.main", "title") == "Pause (space)"
+        tab.locator(".go.main").click()
         until(tab, "document.querySelector('.serving').textContent.includes('is paused with this page')")
+        until(tab, "document.querySelector('.status').textContent.startsWith('engine paused')")
         asked = Asking(driver, text="What is the capital of Peru?")
         until(tab, "document.querySelectorAll('.lane.waits').length === 1")
         tab.locator(".go.main").click()

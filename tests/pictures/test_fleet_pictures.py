@@ -442,6 +442,42 @@ def test_a_fold_that_is_opened_shows_its_own_nodes_first():
     assert lightest[1] < 30 and lightest[0] not in {parent for parent, *_ in left}
 
 
+class Words(stream.FlightSource):
+    """A source whose words change while no frame comes."""
+
+    def __init__(self):
+        super().__init__("words", "words", ids_as_text)
+        self._flight, self.more = Flight(["a"], block_size=4), {"state": "1 of 2 here"}
+        self._begin()
+
+    def _wait(self):
+        raise AssertionError("its thread is not started")
+
+    def _state(self):
+        return self.more["state"], "on"
+
+    def status(self):
+        return {**super().status(), **self.more}
+
+
+@pytest.mark.parametrize(
+    "word", [{"state": "2 of 2 here"}, {"serving": {"text": "All is answered."}}, {"route": {"ready": True}}]
+)
+def test_what_changes_without_a_frame_is_told_once(word):
+    source, told = Words(), []
+    source._look()
+    source.listen(lambda: told.append(source.status()))
+    source._look()
+    assert told == []
+    source.more |= word
+    source._look()
+    source._look()
+    assert told == [source.status()]
+    source.run_now.notices.append("R1 was not answered")
+    source._look()
+    assert [each["notices"] for each in told] == [[], ["R1 was not answered"]]
+
+
 def test_a_new_chapter_is_a_run_of_its_own():
     pytest.importorskip("zmq", reason="pyzmq is not installed")
     source = stream.FleetSource(ServerInfo(["tcp://127.0.0.1:9"], [], "", 4))  # nobody is there

@@ -207,7 +207,7 @@ function jumpTo(kind, direction) {
 
 function togglePlay() {
   if (source.status.stream) return state.follow ? (state.follow = false) : toPresent(); // nothing here plays: it happens elsewhere
-  if (moving()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
+  if (canPause()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to.i >= source.count(state.to.g) - 1 && !source.status.drivable) return seek(0).then(startTimer);
   if (state.to.i >= source.count(state.to.g) - 1 && !state.quizOn) { state.follow = true; command("play", { on: true }); return; }
   startTimer();
@@ -338,6 +338,8 @@ function notice(text) {
 }
 
 const moving = () => Boolean(state.timer) || (source.status.playing && !source.status.idle && state.follow);
+/** Also an engine that waits for requests: those that come are computed at once, or wait. */
+const canPause = () => moving() || (Boolean(source.status.serving) && source.status.playing && state.follow);
 
 function speak() {
   const now = performance.now();
@@ -391,7 +393,7 @@ function drawStatus() {
   const starting = !error && source.run === "";
   const { stream } = source.status;
   const text = error ? (stream ? "stopped" : "engine stopped") : stream && !source.lost ? stream.text : source.lost ? "connection lost, trying again" : starting ? "the engine starts" : !drivable ? `recording of ${plural(frames, "step")}`
-    : idle ? (noneServed ? "no request was taken" : source.status.serving ? "waiting for requests" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
+    : idle && (playing || !source.status.serving) ? (noneServed ? "no request was taken" : source.status.serving ? "waiting for requests" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : stream ? stream.kind : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
@@ -428,7 +430,7 @@ function drawTransport() {
   el.slider.value = state.i;
   el.slider.style.setProperty("--at", `${count > 1 ? (100 * state.i) / (count - 1) : 0}%`);
   el.where.textContent = `${state.i} / ${count - 1}`;
-  const running = moving();
+  const running = canPause();
   el.play.replaceChildren(icon(running ? "pause" : "play"));
   el.play.title = running ? "Pause (space)" : "Play (space)";
   el.play.setAttribute("aria-label", el.play.title);

@@ -264,7 +264,6 @@ class RoutedSource(FlightSource):
         for said in (*failures[-1:], self._broken()):
             if said and said not in self.run_now.notices:
                 self.run_now.notices.append(said)
-                self._announce()
 
     def _may_begin(self) -> bool:
         """All workers are ready; or some are, and it has been waited long enough for the others.

@@ -133,7 +133,7 @@ class FlightSource(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.title, self.error = title, ""
         self._decode = decode
-        self._told: tuple[int, int, str] = 0, 0, ""
+        self._told: tuple[int, Json] = 0, {}  # frames, status
         self._token = secrets.token_hex(4)
         self._stopping = threading.Event()
         self._listeners: list[Callable[[], None]] = []
@@ -177,7 +177,7 @@ class FlightSource(threading.Thread):
         trouble = self._flight.trouble
         if trouble and trouble not in run.notices:
             run.notices.append(trouble)
-        if (news := (run.number, len(recording), trouble)) != self._told:
+        if (news := (len(recording), self.status())) != self._told:  # also a word that no frame comes with
             self._told = news
             self._announce()
 
