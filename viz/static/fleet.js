@@ -45,7 +45,7 @@ export function makeFleet(page) {
       ];
       const able = pickable.includes(r.rank), picked = state.rank === r.rank;
       const pick = () => page.pickRank(picked ? null : r.rank);
-      return h("tr" + (able ? ".able" : "") + (picked ? ".picked" : ""), able ? { tabindex: 0, role: "button", "aria-pressed": String(picked), "data-rank": r.rank, title: picked ? `Back to all ${what}s` : `${routed() ? routing.nameOf(r.rank) : `Rank ${r.rank}`} alone`, onclick: pick, onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); pick(); } } } : { "data-rank": r.rank }, ...cells);
+      return h("tr" + (able ? ".able" : "") + (picked ? ".picked" : ""), able ? { tabindex: 0, role: "button", "aria-pressed": String(picked), "data-rank": r.rank, title: picked ? `Back to all ${what}s` : `${routed() ? routing.nameOf(r.rank) : `Rank ${r.rank}`} alone`, onclick: pick, onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); e.stopPropagation(); pick(); } } } : { "data-rank": r.rank }, ...cells);
     });
     const focus = document.activeElement?.closest?.(".ranktable tr")?.dataset.rank;
     if (!el.table.isConnected) el.ranks.replaceChildren(el.table);

@@ -1,7 +1,7 @@
 // The live page: draws what viz/web/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
-import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, follower, h, icon, key, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, follower, h, icon, key, noticing, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
 import { makeDrafts } from "./drafts.js";
 import { makeFleet } from "./fleet.js";
 import { FOUND, makeWhy, parting, tokenBar, tokenKeys } from "./why.js";
@@ -117,7 +117,7 @@ function togglePanel(panel) {
 
 // ---------------------------------------------------------------- going somewhere
 
-/** Shows a position. Later calls win over earlier ones that are still under way. */
+/** Shows a position: true; null: a later call has won over this one, which was still under way; false: it failed. */
 async function show(g, i, { hash = true } = {}) {
   i = clamp(i, 0, source.count(g) - 1);
   const ticket = ++state.ticket;
@@ -129,9 +129,9 @@ async function show(g, i, { hash = true } = {}) {
   try { view = await source.view(g, i, [...state.opened], state.height, rank); }
   catch (error) {
     if (ticket === state.ticket) { state.to = { g: state.g, i: state.i }; notice(error.message); }
-    return false;
+    return ticket === state.ticket ? false : null;
   }
-  if (ticket !== state.ticket) return false;
+  if (ticket !== state.ticket) return null;
   Object.assign(state, { g, i, view });
   const arrived = performance.now();
   draw();
@@ -164,10 +164,11 @@ function seek(i) {
 async function step(direction) {
   stopPlaying();
   if (direction < 0) { leavePresent(); closeQuiz(); return show(state.to.g, state.to.i - 1); }
+  if (source.status.drivable && !source.status.idle) leavePresent(); // one step, and no further
   return advance();
 }
 
-/** One position on; at the present end the engine is asked for one. False when there is none. */
+/** One position on, as `show`; at the present end the engine is asked for one. False also when there is none. */
 async function advance() {
   if (state.quiz) return false;
   const { g, i } = state.to, target = i + 1;
@@ -179,7 +180,9 @@ async function advance() {
     if (g === "scene" && target >= source.count("scene")) return show("scene", i);
   }
   if (state.quizOn) {
-    const next = await source.view(g, Math.min(target, source.count(g) - 1), [...state.opened], state.height);
+    let next;
+    try { next = await source.view(g, Math.min(target, source.count(g) - 1), [...state.opened], state.height); }
+    catch (error) { notice(error.message); return false; }
     if (next.quiz && (next.quiz.ask !== "victim" || state.view.nodes[next.quiz.answer])) { askQuiz(next.quiz, target); return true; }
   }
   state.follow = target === source.count(g) - 1 && !state.quizOn;
@@ -191,7 +194,8 @@ function toPresent() { stopPlaying(); closeQuiz(); state.follow = true; return s
 function setGranularity(g) {
   if (!modes().includes(g)) return;
   const frame = source.frameAt(state.to.g, state.to.i);
-  state.follow = state.follow && g !== "event";
+  closeQuiz();
+  if (g === "event") leavePresent(); // they come faster than they can be looked at
   return show(g, source.positionOf(g, frame));
 }
 
@@ -200,6 +204,7 @@ function jumpTo(kind, direction) {
   if (frame === null) return notice(`No ${direction < 0 ? "earlier" : "further"} ${{ split: "split", evict: "eviction", retract: "retraction", gap: "gap" }[kind]}${source.status.playing ? " yet" : ""}.`);
   stopPlaying();
   leavePresent();
+  closeQuiz();
   show(state.to.g, source.positionOf(state.to.g, frame));
 }
 
@@ -209,28 +214,38 @@ function togglePlay() {
   if (source.status.stream) return state.follow ? (state.follow = false) : toPresent(); // nothing here plays: it happens elsewhere
   if (canPause()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to.i >= source.count(state.to.g) - 1 && !source.status.drivable) return seek(0).then(startTimer);
-  if (state.to.i >= source.count(state.to.g) - 1 && !state.quizOn) { state.follow = true; command("play", { on: true }); return; }
+  if (state.to.i >= source.count(state.to.g) - 1 && !state.quizOn) {
+    state.follow = true;
+    if (source.status.idle && !source.status.serving) notice("All requests are done: submit a prompt, or restart.");
+    command("play", { on: true });
+    return;
+  }
   startTimer();
 }
 
 function startTimer() {
   stopPlaying();
-  const pace = source.status.drivable ? source.status.speed : Number(el.speed.value);
   const tick = async () => {
     const more = state.quiz ? true : await advance();
     if (!state.timer) return;
-    if (!more || (state.follow && !state.quizOn)) { // arrived at the present: the engine goes on from here
-      stopPlaying();
-      if (source.status.drivable && !source.status.idle) { state.follow = true; command("play", { on: true }); }
+    const arrived = state.follow && !state.quizOn;
+    if (more === false || arrived) {
+      stopPlaying(more === false); // whose notice stands
+      if (more !== false && source.status.drivable && !source.status.idle) command("play", { on: true }); // the engine goes on from here
       return drawTransport();
     }
+    const pace = source.status.drivable ? source.status.speed : Number(el.speed.value);
     state.timer = setTimeout(tick, pace > 0 ? 1000 / pace : 30);
   };
   state.timer = setTimeout(tick, 0);
   drawTransport();
 }
 
-function stopPlaying() { clearTimeout(state.timer); state.timer = null; }
+function stopPlaying(failed = false) {
+  clearTimeout(state.timer);
+  state.timer = null;
+  if (!failed) standing.end();
+}
 
 function setSpeed() {
   source.status.speed = Number(el.speed.value);
@@ -278,6 +293,7 @@ function draw() {
   document.body.dataset.position = `${state.view.g} ${state.view.i}`;
   document.body.dataset.change = `${change.enter.length} ${change.exit.length} ${change.move.length}`;
   for (const name of Object.keys(partsNow())) if (name !== "tree") drawPart(name);
+  drawFork();
   brush(null);
   speak();
   miss.moved();
@@ -294,6 +310,7 @@ function drawTree() {
 
 function drawSay() {
   const view = state.view;
+  if (standing.stands()) return;
   el.say.dataset.kind = view.kind;
   el.sayText.replaceChildren(...linked(view.say));
   el.sayMore.replaceChildren(view.title);
@@ -330,16 +347,18 @@ function drawWhy() {
   el.why.replaceChildren(...tables, hidden > 0 ? h("p", {}, `and ${hidden} more in this ${state.view.g}`) : "");
 }
 
+const standing = noticing(() => state.view && drawPart("say"));
 function notice(text) {
+  standing.begin();
   el.say.dataset.kind = "notice";
   el.sayText.replaceChildren(text);
   el.sayMore.replaceChildren();
   el.live.textContent = text;
 }
 
-const moving = () => Boolean(state.timer) || (source.status.playing && !source.status.idle && state.follow);
+const moving = () => Boolean(state.timer) || (source.plays && !source.status.idle && state.follow);
 /** Also an engine that waits for requests: those that come are computed at once, or wait. */
-const canPause = () => moving() || (Boolean(source.status.serving) && source.status.playing && state.follow);
+const canPause = () => moving() || (Boolean(source.status.serving) && source.plays && state.follow);
 
 function speak() {
   const now = performance.now();
@@ -779,7 +798,8 @@ function whatIf() {
     await peeking;
     if (ticket !== peekTicket) return;
     const found = await (peeking = command("peek", { text: el.prompt.value, as: el.as, lora: el.lora.value }, true));
-    if (!found || ticket !== peekTicket) return;
+    if (ticket !== peekTicket) return;
+    if (!found) return el.whatif.replaceChildren(); // nothing is known of this text
     const cut = (text, end) => (text.length <= 70 ? text : end ? "…" + text.slice(-68) : text.slice(0, 68) + "…");
     const line = (text) => text.replaceAll("\n", "¶");
     el.whatif.replaceChildren(
@@ -790,10 +810,13 @@ function whatIf() {
 }
 
 async function submit() {
-  const past = state.i < source.count(state.g) - 1;
-  const done = await command("submit", { text: el.prompt.value, as: el.as, lora: el.lora.value });
+  if (state.sending) return;
+  const past = state.i < source.count(state.g) - 1, text = el.prompt.value;
+  state.sending = true;
+  const done = await command("submit", { text, as: el.as, lora: el.lora.value });
+  state.sending = false;
   if (!done) return;
-  el.prompt.value = "";
+  if (el.prompt.value === text) el.prompt.value = "";
   whatIf();
   await toPresent();
   notice(`${done.request} waits in the queue${past ? ": a prompt goes to the present, so that is shown now" : ""}${source.status.playing ? "" : "; press step or play"}.`);
@@ -806,7 +829,7 @@ async function advanceFromPresent() {
 }
 
 function fillRestart() {
-  if (!source.choices) return el.restart.replaceChildren(h("p", {}, "This is a recording in a file: there is no engine to restart. Run python -m viz.live."));
+  if (!source.choices) return el.restart.replaceChildren(h("p", {}, source.status.error ? "There is no engine to restart: run python -m viz.live again." : "This is a recording in a file: there is no engine to restart. Run python -m viz.live."));
   const now = source.settings, fields = {};
   const select = (name, label, values) => h("label", {}, label, (fields[name] = h("select", {}, ...values.map((v) => h("option", { value: v, selected: String(v) === String(now[name]) }, String(v))))));
   const host = h("input", { type: "number", min: 0, max: 1000000, step: 16, value: now.host_kv_tokens ?? 0 });
@@ -816,12 +839,23 @@ function fillRestart() {
     h("label", {}, "host memory", (fields.host_kv_tokens = host)), select("host_write", "copied", source.choices.host_write));
   const values = () => Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
   fields.workload.addEventListener("change", () => { if (fields.workload.value !== now.workload) fields.kv_tokens.value = ""; });
-  const go = (name) => async () => { if (await command(name, { ...values(), frame: state.view?.frame ?? 0 })) el.restart.hidden = true; };
+  const go = (name) => async () => {
+    const buttons = el.restart.querySelectorAll("button"), frame = el.fork.frame;
+    for (const b of buttons) b.disabled = true; // one run is enough
+    if (await command(name, { ...values(), frame })) el.restart.hidden = true;
+    for (const b of buttons) b.disabled = !source.status.drivable;
+  };
   el.restart.replaceChildren(forms,
     button("restart", "The workload from the start, with these settings", go("restart"), ".go-primary"),
-    button(`fork from step ${state.view?.step ?? 0}`, "The requests that had come by now, replayed on a new engine with these settings", go("fork")),
+    (el.fork = button("", "The requests that had come by now, replayed on a new engine with these settings", go("fork"))),
     h("p.hint", {}, "Fork: the requests up to the position on view come again, at the same steps, to a new engine with these settings."));
   if (!source.status.drivable) for (const b of el.restart.querySelectorAll("button")) b.disabled = true;
+  drawFork();
+}
+
+/** The button says which step is forked from, and forks from that one. */
+function drawFork() {
+  if (el.fork) Object.assign(el.fork, { frame: state.view?.frame ?? 0, textContent: `fork from step ${state.view?.step ?? 0}` });
 }
 
 // ---------------------------------------------------------------- the prompt doctor
@@ -935,6 +969,7 @@ async function answerQuiz(guess) {
   const { answer: right, ask, reason, target, request } = state.quiz;
   if (guess !== null) { state.score[1]++; if (guess === right) state.score[0]++; }
   closeQuiz();
+  standing.end();
   await show(state.g, target);
   const truth = ask === "victim" ? `n${right}: ${reason}` : `${request} matched ${right}`;
   const verdict = guess === null ? "" : guess === right ? "Right! " : ask === "victim" ? `Not n${guess}. ` : `Not ${guess}. `;
@@ -972,8 +1007,9 @@ source.onchange((what) => {
   if (what === "run") {
     stopPlaying();
     closeQuiz();
-    const again = state.run !== "";
-    Object.assign(state, { run: source.run ?? "file", i: 0, view: null, opened: [], follow: true });
+    const again = state.run !== "", other = again && state.run.split(".")[1] !== source.run.split(".")[1]; // server
+    if (other) state.rank = null;
+    Object.assign(state, { run: source.run ?? "file", i: 0, view: null, opened: [], follow: !state.quizOn, noticed: "" });
     state.wanted = again ? null : fromHash() ?? (source instanceof FileSource ? ["step", 0] : null);
     if (!source.granularities().includes(state.to.g)) state.to.g = "step";
     drawHeader();

@@ -86,6 +86,8 @@ export class Source {
     return null;
   }
   granularities() { return ["event", "step", "scene"]; }
+  /** Whether an engine plays; not one that is broken, or out of reach. */
+  get plays() { return Boolean(this.status.playing && !this.status.error && !this.lost); }
 }
 
 /** What the server says of a learner's file that does not come back: which it is, and where in it. */
@@ -99,7 +101,7 @@ export function slowBanner(source) {
   return place;
 }
 
-const RETRY = 1000, SILENT = 30000; // milliseconds; the server says something every ten seconds
+const NOTICE = 6000, RETRY = 1000, SILENT = 30000; // milliseconds; the server says something every ten seconds
 
 export class LiveSource extends Source {
   constructor() {
@@ -134,6 +136,7 @@ export class LiveSource extends Source {
     };
   }
   begin(hello) {
+    if (hello.kind !== (this.kind ??= hello.kind)) return location.reload(); // another server is here now, with a page of its own
     Object.assign(this, { run: hello.run, meta: hello.meta, choices: hello.choices, settings: hello.settings, status: hello.status });
     Object.assign(this, { frames: [], requests: {}, offsets: [0] });
     this.views.clear();
@@ -212,12 +215,32 @@ export function follower(state, newest, show) {
     follow.pending = true;
     requestAnimationFrame(async () => {
       const { run } = state, i = newest();
-      try { if (state.follow) await show(i); } finally { follow.pending = false; }
-      if (state.follow && state.wanted == null && (state.run !== run || newest() > i)) follow();
+      let shown = null;
+      try { if (state.follow) shown = await show(i); } finally { follow.pending = false; }
+      if (!state.follow || state.wanted != null) return;
+      if (state.run !== run || newest() > i) follow();
+      else if (shown === false) setTimeout(() => follow.pending || follow(), RETRY); // nothing newer may come
     });
   };
   follow.pending = false;
   return follow;
+}
+
+/** A notice stands for a while, also where the page goes on by itself; what somebody does ends it.
+ *  `draw` draws the sentence that it stands in the place of. */
+export function noticing(draw) {
+  let until = 0, later = null;
+  return {
+    begin: () => (until = performance.now() + NOTICE),
+    end: () => { until = 0; clearTimeout(later); },
+    /** Whether it still stands; then the sentence is drawn afterwards. */
+    stands: () => {
+      const left = until - performance.now();
+      clearTimeout(later);
+      if (left > 0) later = setTimeout(draw, left + 20);
+      return left > 0;
+    },
+  };
 }
 
 /** The news of what was asked for; on a busy machine it may take its time. */

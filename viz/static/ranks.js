@@ -21,9 +21,13 @@ function buildAsk() {
 
 async function submit(event) {
   event.preventDefault();
-  const answer = await command("submit", { text: el.prompt.value, as: "chat" });
+  if (state.sending) return;
+  const text = el.prompt.value;
+  state.sending = true;
+  const answer = await command("submit", { text, as: "chat" });
+  state.sending = false;
   if (!answer) return;
-  el.prompt.value = "";
+  if (el.prompt.value === text) el.prompt.value = "";
   notice(`${answer.request} waits at rank 0: the others hear of it with the next step.`);
 }
 

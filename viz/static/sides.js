@@ -1,7 +1,7 @@
 // Several engines side by side, all shown at the same step; the controls drive all of them. What is said below
 // them, and of them together, is compare.js' (two policies) or ranks.js' (one engine on several ranks): they
 // call `sidesPage`. Data, pool map and helpers are parts.js', the trees tree.js'.
-import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, follower, h, icon, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, follower, h, icon, noticing, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 export const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
@@ -67,15 +67,15 @@ export const last = () => source.frames.length;
 
 // ---------------------------------------------------------------- going somewhere
 
-/** Shows all sides at a step. Later calls win over earlier ones that are still under way. */
+/** Shows all sides at a step: true; null: a later call has won over this one; false: it failed. */
 async function show(i, { hash = true } = {}) {
   i = clamp(i, 0, last());
   const ticket = ++state.ticket, height = Math.round((0.84 * (el.sides[0]?.tree.clientHeight ?? 0) || 240) / 40) * 40;
   state.to = i;
   let view;
   try { view = await source.view("step", i, [], height); }
-  catch (error) { if (ticket === state.ticket) { state.to = state.i; notice(error.message); } return false; }
-  if (ticket !== state.ticket) return false;
+  catch (error) { if (ticket === state.ticket) { state.to = state.i; notice(error.message); } return ticket === state.ticket ? false : null; }
+  if (ticket !== state.ticket) return null;
   Object.assign(state, { i, view });
   draw();
   if (hash) { clearTimeout(state.addressing); state.addressing = setTimeout(() => history.replaceState(null, "", `#step=${i}`), moving() ? 500 : 0); }
@@ -93,9 +93,13 @@ function seek(i) {
   return show(i);
 }
 
-function forward() { stopPlaying(); return advance(); }
+function forward() {
+  stopPlaying();
+  if (source.status.drivable && !source.status.idle) leavePresent(); // one step, and no further
+  return advance();
+}
 
-/** One step on; at the present end all engines are asked for one. False when there is none. */
+/** One step on, as `show`; at the present end all engines are asked for one. False also when there is none. */
 async function advance() {
   const target = state.to + 1;
   if (target > last()) {
@@ -119,30 +123,39 @@ function jumpTo(kind, direction) {
 function togglePlay() {
   if (moving()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to >= last() && !source.status.drivable) return seek(0).then(startTimer);
-  if (state.to >= last()) { state.follow = true; command("play", { on: true }); return; }
+  if (state.to >= last()) {
+    state.follow = true;
+    if (source.status.idle) notice(`There is nothing left to do: “from the start” begins anew.`);
+    command("play", { on: true });
+    return;
+  }
   startTimer();
 }
 
 function startTimer() {
   stopPlaying();
-  const pace = source.status.drivable ? source.status.speed : Number(el.speed.value);
   const tick = async () => {
     const more = await advance();
     if (!state.timer) return;
-    if (!more || state.follow) {
-      stopPlaying();
-      if (source.status.drivable && !source.status.idle) { state.follow = true; command("play", { on: true }); }
+    if (more === false || state.follow) {
+      stopPlaying(more === false); // whose notice stands
+      if (more !== false && source.status.drivable && !source.status.idle) command("play", { on: true }); // the engines go on from here
       return drawTransport();
     }
+    const pace = source.status.drivable ? source.status.speed : Number(el.speed.value);
     state.timer = setTimeout(tick, pace > 0 ? 1000 / pace : 30);
   };
   state.timer = setTimeout(tick, 0);
   drawTransport();
 }
 
-function stopPlaying() { clearTimeout(state.timer); state.timer = null; }
+function stopPlaying(failed = false) {
+  clearTimeout(state.timer);
+  state.timer = null;
+  if (!failed) standing.end();
+}
 
-const moving = () => Boolean(state.timer) || (source.status.playing && !source.status.idle && state.follow);
+const moving = () => Boolean(state.timer) || (source.plays && !source.status.idle && state.follow);
 
 export async function command(name, body) {
   try { return await source.command(name, body); }
@@ -157,13 +170,18 @@ const drawPart = (name) => part(...parts()[name]);
 function draw() {
   const pace = source.status.speed > 0 ? 800 / source.status.speed : 60;
   state.view.sides.forEach((view, number) => drawSide(number, view, Math.min(320, moving() ? pace : 320)));
-  el.sayText.replaceChildren(state.view.say + ".");
-  el.sayMore.replaceChildren(state.view.title);
-  el.say.dataset.kind = state.view.tone ?? "compare";
+  drawSay();
   document.body.dataset.position = `step ${state.i}`;
   for (const name of Object.keys(parts())) drawPart(name);
   const now = performance.now();
   if (!moving() || now - state.lastSpoken > 2500) { state.lastSpoken = now; el.live.textContent = `${state.view.title}: ${state.view.say}.`; }
+}
+
+function drawSay() {
+  if (standing.stands()) return;
+  el.sayText.replaceChildren(state.view.say + ".");
+  el.sayMore.replaceChildren(state.view.title);
+  el.say.dataset.kind = state.view.tone ?? "compare";
 }
 
 function drawSide(number, view, ms) {
@@ -227,7 +245,9 @@ function drawStatus() {
   if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
 }
 
+const standing = noticing(() => state.view && drawSay());
 export function notice(text) {
+  standing.begin();
   el.say.dataset.kind = "notice";
   el.sayText.replaceChildren(text);
   el.live.textContent = text;
@@ -308,7 +328,7 @@ source.onchange((what) => {
   if (what === "run") {
     stopPlaying();
     const again = state.run !== "";
-    Object.assign(state, { run: source.run ?? "file", i: 0, to: 0, view: null, follow: true, wanted: again ? null : fromHash() ?? (source instanceof FileSource ? 0 : null) });
+    Object.assign(state, { run: source.run ?? "file", i: 0, to: 0, view: null, follow: true, noticed: "", wanted: again ? null : fromHash() ?? (source instanceof FileSource ? 0 : null) });
     drawHeader();
     show(0, { hash: false });
   } else if (what === "frames") {

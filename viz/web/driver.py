@@ -100,6 +100,7 @@ class Driver(threading.Thread, Session):
         settings = dataclasses.asdict(self.settings)
         return {
             "run": self.key(run),
+            "kind": self.page_kind,
             "meta": run.page.meta(run.workload.title),
             "choices": {
                 "workload": list(workloads.WORKLOADS),

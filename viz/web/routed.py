@@ -337,7 +337,7 @@ class RoutedSource(FlightSource):
     def status(self) -> Json:
         """As that of a stream; what can be changed, and where requests can be sent."""
         alive = any(worker.alive for worker in self.router.workers)
-        sending = self.traffic is not None and not self.traffic.done
+        sending = not self.over  # also before all workers are there, when it is about to be
         policy = self.router.policy.name
         route = {"policies": list(POLICIES), "policy": policy, "sending": sending, "ready": alive}
         serving, broken = self._serving(alive, sending), self._broken()
@@ -352,9 +352,12 @@ class RoutedSource(FlightSource):
 
     def _serving(self, alive: bool, sending: bool) -> Json:
         where, key = self.router.url, self.router.settings.key
-        if not alive:
-            text = f"The router is at {where}/v1, and its {len(self.router.workers)} workers are starting."
-            return {"text": text, "example": ""}
+        if self.error or self.stopping:
+            return {"text": "The router has ended.", "example": ""}
+        if not alive or self.traffic is None:
+            starting = f"and its {len(self.router.workers)} workers are starting"
+            how = "but no worker is ready" if self.traffic else starting
+            return {"text": f"The router is at {where}/v1, {how}.", "example": ""}
         if sending:
             return {"text": f"The workload is sent to the router, {where}/v1", "example": ""}
         return {"text": "All is answered. Ask the router:", "example": example(where, key)}

@@ -27,7 +27,7 @@ from minirad.server.command import api_key, is_loopback
 from minirad.server.service import Piece, Service, Spec, Ticket
 from minirad.server.settings import Limits, limits_of
 from minirad.server.settings import Settings as Served
-from viz.web.commands import Session
+from viz.web.commands import Command, Session
 from viz.web.compare import Shown
 from viz.web.driver import Driver
 from viz.web.runs import Run
@@ -80,6 +80,7 @@ def example(url: str, key: str | None) -> str:
 class Front:
     """A server's socket, bound when it is made, and its thread, once there is something to serve.
 
+    url: where a program of this machine finds it, without a slash at its end; also when it has ended.
     ValueError for a port that cannot be had: another one would not be what was asked for.
     """
 
@@ -89,13 +90,9 @@ class Front:
         self._socket = listening(host, port)  # who comes before the engine is there waits
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def url(self) -> str:
-        """Where a program of this machine finds it, without a slash at its end."""
         address, number = self._socket.getsockname()[:2]
         name = {"0.0.0.0": HOST, "::": "::1"}.get(address, address)
-        return f"http://{f'[{name}]' if ':' in name else name}:{number}"
+        self.url = f"http://{f'[{name}]' if ':' in name else name}:{number}"
 
     def start(self, app: Any, service: Service) -> None:
         """Serves from a thread of its own."""
@@ -267,6 +264,12 @@ class ServedDriver(Driver):
             self.service.finish()
         super()._end()
         self.front.stop()
+
+    def _obey(self, command: Command, arguments: Json, answer: Future[Json]) -> bool:
+        done = super()._obey(command, arguments, answer)
+        if not self.playing:  # what came before a pause was to be taken in with a step that does not follow
+            _take_in(self, {})
+        return done
 
     def _turn(self) -> None:
         super()._turn()

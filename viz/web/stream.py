@@ -225,8 +225,8 @@ class FlightSource(threading.Thread):
     def hello(self, run: Any) -> Json:
         """What a page needs when a run begins."""
         return {
-            "run": self.key(run), "meta": run.page.meta(run.workload.title), "choices": {}, "settings": {},
-            "status": self.status(),
+            "run": self.key(run), "kind": self.page_kind, "meta": run.page.meta(run.workload.title),
+            "choices": {}, "settings": {}, "status": self.status(),
         }  # fmt: skip
 
     def status(self) -> Json:

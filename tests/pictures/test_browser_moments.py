@@ -1,0 +1,208 @@
+"""What a page says and does at odd moments: when the engine has broken, a picture fails, something is clicked
+twice, another run has begun meanwhile, or another server is there. In a real browser."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+from browsers import SEEK, at, browser, leaving, open_at, run_to_its_end, tab, until
+
+from minirad.fleet.endpoints import free_ports
+from viz import live
+from viz.live import Driver, Live, Settings
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+__all__ = ["browser", "tab"]  # fixtures
+
+PLAY, PAUSE = "Play (space)", "Pause (space)"
+SAID = "document.querySelector('.say .text').innerText"
+SLOW = """([failing, delay]) => {
+    const real = window.real ??= window.fetch;
+    window.fetch = (where, ...more) => {
+        if (!String(where).startsWith(failing ? 'view' : 'do/')) return real(where, ...more);
+        if (failing && !delay) return Promise.reject(new Error('no picture'));
+        return new Promise((done) => setTimeout(done, delay)).then(() => real(where, ...more));
+    };
+}"""
+
+
+def title(tab) -> str:
+    return tab.get_attribute(".go.main", "title")
+
+
+@contextmanager
+def paused_at(tab, steps, **settings):
+    """A page whose engine stands still after some steps, with more to do."""
+    driver = Driver(Settings(**settings), speed=8, paused=True)
+    with leaving(tab, Live(driver)) as server:
+        for _ in range(steps):
+            driver.command("step", {}).result(60)
+        tab.goto(server.url)
+        at(tab, f"step {steps}")
+        yield driver
+
+
+@pytest.mark.parametrize("compare", [None, "lru,lfu"])
+def test_what_an_engine_did_before_it_broke_can_be_played(tab, monkeypatch, capfd, compare):
+    advance = live.Run.advance
+
+    def breaks(self):
+        if self.clock == 10:
+            raise RuntimeError("a broken promise")
+        advance(self)
+
+    monkeypatch.setattr(live.Run, "advance", breaks)
+    with leaving(tab, Live(Driver(Settings(workload="chat", compare=compare), speed=0))) as server:
+        tab.goto(server.url)
+        until(tab, "document.querySelector('.banner').innerText.includes('a broken promise')")
+        at(tab, "step 10")
+        assert title(tab) == PLAY
+        tab.select_option("select[aria-label=Speed]", "8")
+        tab.keyboard.press("Home")
+        at(tab, "step 0")
+        tab.keyboard.press("End")
+        at(tab, "step 10")
+        tab.locator(".go.main").click()
+        until(tab, "['step 2', 'step 3', 'step 4'].includes(document.body.dataset.position)")
+        assert title(tab) == PAUSE
+        at(tab, "step 10")
+        until(tab, f"document.querySelector('.go.main').title === '{PLAY}'")
+
+
+@pytest.mark.parametrize("compare", [None, "lru,lfu"])
+@pytest.mark.parametrize("delay", [0, 150], ids=["failing", "late"])
+def test_a_picture_that_fails_or_is_late_never_starts_the_engine(tab, compare, delay):
+    """The past is played, and its pictures fail; or they are late, and others are asked for meanwhile."""
+    with paused_at(tab, 30, workload="chat", compare=compare) as driver:
+        tab.evaluate(SEEK, 5)
+        at(tab, "step 5")
+        tab.locator(".go.main").click()
+        until(tab, "Number(document.body.dataset.position.split(' ')[1]) >= 7")
+        tab.evaluate(SLOW, [True, delay])
+        for key in "12" * 6:
+            tab.wait_for_timeout(60)
+            if delay:
+                tab.keyboard.press(key if compare is None else " ")
+        if not delay:
+            until(tab, f"document.querySelector('.go.main').title === '{PLAY}'")
+            assert "no picture" in tab.evaluate(SAID)
+        tab.wait_for_timeout(500)
+        steps = driver.run_now.clock if compare is None else driver.run_now.sides[0].clock
+        assert not driver.playing and steps == 30
+        tab.keyboard.press("2")
+        tab.evaluate(SLOW, [False, 0])
+
+
+def test_the_last_picture_is_asked_for_again(tab):
+    """Nothing newer comes when a run is over."""
+    with paused_at(tab, 3, workload="chat") as driver:
+        tab.evaluate(SLOW, [True, 0])
+        driver.command("step", {}).result(60)
+        until(tab, f"{SAID}.includes('no picture')")
+        tab.evaluate(SLOW, [False, 0])
+        at(tab, "step 4")
+
+
+def test_a_fork_is_from_the_step_that_its_button_names(tab):
+    """The page plays on behind the open panel."""
+    driver = Driver(Settings(workload="chat"), speed=8)
+    with leaving(tab, Live(driver)) as server:
+        tab.goto(server.url)
+        until(tab, "Number(document.body.dataset.position?.split(' ')[1]) >= 3")
+        tab.get_by_role("button", name="restart…").click()
+        until(tab, "Number(document.body.dataset.position?.split(' ')[1]) >= 8")
+        button = tab.locator(".panel.restart button", has_text="fork from step")
+        with tab.expect_request("**/do/fork") as asked:
+            named = button.evaluate(
+                "(b) => { const { textContent } = b; b.click(); b.click(); return textContent; }"
+            )
+        assert named == f"fork from step {asked.value.post_data_json['frame'] + 1}"
+        assert asked.value.response().status == 200
+        until(tab, "document.querySelector('.panel.restart').hidden")
+        assert driver.run_now.number == 2, "clicked twice, begun once"
+
+
+def test_a_prompt_is_sent_once_and_the_next_one_can_be_typed(tab):
+    with paused_at(tab, 2, workload="chat") as driver:
+        before = len(driver.run_now.page.requests())
+        tab.evaluate(SLOW, [False, 300])
+        tab.fill(".prompt", "Who are you?")
+        with tab.expect_response("**/do/submit"):
+            tab.keyboard.press("Enter")
+            tab.keyboard.press("Enter")
+            tab.fill(".prompt", "And who am I?")
+        until(tab, f"{SAID}.includes('waits in the queue; press step or play')")
+        assert tab.input_value(".prompt") == "And who am I?"
+        tab.evaluate(SLOW, [False, 0])
+        assert len(driver.run_now.page.requests()) == before + 1
+
+
+def test_a_notice_stands_while_the_page_goes_on(tab):
+    with paused_at(tab, 20, workload="chat") as driver:
+        driver.command("policy", {"policy": "lfu"}).result(60)
+        driver.command("speed", {"speed": 20}).result(60)
+        for number in (2, 3):  # the same words again are news of another run
+            frame = len(driver.run_now.trace) - 1
+            driver.command("fork", {"frame": frame}).result(60)
+            until(tab, f"{SAID}.startsWith('This fork has the recorded requests only')")
+            until(tab, "Number(document.body.dataset.position.split(' ')[1]) >= 8")
+            assert tab.evaluate(SAID).startswith("This fork has the recorded requests only")
+            tab.keyboard.press("ArrowLeft")
+            until(tab, f"!{SAID}.startsWith('This fork')")
+            assert driver.run_now.number == number
+            driver.command("policy", {"policy": "fifo"}).result(60)
+
+
+def test_who_looks_closer_or_steps_by_hand_stops_the_engine(tab):
+    for key in ("1", "ArrowRight"):
+        driver = Driver(Settings(workload="chat"), speed=8)
+        with leaving(tab, Live(driver)) as server:
+            tab.goto(server.url)
+            until(tab, "Number(document.body.dataset.position?.split(' ')[1]) >= 3")
+            with tab.expect_response("**/do/*"):
+                tab.keyboard.press(key)
+            until(tab, "document.querySelector('.status').innerText.includes('paused')")
+            assert title(tab) == PLAY and not driver.playing
+
+
+@pytest.mark.parametrize("key", ["1", "s"])
+def test_a_question_ends_where_the_page_goes_elsewhere(tab, tmp_path, key):
+    with run_to_its_end(Settings(workload="mixed"), tmp_path) as (server, _):
+        open_at(tab, server.url, "step 0")
+        tab.keyboard.press("q")
+        while not tab.is_visible(".panel.quiz"):
+            step = tab.evaluate("document.body.dataset.position")
+            tab.keyboard.press("ArrowRight")
+            moved = f"document.body.dataset.position !== '{step}'"
+            until(tab, f"{moved} || !document.querySelector('.panel.quiz').hidden")
+        tab.locator("h1").click()
+        tab.keyboard.press(key)
+        until(tab, "document.querySelector('.panel.quiz').hidden")
+        tab.goto("about:blank")
+
+
+def test_the_speed_is_changed_while_the_past_is_played(tab, tmp_path):
+    """At half a step in a second this would take minutes."""
+    with run_to_its_end(Settings(workload="mixed"), tmp_path) as (server, file):
+        steps = len(server.driver.run_now.trace)
+        assert steps > 100
+        open_at(tab, file.as_uri(), "step 0")
+        tab.select_option("select[aria-label=Speed]", "0.5")
+        tab.locator(".go.main").click()
+        at(tab, "step 1")
+        tab.select_option("select[aria-label=Speed]", "0")
+        at(tab, f"step {steps}")
+
+
+def test_another_server_is_there_with_another_page(tab):
+    tab.allowed_complaints += ["ERR_", "Failed to load"]
+    port = free_ports(1)
+    with Live(Driver(Settings(workload="chat"), speed=0), port) as server:
+        tab.goto(server.url)
+        until(tab, "document.querySelector('.status').innerText.includes('all requests done')")
+    until(tab, "document.querySelector('.status').innerText.includes('lost')")
+    with leaving(tab, Live(Driver(Settings(workload="chat", compare="lru,lfu"), speed=0), port)):
+        until(tab, "document.querySelectorAll('.sides .card').length === 2")
+        until(tab, "document.querySelector('.status').innerText.includes('both are done')")
+        assert tab.locator(".undrawn").count() == 0
