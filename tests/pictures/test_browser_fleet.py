@@ -119,7 +119,7 @@ def test_two_ranks_one_alone_and_a_gap(tab, publisher, tmp_path):
         assert "8 of 24 tokens are held by more than one rank" in tab.inner_text(".shares")
         assert not tab.locator(".banner.wrong").is_visible()
         whole = tab.locator(".mr-tree g.node").count()
-        tab.locator("tr[data-rank='1']").click()
+        tab.locator("tr[data-rank='1']").press("Space")  # which is not the page's, too: it goes on following
         until(tab, "document.querySelector('.strips .alone').textContent === 'rank 1 alone'")
         assert tab.locator(".mr-tree g.node").count() == 2 < whole  # the root, and one run
         assert "16 tokens" in tab.locator(".mr-tree").text_content()
@@ -145,6 +145,24 @@ def test_two_ranks_one_alone_and_a_gap(tab, publisher, tmp_path):
     tab.locator("tr[data-rank='1']").click()
     until(tab, "document.querySelector('.mr-tree').textContent.includes('12 tokens')")
     assert not tab.locator("button:has-text('quiz')").is_visible()
+
+
+def test_a_rank_alone_is_not_looked_for_at_another_server(tab, publisher):
+    """The one before had it; this one, at the same port, has not."""
+    tab.allowed_complaints += ["ERR_", "Failed to load"]
+    port, alone = free_ports(1), "document.querySelector('.strips .alone')?.textContent"
+    publisher.send(0, SHARED)
+    publisher.send(1, OWN)
+    with Live(following(publisher), port) as live:
+        tab.goto(live.url)
+        tab.locator("tr[data-rank='1']").click()
+        until(tab, f"{alone} === 'rank 1 alone'")
+    until(tab, "document.querySelector('.status').innerText.includes('lost')")
+    one = ServerInfo(publisher.endpoints[:1], publisher.replays[:1], "", 4)
+    with leaving(tab, Live(FleetSource(one), port)):
+        until(tab, f"document.querySelectorAll('.ranktable tr').length === 2 && {alone} === ''")
+        publisher.send(0, chain(list(range(60, 72))))
+        until(tab, "document.querySelector('.mr-tree').textContent.includes('12 tokens')")
 
 
 def test_nothing_of_a_stream_is_taken_for_more_than_text(tab, publisher):

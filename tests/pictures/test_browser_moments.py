@@ -182,6 +182,28 @@ def test_a_question_ends_where_the_page_goes_elsewhere(tab, tmp_path, key):
         tab.goto("about:blank")
 
 
+def test_a_new_run_has_none_of_the_requests_that_were_asked_about(tab):
+    """The texts stay: they are typed ones now."""
+    with paused_at(tab, 40, workload="chat") as driver:
+        tab.keyboard.press("d")
+        until(tab, "document.querySelector('.doctor .verdict')")
+        picks = "[...document.querySelectorAll('.doctor select')].map((one) => one.value)"
+        assert all(tab.evaluate(picks))
+        tab.keyboard.press("Escape")
+        tab.keyboard.press("w")
+        tab.locator(".lane").first.click()
+        until(tab, "document.querySelector('.miss .verdict')")
+        driver.command("restart", {"workload": "none", "kv_tokens": 4000}).result(60)
+        at(tab, "step 0")
+        until(tab, "document.querySelector('.miss .verdict')?.innerText.includes('finds 0 of')")
+        tab.keyboard.press("Escape")
+        tab.keyboard.press("d")
+        assert not any(tab.evaluate(picks))
+        tab.locator(".doctor textarea").first.press_sequentially("!")
+        until(tab, "document.querySelector('.doctor .verdict').innerText.startsWith('They part')")
+        assert tab.locator(".doctor .bad, .miss .bad").count() == 0
+
+
 def test_the_speed_is_changed_while_the_past_is_played(tab, tmp_path):
     """At half a step in a second this would take minutes."""
     with run_to_its_end(Settings(workload="mixed"), tmp_path) as (server, file):
@@ -203,6 +225,6 @@ def test_another_server_is_there_with_another_page(tab):
         until(tab, "document.querySelector('.status').innerText.includes('all requests done')")
     until(tab, "document.querySelector('.status').innerText.includes('lost')")
     with leaving(tab, Live(Driver(Settings(workload="chat", compare="lru,lfu"), speed=0), port)):
-        until(tab, "document.querySelectorAll('.sides .card').length === 2")
+        tab.wait_for_selector(".sides .card")  # which also waits for a page that is being loaded
         until(tab, "document.querySelector('.status').innerText.includes('both are done')")
         assert tab.locator(".undrawn").count() == 0

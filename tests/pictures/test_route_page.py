@@ -509,7 +509,10 @@ def test_what_cannot_be_asked_of_a_router_is_refused(doubles, name, arguments, s
     source = routed.RoutedSource(router, workloads.load("none"))
     with pytest.raises(ValueError, match=said):
         source.command(name, arguments).result(30)
+    told = source.status()
+    assert "its 2 workers are starting" in told["serving"]["text"] and told["route"]["sending"]
     source.stop()
+    assert source.status()["serving"] == {"text": "The router has ended.", "example": ""}
     source.start()
     source.join(60)
     assert not source.is_alive()
@@ -552,6 +555,23 @@ def test_the_first_worker_that_is_ready_waits_for_the_others(monkeypatch):
     assert not begins(200.0 + routed.PATIENCE, False, True, True)
     assert begins(200.1 + routed.PATIENCE, False, True, True)
     assert begins(200.0, True, True, True)
+
+
+def test_nobody_is_asked_to_send_before_all_workers_are_there(doubles, monkeypatch):
+    """The first ones would keep what they are sent; and where none is ready, nothing can be asked."""
+    monkeypatch.setattr(routed.RoutedSource, "_may_begin", lambda self: False)
+    router = doubles.router(workers=2, **WATCHED)
+    source = routed.RoutedSource(router, Workload("ids", "Ids", sessions(1), kv_tokens=400))
+    with Live(source):
+        wait(lambda: all(worker.alive for worker in router.workers))
+        told = source.status()
+        assert told["serving"]["example"] == "" and "are starting" in told["serving"]["text"]
+        assert told["route"]["ready"] and told["route"]["sending"]
+        source.command("send", {}).result(30)
+        wait(lambda: source.status()["serving"]["example"])
+        for number in (0, 1):
+            doubles.of(number).kill(-9, "out of memory")
+        wait(lambda: "but no worker is ready" in source.status()["serving"]["text"])
 
 
 def test_a_workload_is_not_over_before_it_is_sent(monkeypatch):

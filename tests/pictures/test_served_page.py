@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from functools import lru_cache
 
 import pytest
@@ -299,6 +300,38 @@ def test_an_engine_that_breaks_tells_page_and_clients(capfd):
         wait(lambda: driver.error)
         assert "the card is gone" in driver.status()["error"]
     assert "RuntimeError: the card is gone" in capfd.readouterr().err
+
+
+def test_a_page_that_is_opened_when_the_engine_has_broken_is_told(capfd):
+    with serving() as (driver, _):
+
+        def broken(batch):
+            raise RuntimeError("the card is gone")
+
+        driver.run_now.engine.runner.launch = broken
+        assert Asking(driver).answer()[0] == 503
+        driver.join(60)
+        with pytest.raises(OSError):  # nobody serves there any more
+            urllib.request.urlopen(f"{driver.front.url}/health", timeout=30)
+        told = driver.hello(driver.run_now)["status"]
+        assert "the card is gone" in told["error"] and driver.front.url in told["serving"]["text"]
+    assert "the card is gone" in capfd.readouterr().err
+
+
+def test_what_came_before_a_pause_is_taken_in(monkeypatch):
+    """Between two slow steps: they came while it played, and no step follows."""
+    with serving(speed=0.05) as (driver, client):
+        first = Asking(driver, max_tokens=30, ignore_eos=True)
+        wait(lambda: driver.run_now.engine.scheduler.running)
+        second = Asking(driver, text="Who are you?")
+        wait(lambda: driver.asked == 2)
+        answer = driver.service.call(lambda engine: len(engine.scheduler.waiting))
+        assert not answer.done()
+        client.do("play", on=False)
+        assert answer.result(30) in (0, 1) and len(driver.run_now.engine.scheduler.waiting) == 1
+        assert not driver.run_now.idle and not driver.playing
+        client.do("speed", speed=0), client.do("play", on=True)
+        assert first.answer()[0] == second.answer()[0] == 200
 
 
 def test_a_long_recording_goes_on_in_a_new_one(monkeypatch):

@@ -1009,6 +1009,8 @@ source.onchange((what) => {
     closeQuiz();
     const again = state.run !== "", other = again && state.run.split(".")[1] !== source.run.split(".")[1]; // server
     if (other) state.rank = null;
+    for (const { pick } of Object.values(doctor.sides)) pick.length = Math.min(pick.length, 1); // its requests are gone
+    miss.forget();
     Object.assign(state, { run: source.run ?? "file", i: 0, view: null, opened: [], follow: !state.quizOn, noticed: "" });
     state.wanted = again ? null : fromHash() ?? (source instanceof FileSource ? ["step", 0] : null);
     if (!source.granularities().includes(state.to.g)) state.to.g = "step";

@@ -154,5 +154,8 @@ export function makeWhy(page) {
   const TAKEN = { prompt: "a prompt", chat: "a chat question", log: "a request log", ids: "token ids" };
   const taken = (found) => `Read as ${TAKEN[found.as]}${found.requests.length ? ` of ${plural(found.requests.length, "request")}: ${found.request}` : ""}, ${plural(found.tokens, "token")}.`;
 
-  return { panel, toggle, pick, moved, path: () => (panel.hidden ? [] : path) };
+  /** Another run has no such request: what is in the text is a typed one. */
+  const forget = () => { asked.from = ""; };
+
+  return { panel, toggle, pick, moved, forget, path: () => (panel.hidden ? [] : path) };
 }

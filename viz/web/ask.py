@@ -132,7 +132,7 @@ def _typed(page: Page, arguments: Json) -> Typed:
         raise ValueError("nothing is asked: type a prompt, or paste a request log")
     way = _one_of(arguments, "as", WAYS, "")
     request = str(arguments.get("from") or "")
-    if page.is_prompt(request, text):
+    if request and page.prompt_text(request) == text:
         return Typed("prompt", page.prompt(request), notes=(f"the prompt of {request}, as it came",))
     way = way or _looks_like(text, local_folder(page.tokenizer) is not None)
     if way == "ids":

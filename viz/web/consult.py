@@ -51,7 +51,7 @@ def consult(page: Page, arguments: Json) -> Json:
             raise ValueError(f"prompt {side.upper()} is empty: type it, or pick a request")
         if len(text) > LONGEST:
             raise ValueError(f"prompt {side.upper()} has {len(text):,} characters; {LONGEST:,} are looked at")
-        if page.is_prompt(request, text):
+        if request and page.prompt_text(request) == text:
             known[text] = page.prompt(request)
     found = diagnose(
         arguments["a"], arguments["b"], _Exact(tokenizer(source), known),

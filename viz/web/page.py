@@ -163,13 +163,6 @@ class Page:
         """The same as text."""
         return self.trace.decode(self.prompt(name))
 
-    def is_prompt(self, name: str, text: str) -> bool:
-        """Whether a text is a request's prompt; not, where this run has no such request."""
-        try:
-            return self.prompt_text(name) == text
-        except ValueError:
-            return False
-
     def _catch_up(self) -> None:
         for index in range(len(self._frames), len(self.trace)):
             self._lives.take(self.trace.recording.frames[index])
