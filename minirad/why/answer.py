@@ -35,7 +35,7 @@ CAUSES: dict[str, str] = {
     "evicted": "seen and evicted",
     "flushed": "seen, but the cache was flushed",
     "weights": "computed by old weights",
-    "host": "in host memory only, not loaded back",
+    "host": "in host memory only",
     "hole": "there, but what is before it is not",
     "namespace": "there for another model, salt or rank",
     "adapter": "there under another adapter",

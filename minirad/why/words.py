@@ -84,7 +84,11 @@ class Words:
             "evicted": lambda: f"{_gone(loss, clock)}{_last_use(loss, clock)}",
             "flushed": lambda: f"{_gone(loss, clock)}{_last_use(loss, clock)}",
             "weights": lambda: f"computed by old weights, which changed {clock.at(loss.left[-1].when)}",
-            "host": lambda: "in host memory only, and not loaded back" + _because(loss, clock),
+            "host": lambda: (
+                f"in host memory only, and not loaded back{_because(loss, clock)}"
+                if answer.name
+                else "in host memory only: they are loaded back if there is room"
+            ),
             "hole": lambda: f"on {_media(loss)}, but what is before them is not",
             "namespace": lambda: (
                 f"there for {self.named(loss.namespace)} only" + (f" (by {loss.other})" if loss.other else "")

@@ -86,7 +86,7 @@ def test_a_picture_that_fails_or_is_late_never_starts_the_engine(tab, compare, d
                 tab.keyboard.press(key if compare is None else " ")
         if not delay:
             until(tab, f"document.querySelector('.go.main').title === '{PLAY}'")
-            assert "no picture" in tab.evaluate(SAID)
+            assert "the server does not answer" in tab.evaluate(SAID)
         tab.wait_for_timeout(500)
         steps = driver.run_now.clock if compare is None else driver.run_now.sides[0].clock
         assert not driver.playing and steps == 30
@@ -99,7 +99,7 @@ def test_the_last_picture_is_asked_for_again(tab):
     with paused_at(tab, 3, workload="chat") as driver:
         tab.evaluate(SLOW, [True, 0])
         driver.command("step", {}).result(60)
-        until(tab, f"{SAID}.includes('no picture')")
+        until(tab, f"{SAID}.includes('the server does not answer')")
         tab.evaluate(SLOW, [False, 0])
         at(tab, "step 4")
 
@@ -201,7 +201,7 @@ def test_a_new_run_has_none_of_the_requests_that_were_asked_about(tab):
         assert not any(tab.evaluate(picks))
         tab.locator(".doctor textarea").first.press_sequentially("!")
         until(tab, "document.querySelector('.doctor .verdict').innerText.startsWith('They part')")
-        assert tab.locator(".doctor .bad, .miss .bad").count() == 0
+        assert tab.locator(".doctor p.bad, .miss p.bad").all_inner_texts() == []
 
 
 def test_the_speed_is_changed_while_the_past_is_played(tab, tmp_path):
@@ -215,6 +215,70 @@ def test_the_speed_is_changed_while_the_past_is_played(tab, tmp_path):
         at(tab, "step 1")
         tab.select_option("select[aria-label=Speed]", "0")
         at(tab, f"step {steps}")
+
+
+@pytest.mark.parametrize("compare", [None, "lru,lfu"])
+def test_an_address_beyond_the_end_is_the_present(tab, compare):
+    """As long as there is no more; and then the page follows."""
+    with paused_at(tab, 4, workload="chat", compare=compare) as driver:
+        url = tab.url.split("#")[0]
+        tab.goto("about:blank")
+        tab.goto(f"{url}#step=50")
+        at(tab, "step 4")
+        driver.command("step", {}).result(60)
+        at(tab, "step 5")
+
+
+@pytest.mark.parametrize("compare", [None, "lru,lfu"])
+def test_a_page_that_is_loaded_again_goes_on_where_it_was(tab, compare):
+    """At the start of a run that has not begun; at the present, which the address is behind; in the past."""
+    with paused_at(tab, 0, workload="chat", compare=compare) as driver:
+        tab.keyboard.press("Home")
+        until(tab, "location.hash === '#step=0'")
+        tab.reload()
+        at(tab, "step 0")
+        tab.locator(".go.main").click()
+        until(tab, "Number(document.body.dataset.position.split(' ')[1]) >= 6")
+        tab.reload()
+        until(tab, f"document.querySelector('.go.main')?.title === '{PAUSE}'")
+        until(tab, "Number(document.body.dataset.position?.split(' ')[1]) >= 12")
+        tab.keyboard.press("ArrowLeft")
+        until(tab, "document.querySelector('.status').innerText.includes('paused')")
+        before = tab.evaluate("document.body.dataset.position")
+        until(tab, f"location.hash === '#{before.replace(' ', '=')}'")
+        tab.reload()
+        at(tab, before)
+        assert title(tab) == PLAY and not driver.playing
+
+
+def test_what_is_done_by_hand_is_no_step(tab):
+    """A request waits for steps of the engine, whatever is clicked between two of them."""
+    with paused_at(tab, 0, workload="none", kv_tokens=400) as driver:
+        driver.command("submit", {"text": "Who are you?", "as": "chat"}).result(60)
+        waits = "document.querySelector('.lane.waits .hitbar')?.title"
+        until(tab, f"{waits} === 'not admitted yet'")
+        for policy in ("lfu", "fifo"):
+            driver.command("policy", {"policy": policy}).result(60)
+        at(tab, "step 3")
+        assert tab.evaluate(waits) == "not admitted yet"
+        tab.get_by_role("button", name="restart…").click()
+        chosen = "[...document.querySelectorAll('.panel.restart select')].map((one) => one.value)"
+        assert "fifo" in tab.evaluate(chosen) and "lru" not in tab.evaluate(chosen)
+
+
+def test_who_can_do_nothing_is_told_why(tab):
+    tab.allowed_complaints += ["ERR_", "Failed to load"]
+    with Live(Driver(Settings(workload="none", kv_tokens=400), speed=0)) as server:
+        tab.goto(server.url)
+        until(tab, "document.querySelector('.status').innerText === 'no request yet'")
+        for press in ("ArrowRight", " "):
+            tab.keyboard.press(press)
+            until(tab, f"{SAID} === 'Nothing is left to do: submit a prompt, or restart.'")
+            tab.keyboard.press("Home")
+            until(tab, f"!{SAID}.includes('restart')")
+    until(tab, "document.querySelector('.status').innerText.includes('lost')")
+    tab.click("text=flush")
+    until(tab, f"{SAID} === 'the server does not answer'")
 
 
 def test_another_server_is_there_with_another_page(tab):

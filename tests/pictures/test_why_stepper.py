@@ -117,7 +117,7 @@ def test_the_prompt_in_the_box_has_its_reason(tour: Stepper) -> None:
     output.received({"do": "type", "value": "3 4 5 6 99"})
     driving = json.loads(output.model.controls)["engine"]
     found = tour.why([3, 4, 5, 6, 99]).answers[0]
-    assert driving["hits"] == f"{found.matched} of 5 tokens would hit"
+    assert driving["hits"] == f"{found.cached} of 5 tokens would hit"
     begin, _, because = driving["because"].partition(": ")
     assert begin == "computed" and because and str(tour.why([3, 4, 5, 6, 99])).endswith(because)
     output.received({"do": "go", "value": 2})  # the box asks the present, whatever is on view

@@ -47,6 +47,7 @@ from viz.notebook.panels import Ledger, event_text, payload
 from viz.notebook.reasons import Why
 from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, summary
 from viz.view.quiz import Question, question_for, why
+from viz.what_if import what_if
 
 STATIC = Path(__file__).parents[1] / "static"
 ANIMATION = 350  # milliseconds
@@ -411,11 +412,13 @@ class Stepper:
         return bool(done)
 
     def what_if(self, text: str, *, chat: bool | None = None) -> tuple[int, int]:
-        """(tokens of a prompt that would hit now, all its tokens). The engine is not touched."""
+        """(tokens of a prompt that need not be computed if it came now, all its tokens): whole pages, all but
+        one at most, also those that would be loaded back. The engine is not touched."""
         if self.engine is None:
             raise ValueError("this stepper has a recording, not an engine")
         tokens = self.engine.encode(self.prompt(text, chat=chat))
-        return (self.engine.peek(tokens) if len(tokens) else 0), len(tokens)
+        found = what_if(self.engine, tokens.tolist())
+        return found.hit + found.back, len(tokens)
 
     def prompt(self, text: str, *, chat: bool | None = None, system: str = corpus.SYSTEM_PROMPT) -> Any:
         """What a text becomes: a chat with the system prompt, or itself (token ids without a tokenizer)."""
@@ -679,7 +682,7 @@ class Output:
             hits, _ = step.what_if(self._typed)
         except Exception:  # of a student's tree: its hits are shown, without a reason
             return ""
-        return step._session.ledger.reasons.clauses(answer) if answer.matched == hits else ""
+        return step._session.ledger.reasons.clauses(answer) if answer.cached == hits else ""
 
     def _draw_ahead(self, drawn: int, index: int, moved: int) -> None:
         """Lays out the neighbours of a position, so that the next click finds its picture ready."""

@@ -146,7 +146,7 @@ async function show(g, i, { hash = true } = {}) {
 /** The position into the page's address; not oftener than browsers allow. */
 function address(hash) {
   state.address = hash;
-  state.addressing ??= setTimeout(() => { state.addressing = null; history.replaceState(null, "", state.address); }, moving() ? 500 : 0);
+  state.addressing ??= setTimeout(() => { state.addressing = null; history.replaceState({ follow: state.follow }, "", state.address); }, moving() ? 500 : 0);
 }
 
 function leavePresent() {
@@ -164,8 +164,21 @@ function seek(i) {
 async function step(direction) {
   stopPlaying();
   if (direction < 0) { leavePresent(); closeQuiz(); return show(state.to.g, state.to.i - 1); }
-  if (source.status.drivable && !source.status.idle) leavePresent(); // one step, and no further
+  return byHand();
+}
+
+/** One step, and no further. */
+function byHand() {
+  if (state.to.i >= source.count(state.to.g) - 1 && nothingLeft()) return false;
+  if (source.status.drivable && !source.status.idle) leavePresent();
   return advance();
+}
+
+/** Says so, where no step is to come by itself. */
+function nothingLeft() {
+  const done = source.status.drivable && source.status.idle && !source.status.serving;
+  if (done) notice("Nothing is left to do: submit a prompt, or restart.");
+  return done;
 }
 
 /** One position on, as `show`; at the present end the engine is asked for one. False also when there is none. */
@@ -215,8 +228,8 @@ function togglePlay() {
   if (canPause()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to.i >= source.count(state.to.g) - 1 && !source.status.drivable) return seek(0).then(startTimer);
   if (state.to.i >= source.count(state.to.g) - 1 && !state.quizOn) {
-    state.follow = true;
-    if (source.status.idle && !source.status.serving) notice("All requests are done: submit a prompt, or restart.");
+    Object.assign(state, { follow: true, wanted: null });
+    nothingLeft();
     command("play", { on: true });
     return;
   }
@@ -244,6 +257,7 @@ function startTimer() {
 function stopPlaying(failed = false) {
   clearTimeout(state.timer);
   state.timer = null;
+  state.wanted = null; // somebody goes elsewhere than the address says
   if (!failed) standing.end();
 }
 
@@ -407,12 +421,12 @@ function drawStatus() {
   const refused = source.status.refused || source.meta?.refused || ""; // a file has no status, only what was known at its end
   el.refused.hidden = !refused;
   if (el.refused.textContent !== refused) el.refused.textContent = refused;
-  drawServing(source.status.serving);
+  drawServing(source.lost ? null : source.status.serving);
   const noneServed = refused && !Object.keys(source.requests).length;
   const starting = !error && source.run === "";
   const { stream } = source.status;
   const text = error ? (stream ? "stopped" : "engine stopped") : stream && !source.lost ? stream.text : source.lost ? "connection lost, trying again" : starting ? "the engine starts" : !drivable ? `recording of ${plural(frames, "step")}`
-    : idle && (playing || !source.status.serving) ? (noneServed ? "no request was taken" : source.status.serving ? "waiting for requests" : "all requests done") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
+    : idle && (playing || !source.status.serving) ? (noneServed ? "no request was taken" : source.status.serving ? "waiting for requests" : Object.keys(source.requests).length ? "all requests done" : "no request yet") : playing ? "engine running" : `engine paused at step ${source.frames.at(-1)?.s ?? 0}`;
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : stream ? stream.kind : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
@@ -638,7 +652,7 @@ function drawLanes() {
     for (const [a, b, reason] of r.defers) if (a <= now && b >= from) bars.push(h("b.defer", { style: { left: left(a), width: width(a, Math.min(b, now + 1)) }, onpointermove: (e) => tip(e, h("b", {}, r.id), " looked at and left waiting: " + reason) , onpointerleave: () => tip(null) }));
     for (const [f, by] of r.passed) if (f <= now && f >= from) bars.push(h("b.pass", { style: { left: left(f + 0.5) }, onpointermove: (e) => tip(e, h("b", {}, r.id), ` passed over by ${by.join(", ")}`), onpointerleave: () => tip(null) }));
     for (const [f, count] of r.forced ?? []) if (f <= now && f >= from) bars.push(h("b.force", { style: { left: left(f), width: width(f, f + 1) }, onpointermove: (e) => tip(e, h("b", {}, r.id), ` ${plural(count, "token")} forced by its grammar: computed, not sampled`), onpointerleave: () => tip(null) }));
-    const wait = live?.waiting ? now + 1 - waitSince(r, now) : 0, passed = r.passed.filter(([f]) => f <= now).length;
+    const wait = live?.waiting ? waited(r, now) : 0, passed = r.passed.filter(([f]) => f <= now).length;
     const told = h("span.hitbar" + (wait ? ".wait" : ""), { title: wait ? `waits for ${plural(wait, "step")}; in ${passed} of them a request behind it was admitted` : known ? `${r.hit} of ${r.prompt} prompt tokens from the cache${r.disk ? `, ${r.disk} of them from disk` : ""}${r.why ? `: ${r.why}` : ""}` : "not admitted yet" },
       h("em", { style: { width: known && !wait ? percent(r.hit, r.prompt) : "0" } }), r.disk && known && !wait ? h("em.disk", { style: { left: percent(Math.max(r.hit - r.disk, 0), r.prompt), width: percent(Math.min(r.disk, r.hit), r.prompt) } }) : "", h("span", {}, wait ? `${wait} st${passed ? ` · ↷${passed}` : ""}` : known ? `${r.hit}/${r.prompt}` : `–/${r.prompt}`));
     return h("div.lane" + (live ? (live.waiting ? ".waits" : ".runs") : "") + (r.id === longest?.id ? ".longest" : ""), { "data-request": r.id, tabindex: 0, title: known && r.why ? `${r.text}\n${r.hit} of ${r.prompt} tokens from the cache; computed: ${r.why}` : r.text, role: "button", "aria-label": `${r.id} ${r.label || ""}: ${r.text}`,
@@ -652,18 +666,20 @@ function drawLanes() {
 }
 
 const waitSince = (r, now) => r.segs.findLast(([, a]) => a <= now)[1];
+/** Engine steps; what is done by hand between two of them makes frames that are none. */
+const waited = (r, now) => source.frames[now].s - (source.frames[waitSince(r, now) - 1]?.s ?? 0);
 
 /** Who has waited longest at a frame; null when none waits for more than a step. */
 function longestWaiter(now) {
   const waiting = Object.values(source.requests).filter((r) => r.added <= now && state.view.requests[r.id]?.waiting);
   waiting.sort((a, b) => waitSince(a, now) - waitSince(b, now) || order(a.id) - order(b.id));
-  return waiting.length && now + 1 - waitSince(waiting[0], now) > 1 ? waiting[0] : null;
+  return waiting.length && waited(waiting[0], now) > 1 ? waiting[0] : null;
 }
 
 function drawQueue(longest, now) {
   const waiting = Object.values(state.view.requests).filter((r) => r.waiting).length;
   const passed = longest?.passed.filter(([f]) => f <= now).length;
-  el.queue.replaceChildren(...(longest ? [`${waiting} wait · longest `, ...linked(longest.id), `: ${plural(now + 1 - waitSince(longest, now), "step")}` + (passed ? `, passed ${passed === 1 ? "once" : passed + "×"}` : "")] : [waiting ? `${waiting} waiting` : ""]));
+  el.queue.replaceChildren(...(longest ? [`${waiting} wait · longest `, ...linked(longest.id), `: ${plural(waited(longest, now), "step")}` + (passed ? `, passed ${passed === 1 ? "once" : passed + "×"}` : "")] : [waiting ? `${waiting} waiting` : ""]));
 }
 
 /** Lights the path of a request from the root down, as far as it is (still) in the tree. */
@@ -803,7 +819,7 @@ function whatIf() {
     const cut = (text, end) => (text.length <= 70 ? text : end ? "…" + text.slice(-68) : text.slice(0, 68) + "…");
     const line = (text) => text.replaceAll("\n", "¶");
     el.whatif.replaceChildren(
-      h("b" + (found.hit ? ".some" : ""), {}, `${found.hit} of ${plural(found.tokens, "token")} would hit`),
+      h("b" + (found.hit + found.back ? ".some" : ""), {}, `${found.hit} of ${plural(found.tokens, "token")} would hit${found.back ? `, ${found.back} more would be loaded back from the host` : ""}${state.i < source.count(state.g) - 1 ? " (at the present)" : ""}`),
       found.too_long ? h("b.bad", {}, ` too long: at most ${found.limit} tokens fit with the reply`) : "",
       h("code", {}, h("mark", {}, line(cut(found.hit_text, true))), line(cut(found.rest_text, false))));
   }, 60);
@@ -825,16 +841,16 @@ async function submit() {
 async function advanceFromPresent() {
   stopPlaying();
   if (state.i < source.count(state.g) - 1) await show(state.g, source.count(state.g) - 1);
-  advance();
+  byHand();
 }
 
 function fillRestart() {
   if (!source.choices) return el.restart.replaceChildren(h("p", {}, source.status.error ? "There is no engine to restart: run python -m viz.live again." : "This is a recording in a file: there is no engine to restart. Run python -m viz.live."));
   const now = source.settings, fields = {};
-  const select = (name, label, values) => h("label", {}, label, (fields[name] = h("select", {}, ...values.map((v) => h("option", { value: v, selected: String(v) === String(now[name]) }, String(v))))));
+  const select = (name, label, values, set) => h("label", {}, label, (fields[name] = h("select", {}, ...values.map((v) => h("option", { value: v, selected: String(v) === String(set || now[name]) }, String(v))))));
   const host = h("input", { type: "number", min: 0, max: 1000000, step: 16, value: now.host_kv_tokens ?? 0 });
   const forms = h("div.fields", {},
-    select("workload", "workload", source.choices.workload), select("schedule_policy", "schedule", source.choices.schedule_policy), select("eviction_policy", "eviction", source.choices.eviction_policy), select("page_size", "page size", source.choices.page_size),
+    select("workload", "workload", source.choices.workload), select("schedule_policy", "schedule", source.choices.schedule_policy), select("eviction_policy", "eviction", source.choices.eviction_policy, source.status.policy), select("page_size", "page size", source.choices.page_size),
     h("label", {}, "pool (tokens)", (fields.kv_tokens = h("input", { type: "number", min: 16, max: 1000000, step: 16, value: source.meta.kv_tokens }))),
     h("label", {}, "host memory", (fields.host_kv_tokens = host)), select("host_write", "copied", source.choices.host_write));
   const values = () => Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
@@ -947,6 +963,8 @@ function toggleQuiz() {
   state.quizOn = !state.quizOn;
   closeQuiz();
   if (state.quizOn) { leavePresent(); stopPlaying(); notice("Quiz: go forward or press play. You are asked before the next victim, and before the next hit, is shown."); }
+  else { standing.end(); if (state.view) drawPart("say"); }
+  if (state.view) drawTransport();
   if (state.view) drawEvents();
   drawStatus();
 }
@@ -955,11 +973,12 @@ function closeQuiz() { state.quiz = null; if (el.ask) el.ask.hidden = true; }
 
 function askQuiz(quiz, target) {
   state.quiz = { ...quiz, target };
-  const input = h("input", { type: "number", min: 0, max: quiz.of, "aria-label": "Tokens", onkeydown: (e) => e.key === "Enter" && answerQuiz(Number(input.value)) });
+  const input = h("input", { type: "number", min: 0, max: quiz.of, "aria-label": "Tokens", onkeydown: (e) => e.key === "Enter" && typed() });
+  const typed = () => input.value !== "" && answerQuiz(Number(input.value)); // an empty box is no 0
   el.ask.replaceChildren(
     ...(quiz.ask === "victim"
       ? [h("b", {}, `Room is needed, and the policy is ${quiz.policy}. Which leaf goes? `), "Click it in the tree."]
-      : [h("b", {}, `${quiz.request} (${quiz.label || quiz.text}) is admitted: how many of its ${quiz.of} tokens does the tree match? `), input, button("answer", "", () => answerQuiz(Number(input.value)), ".go-primary")]),
+      : [h("b", {}, `${quiz.request} (${quiz.label || quiz.text}) is admitted: how many of its ${quiz.of} tokens does the tree match? `), input, button("answer", "", typed, ".go-primary")]),
     " ", button("tell me", "No answer, no point", () => answerQuiz(null), ".link"), h("span.score", {}, `${state.score[0]} of ${state.score[1]} right`));
   el.ask.hidden = false;
   if (quiz.ask === "hit") input.focus();
@@ -997,7 +1016,9 @@ function onKey(event) {
   keys[event.key]();
 }
 
+/** The position that the address names; null: none, or the page that is loaded again was at the present. */
 function fromHash() {
+  if (history.state?.follow && source instanceof LiveSource) return null;
   const found = /^#(event|step|scene)=(-?\d+)$/.exec(location.hash);
   return found && source.granularities().includes(found[1]) ? [found[1], Math.max(Number(found[2]), 0)] : null;
 }

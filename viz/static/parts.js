@@ -153,7 +153,7 @@ export class LiveSource extends Source {
     const key = `${g} ${i} ${opened} ${height} ${rank} ${growing ? this.frames.length : ""}`;
     if (!this.views.has(key)) {
       const query = new URLSearchParams({ run: this.run, g, i, open: opened.join(","), height, rank: rank ?? "" });
-      const promise = fetch("view?" + query).then(answer);
+      const promise = fetch("view?" + query).catch(silent).then(answer);
       const forget = () => this.views.delete(key);
       promise.then((view) => view.failed && forget(), forget); // what failed is asked for again
       this.views.set(key, promise);
@@ -168,7 +168,8 @@ export class LiveSource extends Source {
   why(body) { return post("why", { run: this.run, ...body }); }
 }
 
-const post = (where, body) => fetch(where, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).then(answer);
+const silent = () => { throw new Error("the server does not answer"); };
+const post = (where, body) => fetch(where, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).catch(silent).then(answer);
 
 export async function answer(response) {
   const data = await response.json();

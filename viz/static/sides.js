@@ -78,7 +78,7 @@ async function show(i, { hash = true } = {}) {
   if (ticket !== state.ticket) return null;
   Object.assign(state, { i, view });
   draw();
-  if (hash) { clearTimeout(state.addressing); state.addressing = setTimeout(() => history.replaceState(null, "", `#step=${i}`), moving() ? 500 : 0); }
+  if (hash) state.addressing ??= setTimeout(() => { state.addressing = null; history.replaceState({ follow: state.follow }, "", `#step=${state.i}`); }, moving() ? 500 : 0);
   return true;
 }
 
@@ -95,8 +95,16 @@ function seek(i) {
 
 function forward() {
   stopPlaying();
+  if (state.to >= last() && nothingLeft()) return false;
   if (source.status.drivable && !source.status.idle) leavePresent(); // one step, and no further
   return advance();
+}
+
+/** Says so, where no step is to come by itself. */
+function nothingLeft() {
+  const done = source.status.drivable && source.status.idle;
+  if (done) notice("Nothing is left to do: “from the start” begins anew.");
+  return done;
 }
 
 /** One step on, as `show`; at the present end all engines are asked for one. False also when there is none. */
@@ -124,8 +132,8 @@ function togglePlay() {
   if (moving()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to >= last() && !source.status.drivable) return seek(0).then(startTimer);
   if (state.to >= last()) {
-    state.follow = true;
-    if (source.status.idle) notice(`There is nothing left to do: “from the start” begins anew.`);
+    Object.assign(state, { follow: true, wanted: null });
+    nothingLeft();
     command("play", { on: true });
     return;
   }
@@ -152,6 +160,7 @@ function startTimer() {
 function stopPlaying(failed = false) {
   clearTimeout(state.timer);
   state.timer = null;
+  state.wanted = null; // somebody goes elsewhere than the address says
   if (!failed) standing.end();
 }
 
@@ -321,7 +330,8 @@ function onKey(event) {
   go();
 }
 
-const fromHash = () => { const found = /^#step=(\d+)$/.exec(location.hash); return found ? Number(found[1]) : null; };
+/** The step that the address names; null: none, or the page that is loaded again was at the present. */
+const fromHash = () => { const found = /^#step=(\d+)$/.exec(location.hash); return found && !(history.state?.follow && source instanceof LiveSource) ? Number(found[1]) : null; };
 
 const followOn = follower(state, last, show);
 source.onchange((what) => {
@@ -342,6 +352,10 @@ source.onchange((what) => {
     } else if (state.view) drawTransport();
     drawStatus();
   } else {
+    if (state.wanted !== null && last()) { // all that there is has come: the address asks for more
+      state.wanted = null;
+      show(last());
+    }
     drawStatus();
     if (state.view) drawTransport();
   }

@@ -22,6 +22,7 @@ from viz.web.compare import Pair, Shown
 from viz.web.page import Page
 from viz.web.runs import Run
 from viz.web.settings import Settings
+from viz.what_if import what_if
 
 Json = dict[str, Any]
 NEW_TOKENS = 24  # of a prompt typed on the page
@@ -152,13 +153,14 @@ def _peek(session: Session, arguments: Json) -> Json:
     run = _engine_run(session)
     engine = run.engine
     tokens = [int(token) for token in engine.encode(_composed(arguments))] if arguments.get("text") else []
-    hit = engine.peek(tokens, lora=_adapter(arguments)) if tokens else 0
+    hit, back = what_if(engine, tokens, _adapter(arguments))
     limit = min(n for n in (engine.config.max_context, engine.config.kv_tokens) if n is not None)
     return {
         "tokens": len(tokens),
         "hit": hit,
-        "hit_text": run.trace.decode(tokens[:hit]),
-        "rest_text": run.trace.decode(tokens[hit:]),
+        "back": back,
+        "hit_text": run.trace.decode(tokens[: hit + back]),
+        "rest_text": run.trace.decode(tokens[hit + back :]),
         "too_long": len(tokens) + NEW_TOKENS > limit,
         "limit": limit - NEW_TOKENS,
     }
