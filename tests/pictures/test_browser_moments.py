@@ -201,7 +201,7 @@ def test_a_new_run_has_none_of_the_requests_that_were_asked_about(tab):
         assert not any(tab.evaluate(picks))
         tab.locator(".doctor textarea").first.press_sequentially("!")
         until(tab, "document.querySelector('.doctor .verdict').innerText.startsWith('They part')")
-        assert tab.locator(".doctor .bad, .miss .bad").count() == 0
+        assert tab.locator(".doctor p.bad, .miss p.bad").count() == 0
 
 
 def test_the_speed_is_changed_while_the_past_is_played(tab, tmp_path):
