@@ -4,7 +4,8 @@ A prefix cache shares from the first token on and stops at the first difference,
 behind it. A date in the first line of a system prompt makes everything after it private.
 
 * `diagnose` compares two prompts: the first differing token, the tokens lost behind it, and the real
-  saving (counted with the tokenizer) of moving what differs behind what is common.
+  saving (counted with the tokenizer) of moving what differs behind what is common. What it says is counted
+  as it would be found: in whole pages, and never the last token, which is always computed.
 * `early_breaks` looks for such faults in many prompts: families that part within their first tokens and
   then go on alike.
 
@@ -57,7 +58,9 @@ class Reordering:
     """The same two prompts with what differs behind what is common.
 
     parts: "lines" or "sentences", the pieces that were moved. moved: those of the second prompt. shared:
-    tokens that the second would now find cached. saved: how many more than before.
+    tokens that the second would now find cached. saved: how many more than before, less those by which the
+    second has grown (a text that ended it needs a line of its own now): so many fewer are computed.
+    tokens: of the second in this order.
     """
 
     parts: str
@@ -66,6 +69,7 @@ class Reordering:
     second: str
     shared: int
     saved: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,13 @@ class Diagnosis:
     shared: equal tokens at the beginning, in whole pages: what the second finds cached after the first
     (but for its last token, which is always computed). position: of the first difference.
     token: the differing token of each, as text ("" where a prompt ends there). before, after: the
-    text around it. lost: tokens of the second behind the difference that the first has as well, in the
-    same order. better: None where no other order helps.
+    text around it. lost: tokens of the second behind the difference that the first has as well: in runs
+    of GRAM or more and in the same order and at the end of both, or those that another order brings to
+    the front, if more.
+    better: None where no other order helps.
+
+    A saving is what was lost, and what was equal in front but in no whole page:
+    better.saved <= lost + position - shared, for all prompts and page sizes.
     """
 
     tokens: tuple[int, int]
@@ -93,23 +102,62 @@ class Diagnosis:
         """Token for token the same."""
         return self.tokens[0] == self.tokens[1] == self.position
 
+    @property
+    def verdict(self) -> str:
+        """Where they part and what the second finds, in half a sentence."""
+        total, last = self.tokens[1], self.position == self.tokens[1] > 0
+        reasons = ["whole pages are matched"] * (self.position - self.shared > last)
+        reasons += ["the last token is always computed"] * last
+        found = f"B finds {self.shared} of its {_tokens(total)} in the cache"
+        if self.equal and 0 < self.shared == total - 1:
+            found = "B finds all but its last token in the cache; the last is always computed"
+        elif reasons:
+            found += f", as {' and '.join(reasons)}"
+        return (
+            f"they are equal, and {found}" if self.equal else f"they part at token {self.position}; {found}"
+        )
+
+    @property
+    def loss(self) -> str:
+        """What is computed again though the first has it."""
+        if self.lost:
+            are = "is" if self.lost == 1 else "are"
+            return f"{_tokens(self.lost)} of B behind that point {are} in A, too, but must be computed again"
+        if self.position in self.tokens:
+            return f"nothing, for {'B' if self.position == self.tokens[1] else 'A'} ends there"
+        return f"nothing, for no {GRAM} tokens in a row behind that point are in A, too"
+
+    @property
+    def outcome(self) -> str:
+        """What the second finds in the better order; "" where there is none."""
+        if self.better is None:
+            return ""
+        then = " then" if self.better.tokens != self.tokens[1] else ""
+        said = f"B would find {self.better.shared} of its {_tokens(self.better.tokens)}{then} in the cache"
+        paged = self.better.saved - self.lost
+        if paged > 0:
+            said += f" (at least {_tokens(paged)} more than were lost: equal in front, but in no whole page)"
+        return said
+
     def describe(self) -> str:
         """Some lines of text, the differing tokens between angle quotes."""
         lines = [f"A has {_tokens(self.tokens[0])}, B {_tokens(self.tokens[1])}"]
         if self.equal:
-            return f"{lines[0]}: they are equal, and B finds all but its last token in the cache"
+            return f"{lines[0]}: {self.verdict}"
         lines += [
-            f"they part at token {self.position}; B finds {self.shared} of {self.tokens[1]} in the cache",
+            self.verdict,
             f"  A: {_marked(self.before, self.token[0], self.after[0])}",
             f"  B: {_marked(self.before, self.token[1], self.after[1])}",
-            f"lost: {_tokens(self.lost)} of B behind that point are in A, too, but must be computed again",
+            f"lost: {self.loss}",
         ]
         if self.better is None:
-            return "\n".join([*lines, "no other order of its lines or sentences would share more"])
+            return "\n".join(
+                [*lines, "no other order of its lines or sentences was found that would save any"]
+            )
         better = self.better
         lines.append(
             f"moving the {better.parts} that differ behind what is common saves {_tokens(better.saved)}: "
-            f"B would find {better.shared} in the cache"
+            f"{self.outcome}"
         )
         return "\n".join(lines + [f"  move: {part.strip()!r}" for part in better.moved])
 
@@ -133,6 +181,7 @@ def diagnose(first: str, second: str, text: Encoder, page_size: int = 1) -> Diag
     a, b = text.encode(first), text.encode(second)
     at = _common(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64))
     shared = _usable(at, len(b), page_size)
+    better, brought = _best_order(first, second, text, page_size, shared, len(b))
     following = [ids[at + 1 : at + 1 + CONTEXT] for ids in (a, b)]
     return Diagnosis(
         tokens=(len(a), len(b)),
@@ -141,8 +190,8 @@ def diagnose(first: str, second: str, text: Encoder, page_size: int = 1) -> Diag
         before=text.decode(a[max(at - CONTEXT, 0) : at]),
         token=(text.decode(a[at : at + 1]), text.decode(b[at : at + 1])),
         after=(text.decode(following[0]), text.decode(following[1])),
-        lost=_lost(a[at:], b[at:]),
-        better=_best_order(first, second, text, page_size, shared),
+        lost=max(_lost(a[at:], b[at:]), brought - at),
+        better=better,
     )
 
 
@@ -152,11 +201,12 @@ def _usable(equal: int, length: int, page_size: int) -> int:
 
 def _lost(a: list[int], b: list[int]) -> int:
     """Tokens of `b` in runs (GRAM or longer) that `a` has in the same order, each taken at the first
-    place where it comes. In time proportional to the lengths; difflib's would be to their product."""
+    place where it comes, and those with which both end, however few. In time proportional to the lengths;
+    difflib's would be to their product."""
     places: dict[tuple[int, ...], list[int]] = {}
     for at in range(len(a) - GRAM + 1):
         places.setdefault(tuple(a[at : at + GRAM]), []).append(at)
-    total = ours = theirs = 0
+    total = ours = theirs = end = 0  # `end`: of the last run in `b`
     while theirs + GRAM <= len(b):
         known = places.get(tuple(b[theirs : theirs + GRAM]), [])
         next_one = bisect_left(known, ours)
@@ -166,8 +216,8 @@ def _lost(a: list[int], b: list[int]) -> int:
         ours, start = known[next_one], theirs
         while ours < len(a) and theirs < len(b) and a[ours] == b[theirs]:
             ours, theirs = ours + 1, theirs + 1
-        total += theirs - start
-    return total
+        total, end = total + theirs - start, theirs
+    return total + _common(np.array(a[ours:][::-1]), np.array(b[end:][::-1]))
 
 
 def _matching(a: list[Any], b: list[Any]) -> list[difflib.Match]:
@@ -176,20 +226,28 @@ def _matching(a: list[Any], b: list[Any]) -> list[difflib.Match]:
     return difflib.SequenceMatcher(None, a, b, autojunk=len(a) * len(b) > 1_000_000).get_matching_blocks()
 
 
-def _best_order(first: str, second: str, text: Encoder, page_size: int, shared: int) -> Reordering | None:
-    """Lines are moved if that saves as much as moving sentences does, for they are easier to move."""
+def _best_order(
+    first: str, second: str, text: Encoder, page_size: int, shared: int, length: int
+) -> tuple[Reordering | None, int]:
+    """The order that saves most, and how many tokens of the second (of `length`) an order brings to the
+    front at most, whole pages or not. What the order itself adds to the second's tokens counts in neither.
+
+    Lines are moved if that saves as much as moving sentences does, for they are easier to move."""
     best: Reordering | None = None
+    most = 0
     for parts, cut in (("lines", _lines), ("sentences", _sentences)):
         found = _reordered(cut(first), cut(second))
         if found is None:
             continue
         a, b, moved = found
         ids = text.encode(b)
+        added = max(len(ids) - length, 0)
         equal = _common(np.array(text.encode(a), dtype=np.int64), np.array(ids, dtype=np.int64))
         usable = _usable(equal, len(ids), page_size)
-        if usable - shared > (best.saved if best else 0):
-            best = Reordering(parts, moved, a, b, usable, usable - shared)
-    return best
+        most = max(most, equal - added)
+        if usable - added - shared > (best.saved if best else 0):
+            best = Reordering(parts, moved, a, b, usable, usable - added - shared, len(ids))
+    return best, most
 
 
 def _lines(text: str) -> list[str]:

@@ -229,6 +229,17 @@ def test_the_doctor_on_the_page(tab, served):
     tab.fill(".doctor textarea >> nth=1", "<b>bold</b> two")
     until(tab, "document.querySelector('.doctor .diverge code').innerText.includes('<b>bold</b>')")
     assert tab.locator(".doctor select").first.input_value() == "", "typed now"
+    tab.fill(".doctor textarea >> nth=1", "<b>bold</b> one")
+    until(tab, "document.querySelector('.doctor .verdict').innerText.startsWith('They are equal')")
+    assert "B's own" not in tab.inner_text(".doctor .keys"), "what is not found, either, is equal"
+    bar = tab.locator(".doctor .tokens i").evaluate_all(
+        "all => all.map((one) => [one.title, +one.style.flexGrow])"
+    )
+    size = int(server.driver.run_now.page.trace.recording.header["start"]["tree"]["page_size"])
+    total = sum(tokens for _, tokens in bar)
+    found = (total - 1) // size * size
+    assert [tokens for _, tokens in bar] == [each for each in (found, total - 1 - found, 1) if each]
+    assert bar[-1][0] == "1 token: equal to A's, but the last token is always computed"
     assert tab.evaluate("document.body.dataset.position") == "step 150"
     tab.keyboard.press("Escape")  # out of the text
     tab.keyboard.press("Escape")

@@ -629,7 +629,9 @@ def test_the_doctor(served):
     found = client.do("doctor", a=clock[0], b=clock[1])[1]
     assert found["token"] == ["4", "5"] and found["lost"] > 8
     assert found["better"]["saved"] > 8 and "It is 09:15." in found["better"]["moved"][0]
-    assert client.do("doctor", a="same", b="same")[1]["equal"]
+    assert "B would find" in found["outcome"] and found["loss"].startswith(f"{found['lost']} tokens of B")
+    found = client.do("doctor", a="same", b="same")[1]
+    assert found["equal"] and found["verdict"] in found["say"] and found["outcome"] == ""
     for bad in ({"a": "", "b": "x"}, {"a": "x"}, {"a": "x", "b": 3}, {"a": "x" * 30_000, "b": "x"}):
         assert client.do("doctor", **bad)[0] == 400
     assert client.do("doctor", a="x", b="y", from_a="R999")[0] == 400

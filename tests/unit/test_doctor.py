@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minirad.doctor import diagnose, early_breaks
@@ -18,6 +19,16 @@ from minirad.workloads import WORKLOADS, load
 
 RULES = "You are a careful assistant. Answer in English and keep it short. Never invent facts. "
 TEXT = tokenizer()
+
+
+class Letters:
+    """A token for each letter."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(map(ord, text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
 
 
 def common(a: list[int], b: list[int]) -> int:
@@ -42,7 +53,9 @@ def test_a_time_in_front_of_the_rules() -> None:
     # The saving is what a cache would count.
     reordered = TEXT.encode(found.better.first), TEXT.encode(found.better.second)
     assert found.better.shared == common(*reordered)
-    assert found.better.saved == found.better.shared - found.shared > 20
+    grown = len(reordered[1]) - found.tokens[1]
+    assert found.better.tokens == len(reordered[1])
+    assert found.better.saved == found.better.shared - found.shared - max(grown, 0) > 20
     assert sorted(found.better.second.split()) == sorted(b.split())
     said = found.describe()
     assert "The time is 1«5»:01" in said
@@ -103,8 +116,126 @@ def test_another_order_loses_nothing_and_saves_what_it_says(a: list[str], b: lis
         for text, parts in ((found.better.first, a), (found.better.second, b)):
             assert sorted("".join(text.split())) == sorted("".join("".join(parts).split()))
         ids = [TEXT.encode(text) for text in (found.better.first, found.better.second)]
-        assert found.better.shared == min(common(*ids), len(ids[1]) - 1) == found.shared + found.better.saved
-        assert found.better.saved > 0
+        assert found.better.shared == min(common(*ids), len(ids[1]) - 1)
+        assert found.better.tokens == len(ids[1])
+        grown = max(len(ids[1]) - found.tokens[1], 0)
+        assert found.better.saved == found.better.shared - found.shared - grown > 0
+
+
+PARTS = [
+    "Rules apply. ",
+    "Today is Monday. ",
+    "Today is Tuesday. ",
+    "It is 09:14.\n",
+    "Id: 7\n",
+    "So be it.",
+    "a",
+]
+PROMPT = st.lists(st.sampled_from([*PARTS, RULES, "<|im_end|>\n"]), max_size=6).map("".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PROMPT, PROMPT, st.sampled_from([1, 2, 4, 8, 16]))
+@example("It is 09:14. Answer shortly. Go.", "It is 09:15. Answer shortly. Go.", 8)
+def test_no_more_is_saved_than_was_lost_or_equal_in_no_whole_page(a: str, b: str, page_size: int) -> None:
+    found = diagnose(a, b, TEXT, page_size)
+    assert found.lost == diagnose(a, b, TEXT).lost, "whatever the page size"
+    assert 0 <= found.shared <= found.position <= found.position + found.lost <= found.tokens[1]
+    if found.better is not None:
+        assert found.better.saved <= found.lost + found.position - found.shared
+        computed = found.tokens[1] - found.shared, found.better.tokens - found.better.shared
+        assert computed[0] - computed[1] >= found.better.saved
+        assert ("more than were lost" in found.describe()) == (found.better.saved > found.lost)
+
+
+@pytest.mark.parametrize("day", ["{} is Monday", "It is 09:1{}"])
+def test_what_is_saved_is_said_to_be_lost(day: str) -> None:
+    a, b = (f"System rules apply. {day.format(one)}. Answer shortly." for one in (4, 5))
+    found = diagnose(a, b, TEXT)
+    assert found.better is not None and 0 < found.better.saved <= found.lost
+    alike = common(TEXT.encode(a)[::-1], TEXT.encode(b)[::-1])  # ". Answer shortly."
+    assert found.lost >= alike > 0
+    said = found.describe()
+    assert f"lost: {found.lost} tokens of B behind that point are in A, too" in said
+    assert f"B would find {found.better.shared} of its {found.better.tokens} tokens then in the cache" in said
+
+
+def test_a_page_that_is_filled_saves_more_than_was_lost_and_this_is_said() -> None:
+    a, b = (f"System rules apply. Today is {day}. Answer shortly." for day in ("Monday", "Tuesday"))
+    found = diagnose(a, b, TEXT, page_size=4)
+    assert found.better is not None and found.better.saved == found.lost + 1
+    assert found.outcome.endswith(
+        "(at least 1 token more than were lost: equal in front, but in no whole page)"
+    )
+    assert "more than were lost" not in diagnose(a, b, TEXT).describe()
+
+
+@pytest.mark.parametrize(
+    ("length", "page_size", "said"),
+    [
+        (18, 1, "B finds all but its last token in the cache; the last is always computed"),
+        (17, 4, "B finds all but its last token in the cache; the last is always computed"),
+        (
+            18,
+            4,
+            "finds 16 of its 18 tokens in the cache, as whole pages are matched and the last token is always",
+        ),
+        (
+            16,
+            4,
+            "finds 12 of its 16 tokens in the cache, as whole pages are matched and the last token is always",
+        ),
+        (
+            3,
+            4,
+            "finds 0 of its 3 tokens in the cache, as whole pages are matched and the last token is always",
+        ),
+        (1, 1, "B finds 0 of its 1 token in the cache, as the last token is always computed"),
+        (0, 1, "B finds 0 of its 0 tokens in the cache"),
+    ],
+)
+def test_of_equal_prompts_whole_pages_are_found(length: int, page_size: int, said: str) -> None:
+    found = diagnose("x" * length, "x" * length, Letters(), page_size)
+    assert found.equal and found.position == length
+    assert found.shared == max(length - 1, 0) // page_size * page_size
+    assert said in found.describe()
+    assert ("all but its last" in found.describe()) == (0 < found.shared == length - 1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict", "loss"),
+    [
+        (
+            "abcd1",
+            "abcd2",
+            "they part at token 4; B finds 4 of its 5 tokens in the cache",
+            "nothing, for no 8",
+        ),
+        (
+            "abcde1",
+            "abcde2",
+            "B finds 4 of its 6 tokens in the cache, as whole pages are matched",
+            "nothing, for",
+        ),
+        (
+            "abcde1",
+            "abcde",
+            "B finds 4 of its 5 tokens in the cache, as the last token is",
+            "for B ends there",
+        ),
+        ("abcde", "abcdef", "B finds 4 of its 6 tokens in the cache, as whole pages are", "for A ends there"),
+        (
+            "abcd",
+            "xbcd",
+            "they part at token 0; B finds 0 of its 4 tokens in the cache",
+            "3 tokens of B behind",
+        ),
+    ],
+)
+def test_why_no_more_is_found_is_said(a: str, b: str, verdict: str, loss: str) -> None:
+    found = diagnose(a, b, Letters(), page_size=4)
+    assert verdict in found.verdict and loss in found.loss
+    assert found.verdict.endswith("in the cache") == (found.position == found.shared)
 
 
 def test_sharing_goes_by_whole_pages() -> None:

@@ -944,17 +944,24 @@ function consultSoon() {
   }, 200);
 }
 
+/** B's tokens: found, equal in front but not found (in no whole page; the last one), lost behind the difference, its own. */
+function partsOf(d) {
+  const total = d.tokens[1], last = d.position === total ? Math.min(d.position - d.shared, 1) : 0;
+  return [[d.shared, FOUND, "found", "found in the cache"],
+    [d.position - d.shared - last, "#c3fae8", "equal, but in no whole page", "equal to A's, but they fill no whole page"],
+    [last, "#868e96", "equal, but the last token", "equal to A's, but the last token is always computed"],
+    [d.lost, "#ff8787", "lost: equal, but behind the difference", "equal to A's, but behind the difference: lost"],
+    [Math.max(total - d.position - d.lost, 0), "#dee2e6", "B's own", "B's own (short runs that are equal are not looked for)"]].filter(([tokens]) => tokens);
+}
+
 function drawDiagnosis(d) {
-  const total = d.tokens[1], other = Math.max(total - d.shared - d.lost, 0);
-  const line = (text) => text.replaceAll("\n", "¶");
-  const parts = [[d.shared, FOUND, "found", "found in the cache"], [d.lost, "#ff8787", "lost: equal, but behind the difference", "equal to A's, but behind the difference: lost"], [other, "#dee2e6", "B's own", "B's own"]];
-  const verdict = d.equal ? "A and B are equal: B finds all but its last token in the cache." : `They part at token ${d.position}: B finds ${d.shared} of its ${plural(total, "token")} in the cache.`;
-  const better = d.better;
-  doctor.result.replaceChildren(h("p.verdict", {}, verdict),
+  const line = (text) => text.replaceAll("\n", "¶"), sentence = (text) => text[0].toUpperCase() + text.slice(1) + ".";
+  const parts = partsOf(d), better = d.better;
+  doctor.result.replaceChildren(h("p.verdict", {}, sentence(d.verdict)),
     tokenBar(parts, d.say), tokenKeys(parts),
     ...(d.equal ? [] : parting("…" + d.before, ...["A", "B"].map((name, k) => [name, d.token[k], d.after[k] && d.after[k] + "…"]))),
-    better ? h("div.cure", {}, h("p", {}, h("b", {}, `Saves ${plural(better.saved, "token")}: `), `move the ${better.parts} that differ behind what is common; B would then find ${better.shared} of ${total}.`), h("p", {}, "Move: ", ...better.moved.slice(0, 4).flatMap((text) => [h("code.moved", {}, line(text.trim()).slice(0, 120)), " "])),
-      h("pre", {}, better.second)) : d.equal ? "" : h("p", {}, d.lost ? `${plural(d.lost, "token")} of B behind that point are in A, too, and are computed again; no other order of its lines or sentences would share more.` : "Nothing behind that point is in both: no other order would share more."));
+    better ? h("div.cure", {}, h("p", {}, h("b", {}, `Saves ${plural(better.saved, "token")}: `), `move the ${better.parts} that differ behind what is common; ${d.outcome}.`), h("p", {}, "Move: ", ...better.moved.slice(0, 4).flatMap((text) => [h("code.moved", {}, line(text.trim()).slice(0, 120)), " "])),
+      h("pre", {}, better.second)) : d.equal ? "" : h("p", {}, `Lost: ${d.loss}; no other order of its lines or sentences was found that would save any.`));
 }
 
 // ---------------------------------------------------------------- quiz

@@ -57,4 +57,5 @@ def consult(page: Page, arguments: Json) -> Json:
         arguments["a"], arguments["b"], _Exact(tokenizer(source), known),
         int(header["start"]["tree"]["page_size"]),
     )  # fmt: skip
-    return {**asdict(found), "equal": found.equal, "say": found.describe()}
+    said = {"verdict": found.verdict, "loss": found.loss, "outcome": found.outcome, "say": found.describe()}
+    return {**asdict(found), "equal": found.equal, **said}
