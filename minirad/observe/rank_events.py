@@ -1,6 +1,7 @@
 """What an engine of several ranks tells: what rank 0 told the others, and whether all agree.
 
-They are told on rank 0 only. No recording of one rank has any.
+They are told on rank 0 only; that a difference was planted there, by who did it. No recording of one rank has
+any.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minirad.observe.event import Event, Headline, ReplayState, Word, expect
-from minirad.observe.events import listed
+from minirad.observe.events import listed, node_name
 from minirad.observe.snapshot import State
 
 MOST_RANKS = 4096
@@ -135,6 +136,27 @@ class RanksDiffered(Event):
     def check(self, state: ReplayState) -> None:
         _check(self.step, self.rank + 1)
         expect(len(self.what) <= LONGEST_TEXT, f"how ranks differ is told in {len(self.what)} characters")
+
+
+@dataclass(frozen=True, slots=True)
+class LockPlanted(Event):
+    """Somebody changed a node's lock_ref by hand, and told no other rank: the next digests must differ."""
+
+    node: int
+    lock_ref: int
+
+    word, headline, colour = Word("plant", "evict"), Headline(90, "evict"), "evict"
+    of_ranks, by_caller = True, "planted differences"
+
+    def describe(self) -> str:
+        return f"lock_ref of {node_name(self.node)} was made {self.lock_ref} by hand, no other rank is told"
+
+    def apply(self, state: ReplayState) -> None:
+        state.nodes[self.node]["lock_ref"] = self.lock_ref
+
+    def check(self, state: ReplayState) -> None:
+        Event.check(self, state)
+        expect(0 <= self.lock_ref < 1 << 31, f"a lock_ref of {self.lock_ref} is planted")
 
 
 def told(

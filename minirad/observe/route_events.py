@@ -33,7 +33,7 @@ def new_worker(worker: int) -> State:
     """What a state says of a worker of which nothing was told yet.
 
     load: requests in flight. Sums: requests that were sent there, and of those that were answered, their
-    prompt tokens and how many of them were cached; regret: of all choices.
+    prompt tokens and how many of them were cached; regret: of all choices, when they were made.
     """
     return {"worker": worker, "where": "", "state": "starting", "why": "", **dict.fromkeys(_SUMS, 0)}
 
@@ -41,6 +41,15 @@ def new_worker(worker: int) -> State:
 def has_routes(state: State) -> bool:
     """Whether a router's workers are in a state."""
     return "workers" in state["tree"]
+
+
+def judged_in_the_end(best: int | None, regret: int | None, found: int) -> tuple[int | None, int | None]:
+    """best and regret of a choice, which the oracle said when the request was sent, now that it is answered:
+    `found` tokens were cached. What the chosen worker got until it began was no loss. None: nobody knew."""
+    if best is None or regret is None:
+        return best, regret
+    best = max(best, found)
+    return best, min(regret, best - found)
 
 
 class _OfRouter:
@@ -110,7 +119,8 @@ class RequestRouted(_OfRouter, Event):
 
     reason: the policy's sentence. matches, loads: of all workers, as the policy saw them: prompt tokens that
     it believed to be there, requests in flight before this one. best: the most tokens that a worker really
-    held; regret: how many more than this worker; both None where nobody knows. tokens: of the prompt.
+    held; regret: how many more than this worker, both at this moment, and None where nobody knows. tokens: of
+    the prompt.
     """
 
     request: str

@@ -16,7 +16,7 @@ from minirad import machine
 from minirad.cache.node import RadixKey
 from minirad.config import EngineConfig
 from minirad.engine import Engine
-from minirad.errors import RanksDiffer
+from minirad.errors import RankLost, RanksDiffer
 from minirad.errors import said as shown
 from minirad.model.llama import LlamaModel
 from minirad.observe import events as ev
@@ -194,6 +194,8 @@ class RankedEngine(RankSteps):
                 break
         self._differ = f"{self.group.place}: {what}"
         self._say(rank_events.RanksDiffered(self._now, rank, what))
+        with contextlib.suppress(RankLost):  # what differs is known, and is what is to be told
+            self._send_frames()
         raise RanksDiffer(self._differ)
 
     # ------------------------------------------------------------ what is asked for

@@ -138,6 +138,9 @@ class Follower(RankSteps):
 
     def _differs(self, parts: list[tuple[Any, str]]) -> None:
         self._differ = "rank 0 says what"
+        if self._sender is not None:
+            self._sender.differ()
+            self._sender = None
         raise RanksDiffer(self._differ)
 
     def _send_frames(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from minirad.errors import said
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def watch(engine: Any) -> list[Recording]:
     """One recording for each other rank, in their order; they grow with each step until `unwatch`.
 
-    Frame n of each is the same step. The engine does not run ahead meanwhile, as with any recorder.
+    Frame n of each is the same step; of one in which ranks differ it is what came before
+    that was found. The engine does not run ahead meanwhile, as with any recorder.
     ValueError for an engine that is not rank 0's of several.
     """
     if not hasattr(engine, "recordings"):
@@ -66,6 +68,12 @@ class Sender:
 
     def close(self) -> None:
         self._recorder.close()
+        self.send()
+
+    def differ(self) -> None:
+        """The frames up to where the ranks differ. Nothing comes behind them."""
+        with contextlib.suppress(Exception):  # in the middle of a step, after who knows what
+            self._recorder.close()
         self.send()
 
 

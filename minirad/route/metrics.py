@@ -38,7 +38,8 @@ class Metrics:
         self.cached = counter("cached_tokens", "Of them those that the worker had, as it says.", "worker")
         self.changes = counter("worker_changes", "New states of a worker.", "worker", "state")
         self.regret = Histogram(
-            "minirad_route_regret_tokens", "Prompt tokens that the best worker held and the chosen one not.",
+            "minirad_route_regret_tokens",
+            "Prompt tokens that the best worker held and the chosen one not, when it was chosen.",
             buckets=REGRETS, registry=registry,
         )  # fmt: skip
         self._state = Gauge(

@@ -1,7 +1,8 @@
 """How good a choice was: against an oracle that knows what every worker really holds.
 
 The regret of a choice is how many prompt tokens more another worker that was alive would have had at that
-moment. It is no reproach: who balances loads, or fills an empty worker, regrets on purpose.
+moment. (What became of it until the request was admitted: `judged_in_the_end` of
+route_events.py.) It is no reproach: who balances loads, or fills an empty worker, regrets on purpose.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ from minirad.observe.route_events import (
     RequestRouted,
     RouteFinished,
     WorkerChanged,
+    judged_in_the_end,
     worker_name,
 )
 from minirad.options import add_engine_options, engine_config
@@ -442,6 +443,9 @@ class Router:
         for route in reversed(self.routes):
             if (route["request"], route["worker"], route["outcome"]) == (job.name, worker.rank, ""):
                 route.update(outcome=outcome, cached=job.cached, why=ended.why)
+                if outcome == "finished":
+                    said = judged_in_the_end(route["best"], route["regret"], cached)
+                    route["best"], route["regret"] = said
                 break
         self._tell(RouteFinished(job.name, worker.rank, cached, asked.prompt_tokens, outcome))
 

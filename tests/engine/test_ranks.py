@@ -366,6 +366,36 @@ def test_a_planted_difference_is_found_in_its_step(pair: RankPair, what: str, sa
     ], "another engine goes on"
 
 
+def test_the_recordings_hold_what_each_rank_had_where_they_differ(pair: RankPair, tmp_path: Path) -> None:
+    """Also of a rank that unlocks the node in that very step; what lies before is as it was."""
+    engine = two(max_running=2)
+    with Recorder(engine, tmp_path / "run.jsonl", keyframe_every=1) as recording:
+        (other,) = watch(engine)
+        engine.add_request([5] * 7, SamplingParams(max_new_tokens=2, ignore_eos=True))
+        engine.add_request([5] * 6 + [9, 9], SamplingParams(max_new_tokens=2, ignore_eos=True))
+        engine.step()
+        node = next(n for n in engine.cache.walk() if n.parent is not None and n.children)
+        assert node.lock_ref == 2
+        node.lock_ref = 3
+        engine.bus.emit(rank_events.LockPlanted(node.id, 3))
+        with pytest.raises(RanksDiffer, match=f"has lock_ref 0 at n{node.id} .*rank 0 has 1"):
+            engine.step()
+    with pytest.raises(RanksDiffer):
+        engine.step()
+    other.save(tmp_path / "run.rank1.jsonl")
+    for name, before, after in (("run.jsonl", 2, 1), ("run.rank1.jsonl", 2, 0)):
+        loaded = Recorder.load(tmp_path / name)
+        loaded.check()
+        assert not loaded.missing and len(loaded) == len(recording) == 2
+        locks = [
+            each["lock_ref"]
+            for index in (0, 1)
+            for each in loaded.state(index)["tree"]["nodes"]
+            if each["id"] == node.id
+        ]
+        assert locks == [before, after] and not loaded.frames[1].events[-1].ends_frame
+
+
 # ---------------------------------------------------------------------- who is lost
 
 

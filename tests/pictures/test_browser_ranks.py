@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,9 +98,18 @@ def test_a_planted_difference_is_seen_and_another_run_begins(tab, pair):
         assert what in tab.inner_text(".banner.refused")
         for side in (0, 1):
             assert tab.evaluate(UNLIKE % side) == [f"n{node}"]
-        assert "did not come" in tab.inner_text(".side1 .own")
+        assert "did not come" not in tab.inner_text(".side1 .own")
+        assert tab.inner_text(".say .more") == "step 6" and "step 6: " in tab.inner_text(".banner.refused")
+        its, own = map(int, re.match(r"rank 1 has lock_ref (\d+) .*, rank 0 has (\d+)$", what).groups())
+        sides = driver.run_now.page.view("step", 6)["sides"]
+        assert [side["nodes"][node]["lock"] for side in sides] == [own, its], "as the sentence says"
+        for side, lock in ((0, own), (1, its)):
+            tab.hover(f".side{side} g.node.unlike")
+            assert f"· lock {lock} ·" in tab.inner_text(".tip")
         tab.locator("body").press("ArrowLeft")
         at(tab, "step 5")
+        sides = driver.run_now.page.view("step", 5)["sides"]
+        assert sides[0]["nodes"][node]["lock"] == sides[1]["nodes"][node]["lock"]
         assert tab.evaluate(UNLIKE % 1) == [] and "digest" in tab.inner_text(".side1 .digest")
         tab.locator("body").press("d")
         at(tab, "step 6")
@@ -116,6 +126,31 @@ def test_a_planted_difference_is_seen_and_another_run_begins(tab, pair):
         view = driver.run_now.page.view("step", asked[-1])
         ((name, text, _),) = view["told"]["requests"]
         assert text.startswith("yours: ") and name in view["sides"][1]["requests"]
+
+
+def test_steps_are_the_engines_after_a_prompt_between_two(tab, pair):
+    driver = Driver(Settings(workload="chat", tp=2), speed=0, paused=True)
+    with leaving(tab, Live(driver)) as server:
+        tab.goto(server.url)
+        at(tab, "step 0")
+        for step in range(1, 4):
+            tab.keyboard.press("ArrowRight")
+            at(tab, f"step {step}")
+        for nth in (4, 5):
+            tab.fill(".sent input", f"What is the capital of France? {nth}")
+            submitted(tab)
+            at(tab, f"step {nth}")  # a position: each prompt has a frame
+            until(tab, "document.querySelector('.say').innerText.includes('waits at rank 0')")
+        tab.evaluate("document.activeElement.blur()")  # keys are no text from here on
+        tab.keyboard.press("End")
+        until(tab, "document.querySelector('.say .more').innerText === 'after step 3'")
+        until(tab, "document.querySelector('.status').innerText === 'paused at step 3'")
+        for step in (4, 5, 6):
+            tab.locator("body").press("ArrowRight")
+            at(tab, f"step {step + 2}")
+            assert tab.inner_text(".say .more") == f"step {step}"
+            until(tab, f"document.querySelector('.status').innerText === 'paused at step {step}'")
+            assert tab.inner_text(".side0 .queue") == tab.inner_text(".side1 .queue")
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

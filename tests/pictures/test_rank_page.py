@@ -115,6 +115,61 @@ def test_between_two_steps_the_others_are_where_they_were(alone):
     assert page.frames()[at + 1]["a"] == 0 and page.frames()[at + 1]["t"] == [0, 0, 0, 0]
 
 
+def with_a_cut(ranks: list[Recording], step: int) -> str:
+    """A prompt comes between two steps: rank 0 has a frame of it, the others hear of it with the next one."""
+    at = 1 + next(i for i, frame in enumerate(ranks[0]) if frame.step == step)
+    late = next(e for frame in ranks[0].frames[at:] for e in frame.events if isinstance(e, ev.RequestAdded))
+    for recording, start in zip(ranks, (at, len(ranks[1])), strict=True):
+        for frame in recording.frames[at - 1 if recording is not ranks[0] else at :]:
+            events = tuple(event for event in frame.events if event != late)
+            recording.frames[frame.index] = dataclasses.replace(frame, events=events)
+        recording.frames[start:] = [
+            dataclasses.replace(frame, index=frame.index + 1) for frame in recording.frames[start:]
+        ]
+    ranks[0].frames.insert(at, Frame(at, step, (late,)))
+    first = next(frame for frame in ranks[1] if frame.step == step + 1)
+    ranks[1].frames[first.index] = dataclasses.replace(first, events=(late, *first.events))
+    return late.request
+
+
+def test_steps_are_the_engines_where_frames_were_cut_off_between_two(alone):
+    ranks = as_ranks(alone)
+    step = 5
+    name = with_a_cut(ranks, step)
+    page = shown(ranks).page
+    index = next(i for i, row in enumerate(page.frames(), start=1) if row["s"] == step)
+    titles = [page.view("step", at)["title"] for at in (0, index, index + 1, index + 2)]
+    assert titles == ["the start", "step 5", "after step 5", "step 6"]
+    assert [row["s"] for row in page.frames()[index - 1 : index + 2]] == [5, 5, 6]
+    requests = page.requests()
+    assert requests[f"0 {name}"]["admitted"] == requests[f"1 {name}"]["admitted"] + 1, "by frames"
+    for number in (0, 1):
+        mine, totals = requests[f"{number} {name}"], page.view("step", len(page))["totals"][number]
+        assert mine["came"] == step and mine["began"] == requests[f"0 {name}"]["began"] >= step
+        assert totals["steps"] == ranks[1].frames[-1].step
+    for at in range(index + 2, len(page) + 1):
+        first, second = page.view("step", at)["totals"]
+        assert first == second
+    assert [each["steps"] for each in page.view("step", index + 1)["totals"]] == [5, 5]
+
+
+def test_a_step_in_which_ranks_differ_is_shown_of_all_that_told_it(alone):
+    """As the engine leaves it: no rank came to that step's end."""
+    ranks = as_ranks(alone, differ=12)
+    for recording in ranks:
+        last = recording.frames[-1]
+        recording.frames[-1] = dataclasses.replace(last, step=11, events=last.events[:-1])
+    page = shown(ranks).page
+    view = page.view("step", len(page))
+    assert view["at"] == [12, 12] and view["title"] == "step 12" and view["unlike"][0][0] == 1
+    assert [side["i"] for side in view["sides"]] == [len(each) for each in ranks]
+    before = page.view("step", len(page) - 1)
+    assert before["at"] == [11, 11] and before["title"] == "step 11" and before["unlike"] == []
+    assert [side["i"] for side in before["sides"]] == [len(each) - 1 for each in ranks]
+    ranks[1].frames.pop()  # a recording of before: rank 0 alone told of that step
+    assert shown(ranks).page.view("step", len(page))["at"] == [12, 11]
+
+
 def test_what_was_sent_is_listed_and_summed(pair):
     page, frames = pair.page, pair.page.frames()
     first = next(i for i, frame in enumerate(frames, start=1) if frame["t"][0])

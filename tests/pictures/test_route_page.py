@@ -162,10 +162,13 @@ def test_each_request_says_what_the_router_saw(page):
     assert [row["id"] for row in last[:3]] == ["R24", "R23", "R22"]
     routed = [e for f in page.trace.recording.frames for e in f.events if isinstance(e, RequestRouted)]
     for row, event in zip(last, reversed(routed), strict=False):
-        told = (row["worker"], row["reason"], row["matches"], row["loads"], row["best"], row["regret"])
-        assert told == (
-            event.worker, event.reason, list(event.matches), list(event.loads), event.best, event.regret
-        )  # fmt: skip
+        told = (row["worker"], row["reason"], row["matches"], row["loads"])
+        assert told == (event.worker, event.reason, list(event.matches), list(event.loads))
+        assert row["best"] >= event.best and row["regret"] <= event.regret
+        if row["outcome"] != "finished":
+            assert (row["best"], row["regret"]) == (event.best, event.regret)
+        elif event.best >= row["cached"]:
+            assert row["best"] == event.best
         assert max(row["matches"]) <= row["tokens"] and len(row["loads"]) == 4
 
 
@@ -215,6 +218,7 @@ def counted(events):
         mine = {(event.request, event.worker) for event in routed if event.policy == policy}
         ends = [e for e in events if isinstance(e, RouteFinished) and (e.request, e.worker) in mine]
         done = [event for event in ends if event.outcome == "finished"]
+        got = {(event.request, event.worker): event.cached for event in done}
         computed = {}
         for event in done:
             computed[event.worker] = computed.get(event.worker, 0) + event.tokens - event.cached
@@ -222,7 +226,11 @@ def counted(events):
         found[policy] = {
             "policy": policy, "requests": len(mine), "tokens": sum(e.tokens for e in done),
             "cached": sum(e.cached for e in done), "failed": len(ends) - len(done),
-            "regret": sum(event.regret for event in routed if event.policy == policy),
+            "regret": sum(
+                min(event.regret, max(event.best - got.get((event.request, event.worker), 0), 0))
+                for event in routed
+                if event.policy == policy
+            ),
             "balance": round(max(computed.values()) * workers / total, 3) if total else None,
         }  # fmt: skip
     return found
@@ -275,6 +283,33 @@ def test_a_stream_without_a_router_has_none_of_it():
     page = FleetPage(Trace(flight.recording, ids_as_text))
     assert page.meta()["fleet"]["routed"] is False
     assert "routes" not in page.view("step", len(page.trace)) and len(page.trace) > 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "found", "outcome", "best", "regret"),
+    [
+        ((141, 130), 151, "finished", 151, 0),  # it came between the sending and the admission
+        ((141, 130), 50, "finished", 141, 91),
+        ((141, 130), 11, "finished", 141, 130),
+        ((152, 0), 151, "finished", 152, 0),  # the last token is always computed
+        ((141, 130), 0, "failed", 141, 130),
+        ((None, None), 151, "finished", None, None),
+    ],
+)
+def test_what_the_chosen_worker_found_is_not_regretted(sent, found, outcome, best, regret):
+    """The oracle looks when a request is sent; when it is admitted, its worker may hold more than any did."""
+    fleet = Fleet(workers=2)
+    fleet.note(RequestRouted("R1", 1, "round-robin", "its turn", (0, 11), (0, 3), *sent, 152))
+    fleet.flight.tick(fleet.now + 1)
+    before = len(fleet.flight.recording)
+    fleet.note(RouteFinished("R1", 1, found, 152, outcome))
+    fleet.flight.tick(fleet.now + 2)
+    page = FleetPage(Trace(fleet.flight.recording, ids_as_text))
+    for index, wanted in ((before, sent), (len(page.trace), (best, regret)), (before, sent)):
+        routes = page.view("step", index)["routes"]
+        assert (routes["last"][0]["best"], routes["last"][0]["regret"]) == wanted
+        assert routes["sums"][0]["regret"] == wanted[1]
+    fleet.flight.recording.check()  # what was told, and recorded before, stays as it was
 
 
 def test_an_oracle_that_knows_nothing_is_no_regret_of_zero():

@@ -219,6 +219,26 @@ def test_what_ranks_tell(held: list[Any], sentence: str, make_engine: MakeEngine
         check_state({**told, "ranks": {**told["ranks"], "more": 1}})
 
 
+def test_a_planted_lock_is_told_to_the_recording(make_engine: MakeEngine) -> None:
+    held = ["LockPlanted", 1, 2]
+    event = parse_event(held)
+    assert event.describe() == "lock_ref of n1 was made 2 by hand, no other rank is told"
+    assert json.loads(json.dumps(event_fields(event))) == held and type(event).of_ranks
+    engine = make_engine()
+    engine.generate([[5, 6, 7]])
+    state = ReplayState(engine.snapshot())
+    event.check(state)
+    event.apply(state)
+    assert state.nodes[1]["lock_ref"] == 2
+    for wrong, said in (
+        (ranks.LockPlanted(99, 1), "no node 99|n99"),
+        (ranks.LockPlanted(1, -1), "a lock_ref of -1"),
+        (ranks.LockPlanted(1, 1 << 31), "a lock_ref of 2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            wrong.check(state)
+
+
 def test_a_stranger_cannot_have_no_ranks(make_engine: MakeEngine) -> None:
     state = ReplayState(make_engine().snapshot())
     for event in (

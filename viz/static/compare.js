@@ -37,7 +37,7 @@ function drawHits() {
 function drawWaits() {
   const [w, height] = size(el.waits), top = 12, bottom = height - 14, both = [requestsOf(0), requestsOf(1)];
   const ids = [...new Set(both.flatMap((known) => Object.values(known).filter((r) => !r.sample && r.added < state.i).map((r) => r.id)))].sort((a, b) => order(a) - order(b)).slice(-Math.max(8, Math.floor(w / 9)));
-  const wait = (number, id) => { const r = both[number][id]; return r && r.added < state.view.totals[number].steps ? waitOf(number, r) : 0; };
+  const wait = (number, id) => { const r = both[number][id]; return r && r.came < state.view.totals[number].steps ? waitOf(number, r) : 0; };
   const most = Math.max(4, ...ids.flatMap((id) => [wait(0, id), wait(1, id)]));
   const slot = (w - 4) / Math.max(ids.length, 12), y = (v) => bottom - (v / most) * (bottom - top);
   const groups = ids.map((id, k) => {

@@ -21,7 +21,7 @@ export function makeRoutes(page) {
   el.table = h("table");
   el.list = h("div.routelist", {}, el.table);
   el.keys = h("div.keys", {}, h("span.key", {}, h("i", { style: { background: "#51cf66" } }), "match: how much of the prompt the router expects there"),
-    h("span.key", {}, h("i", { style: { background: "#ffa94d" } }), "load: requests in flight"), h("span.key.limitkey", {}, h("i"), "threshold"), h("span", {}, "best: what the best worker really had"));
+    h("span.key", {}, h("i", { style: { background: "#ffa94d" } }), "load: requests in flight"), h("span.key.limitkey", {}, h("i"), "threshold"), h("span", {}, "best: what the best worker really had when the request was sent, or the chosen one when it began"));
   el.card = h("section.card.routes", {}, h("h2", {}, "Where requests went", el.tools), el.routesText, el.list, el.keys);
   el.sums = h("table");
   el.sumsText = h("small");
@@ -55,7 +55,7 @@ export function makeRoutes(page) {
       return h("tr", { "data-request": r.id, title: `${r.policy}: ${r.reason}`, onpointerenter: () => tell(r), onpointerleave: () => tell(last[0]) },
         h("th", {}, r.id), h("td.to", {}, workers[r.worker]?.name ?? String(r.worker)), ...workers.map((_, k) => workerCell(r, k, mostLoad)),
         h("td.n" + (["", "finished"].includes(r.outcome) ? "" : ".bad"), { title: OUTCOMES[r.outcome] ?? r.outcome }, found),
-        h("td.n", { title: "prompt tokens that the best worker really had" }, known(r.best)), h("td.n" + (r.regret > 0 ? ".bad" : ""), { title: "how many of them the chosen one had not" }, known(r.regret)));
+        h("td.n", { title: "prompt tokens that the best worker really had when it was sent; of an answered one at least what was found" }, known(r.best)), h("td.n" + (r.regret > 0 ? ".bad" : ""), { title: "how many of them the chosen one had not when it was sent, and did not find when it began either" }, known(r.regret)));
     }));
     drawTools();
   }
@@ -73,7 +73,7 @@ export function makeRoutes(page) {
 
   function drawSums() {
     const { sums } = routes(), heads = ["policy", "requests", "hit rate", "balance", "regret", "no answer"];
-    const titles = ["", "", "prompt tokens that the workers found in their trees", "the most loaded worker's share of prompt tokens to compute, over the mean: 1.00 is even", "prompt tokens that another worker had, all requests together", "tries without a whole answer: the worker died or was full (then the request went elsewhere), or its client left"];
+    const titles = ["", "", "prompt tokens that the workers found in their trees", "the most loaded worker's share of prompt tokens to compute, over the mean: 1.00 is even", "prompt tokens that another worker had when a request was sent, and the chosen one not, nor found when it began; all requests together", "tries without a whole answer: the worker died or was full (then the request went elsewhere), or its client left"];
     if (!el.sums.isConnected) el.sumsHost.replaceChildren(el.sums);
     el.sums.replaceChildren(h("tr", {}, ...heads.map((head, k) => h("th" + (k ? ".n" : ""), { title: titles[k] }, head))), ...sums.map((sum) =>
       h("tr" + (sum.policy === routes().policy ? ".picked" : ""), {}, h("th", {}, sum.policy), h("td.n", {}, many(sum.requests)), h("td.n", {}, percent(sum.cached, sum.tokens)),

@@ -64,6 +64,8 @@ function buildTransport() {
 
 const projector = () => document.body.classList.toggle("projector");
 export const last = () => source.frames.length;
+/** The engine's step at the end: not every frame is one, some were cut off between two. */
+const lastStep = () => source.frames.at(-1)?.s ?? source.meta?.start ?? 0;
 
 // ---------------------------------------------------------------- going somewhere
 
@@ -225,10 +227,10 @@ export function requestsOf(number) {
   return found;
 }
 
-/** Steps from a request's arrival to its first admission, or up to what is shown. */
+/** The engine's steps from a request's arrival to its first admission, or up to what is shown. */
 export function waitOf(number, r) {
   const now = state.view.totals[number].steps;
-  return Math.min(r.hit !== null ? r.admitted : now, now) - r.added;
+  return Math.min(r.began ?? now, now) - r.came;
 }
 
 function drawHeader() {
@@ -240,8 +242,8 @@ function drawHeader() {
 
 function drawStatus() {
   const { error, playing, idle, drivable, notices } = source.status;
-  el.statusText.textContent = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !error && source.run === "" ? own.words.start : !drivable ? `recording of ${plural(last(), "step")}`
-    : idle ? own.words.done : playing ? own.words.running : `paused at step ${last()}`;
+  el.statusText.textContent = error ? "engine stopped" : source.lost ? "connection lost, trying again" : !error && source.run === "" ? own.words.start : !drivable ? `recording of ${plural(lastStep() - (source.meta?.start ?? 0), "step")}`
+    : idle ? own.words.done : playing ? own.words.running : `paused at step ${lastStep()}`;
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
   el.banner.textContent = `${own.words.stopped}: ${error}. What it did until then can still be looked at.`;

@@ -12,7 +12,13 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from minirad.observe.event import Event
-from minirad.observe.route_events import RequestRouted, RouteFinished, WorkerChanged, worker_name
+from minirad.observe.route_events import (
+    RequestRouted,
+    RouteFinished,
+    WorkerChanged,
+    judged_in_the_end,
+    worker_name,
+)
 from minirad.observe.snapshot import State
 
 MOST = 1e12  # that a threshold may be, in a file from a stranger
@@ -62,7 +68,8 @@ class PolicySum(NamedTuple):
     """What came of a policy's choices. routed: requests, tries at another worker included.
 
     tokens, cached: of those that were answered. failed: those that were not. regret, judged: of the choices
-    of which an oracle knew all trees. computed: by worker, prompt tokens that it had to compute.
+    of which an oracle knew all trees, less what was found after all. computed: by worker, prompt tokens that
+    it had to compute.
     """
 
     routed: int = 0
@@ -91,7 +98,7 @@ class Followed:
     def __init__(self, start: State, limits: Limits | None = None) -> None:
         self.limits = limits
         self._alive = {row["worker"]: row["state"] in ALIVE for row in start["tree"].get("workers", ())}
-        self._sent: dict[tuple[str, int], tuple[str, float | None]] = {}  # by whom, and the limit of loads
+        self._sent: dict[tuple[str, int], tuple[RequestRouted, float | None]] = {}  # and the limit of loads
 
     def take(self, events: Iterable[Event]) -> None:
         """Follows on; each event once, in their order."""
@@ -99,7 +106,7 @@ class Followed:
             if isinstance(event, WorkerChanged):
                 self._alive[event.worker] = event.state in ALIVE
             elif isinstance(event, RequestRouted):
-                self._sent[event.request, event.worker] = event.policy, self._load_limit(event)
+                self._sent[event.request, event.worker] = event, self._load_limit(event)
 
     def _load_limit(self, event: RequestRouted) -> float | None:
         if self.limits is None or event.policy not in WITH_THRESHOLDS:
@@ -108,7 +115,8 @@ class Followed:
 
     def load_limit(self, request: str, worker: int) -> float | None:
         """With more requests in flight than this the workers were out of balance when it was sent."""
-        return self._sent.get((request, worker), ("", None))[1]
+        sent = self._sent.get((request, worker))
+        return None if sent is None else sent[1]
 
     def sums(self, sums: Sums, events: Iterable[Event]) -> Sums:
         """The sums after these events, which were followed; `sums` are those before, and stay as they are.
@@ -119,9 +127,10 @@ class Followed:
             if isinstance(event, RequestRouted):
                 sums = {**sums, event.policy: _routed(sums.get(event.policy, PolicySum()), event)}
             elif isinstance(event, RouteFinished):
-                policy = self._sent.get((event.request, event.worker), ("", None))[0]
-                if policy:
-                    sums = {**sums, policy: _finished(sums.get(policy, PolicySum()), event)}
+                sent = self._sent.get((event.request, event.worker))
+                if sent is not None:
+                    policy = sent[0].policy
+                    sums = {**sums, policy: _finished(sums.get(policy, PolicySum()), sent[0], event)}
         return sums
 
 
@@ -132,12 +141,14 @@ def _routed(was: PolicySum, event: RequestRouted) -> PolicySum:
     )  # fmt: skip
 
 
-def _finished(was: PolicySum, event: RouteFinished) -> PolicySum:
+def _finished(was: PolicySum, sent: RequestRouted, event: RouteFinished) -> PolicySum:
     if event.outcome != "finished":
         return was._replace(failed=was.failed + 1)
     computed = Counter(dict(enumerate(was.computed)))
     computed[event.worker] += event.tokens - event.cached
+    _, regret = judged_in_the_end(sent.best, sent.regret, event.cached)
     return was._replace(
         tokens=was.tokens + event.tokens, cached=was.cached + event.cached,
+        regret=was.regret - (sent.regret or 0) + (regret or 0),
         computed=tuple(computed[worker] for worker in range(max(computed) + 1)),
     )  # fmt: skip

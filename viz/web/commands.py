@@ -14,6 +14,7 @@ from typing import Any
 
 from minirad import workloads
 from minirad.config import EngineConfig, SamplingParams
+from minirad.observe.rank_events import LockPlanted
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from viz.fork import evict_by_hand, forked_config, require_here, unmasked
@@ -202,6 +203,7 @@ def _plant(session: Session, arguments: Json) -> Json:
         raise ValueError("no node is in the tree yet: take a step first")
     node = max(nodes, key=lambda each: (each.lock_ref > 0, each.last_access, each.id))
     node.lock_ref += 1
+    run.engine.bus.emit(LockPlanted(node.id, node.lock_ref))  # a picture is of what a rank holds
     return {"node": node.id, "lock_ref": node.lock_ref}
 
 

@@ -110,7 +110,8 @@ class PairPage(SidesPage):
         for at in range(max(stop - start, 0)):
             sides = [column[at] if at < len(column) else None for column in columns]
             marks = sorted({mark for side in sides if side for mark in side["m"]})
-            rows.append({"s": start + at + 1, "m": marks, "e": 0, "c": 0, "sides": sides})
+            step = max(side["s"] for side in sides if side)
+            rows.append({"s": step, "m": marks, "e": 0, "c": 0, "sides": sides})
         return rows
 
     def together(self, index: int, totals: Sequence[Totals]) -> Json:

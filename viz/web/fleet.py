@@ -15,7 +15,7 @@ from typing import Any
 
 from minirad.observe import fleet_events as fe
 from minirad.observe.event import Event
-from minirad.observe.route_events import WorkerChanged, has_routes, worker_name
+from minirad.observe.route_events import WorkerChanged, has_routes, judged_in_the_end, worker_name
 from minirad.observe.snapshot import State
 from viz.draw import fleet as cards
 from viz.draw import tree
@@ -181,9 +181,14 @@ class FleetPage(Page):
 
     def _route(self, row: State) -> Json:
         limits = self._routing.limits if row["policy"] in routes.WITH_THRESHOLDS else None
-        names = ("worker", "matches", "loads", "best", "regret", "tokens", "outcome", "cached")
+        names = ("worker", "matches", "loads", "tokens", "outcome", "cached")
+        best, regret = row["best"], row["regret"]
+        if row["outcome"] == "finished":
+            best, regret = judged_in_the_end(best, regret, row["cached"])
         return {
             **{name: row[name] for name in names},
+            "best": best,
+            "regret": regret,
             "id": short(str(row["request"]), 40),
             "policy": short(str(row["policy"]), 40),
             "reason": short(str(row["reason"]), _SENTENCE),

@@ -183,8 +183,25 @@ class RanksPage(SidesPage):
     def place(self, number: int, index: int) -> int:
         if number == 0 or index == 0:
             return index
-        step = self._recordings[0].frames[index - 1].step
-        return bisect_right(self._recordings[number].frames, step, key=lambda frame: frame.step)
+        step, other = self._recordings[0].frames[index - 1].step, self._recordings[number]
+        at = bisect_right(other.frames, step, key=lambda frame: frame.step)
+        if at == len(other) and at and not _ends_step(other, at) and not self._is_end(index):
+            return at - 1
+        return at
+
+    def _is_end(self, index: int) -> bool:
+        """Rank 0's last frame, of what came behind its last step: of the others, too."""
+        first = self._recordings[0]
+        if not self.over or index < len(first) or _ends_step(first, index):
+            return False
+        return bool(self._heard(index - 1).differed) or not self.broken
+
+    def title(self, index: int, totals: Sequence[Totals]) -> str:
+        first, differed = self._recordings[0], self._heard(index - 1).differed
+        if differed:
+            return f"step {differed[0].step}"
+        step = first.frames[index - 1].step
+        return f"step {step}" if _ends_step(first, index) else f"after step {step}"
 
     def done(self, number: int, index: int) -> bool:
         return False
@@ -224,10 +241,11 @@ class RanksPage(SidesPage):
         }
 
     def _step_of(self, number: int, index: int, said: Said) -> int:
-        """The step that a rank is shown after. Of one in which ranks differ rank 0 alone tells."""
-        if number == 0 and said.differed:
-            return said.differed[0].step
+        """The step that a rank is shown after, or (where ranks differ) in: old recordings have rank 0 alone
+        in that step."""
         place, recording = self.place(number, index), self._recordings[number]
+        if said.differed and (number == 0 or (place and not _ends_step(recording, place))):
+            return said.differed[0].step
         return recording.frames[place - 1].step if place else int(recording.header["start"]["step"])
 
     def _told(self, said: Said) -> Json:

@@ -19,7 +19,8 @@ Json = dict[str, Any]
 class Totals:
     """One engine up to a frame. Waits are steps from arrival to first admission, or up to now.
 
-    prompt, cached: tokens, at first admissions. worst_id: the request that waited longest.
+    prompt, cached: tokens, at first admissions. worst_id: the request that waited longest. steps: of the
+    engine.
     """
 
     prompt: int
@@ -68,15 +69,40 @@ class SidesPage:
 
     def meta(self, title: str = "", note: str = "") -> Json:
         """What does not change during a run."""
-        return {**self.pages[0].meta(title, note), "names": list(self.names), "refused": self.refused}
+        first = self.pages[0]
+        return {
+            **first.meta(title, note), "names": list(self.names), "refused": self.refused,
+            "start": int(first.trace.recording.header["start"]["step"]),
+        }  # fmt: skip
 
     def requests(self, since: int = 0) -> dict[str, Json]:
-        """Requests of all sides, as "0 R1" and "1 R1"."""
+        """Requests of all sides, as "0 R1" and "1 R1".
+
+        Of each also the steps that were taken before it came, and before it was first admitted.
+        """
         return {
-            f"{side} {name}": request
+            f"{side} {name}": {**request, **self._steps_of(side, request)}
             for side, page in enumerate(self.pages)
             for name, request in page.requests(since).items()
         }
+
+    def _steps_of(self, number: int, request: Json) -> Json:
+        began = request.get("admitted")
+        return {
+            "came": self.steps(number, request["added"]),
+            **({} if began is None else {"began": self.steps(number, began)}),
+        }
+
+    def steps(self, number: int, place: int) -> int:
+        """Steps that one side's engine has taken up to a position of its page: a frame that was cut off
+        between two steps is none."""
+        recording = self.pages[number].trace.recording
+        start = int(recording.header["start"]["step"])
+        return recording.frames[place - 1].step - start if place > 0 else 0
+
+    def title(self, index: int, totals: Sequence[Totals]) -> str:
+        """What position `index` is called, if it is not the start."""
+        return f"step {max(each.steps for each in totals)}"
 
     def frames(self, start: int = 0) -> list[Json]:
         """One record per step from `start` on."""
@@ -99,7 +125,7 @@ class SidesPage:
             "g": "step",
             "i": index,
             "frame": index - 1,
-            "title": f"step {index}" if index else "the start",
+            "title": self.title(index, totals) if index else "the start",
             "sides": [
                 page.view("step", at, opened, height) for page, at in zip(self.pages, places, strict=True)
             ],
@@ -116,14 +142,18 @@ class SidesPage:
         page, frame = self.pages[number], self.place(number, index) - 1
         known = [r for r in page.requests().values() if r["added"] <= frame and not r["sample"]]
         admitted = [r for r in known if r["hit"] is not None and r["admitted"] <= frame]
-        waits = [(min(r.get("admitted", frame + 1), frame + 1) - r["added"], r["id"]) for r in known]
+        steps, now = [self._steps_of(number, r) for r in known], self.steps(number, frame + 1)
+        waits = [
+            (min(each.get("began", now), now) - each["came"], r["id"])
+            for each, r in zip(steps, known, strict=True)
+        ]
         longest, which = max(waits, key=lambda wait: wait[0], default=(0, ""))
         mean = round(sum(wait for wait, _ in waits) / max(len(waits), 1), 1)
         evicted, retracted = self._counted(number, frame)
         return Totals(
             sum(r["prompt"] for r in admitted), sum(r["hit"] for r in admitted), len(known),
             sum(r["end"] is not None and r["end"] <= frame for r in known),
-            mean, longest, which, evicted, retracted, frame + 1, self.done(number, index),
+            mean, longest, which, evicted, retracted, now, self.done(number, index),
         )  # fmt: skip
 
     def _counted(self, number: int, frame: int) -> tuple[int, int]:
