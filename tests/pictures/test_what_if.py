@@ -7,7 +7,7 @@ import pytest
 
 from minirad import SamplingParams
 from viz.fork import evict_by_hand
-from viz.what_if import Found, what_if
+from viz.view.what_if import Found, what_if
 
 TIERS = ({}, {"host_kv_tokens": 400}, {"host_kv_tokens": 400, "host_write": "write_back"})
 

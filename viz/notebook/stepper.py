@@ -47,7 +47,7 @@ from viz.notebook.panels import Ledger, event_text, payload
 from viz.notebook.reasons import Why
 from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, summary
 from viz.view.quiz import Question, question_for, why
-from viz.what_if import what_if
+from viz.view.what_if import what_if
 
 STATIC = Path(__file__).parents[1] / "static"
 ANIMATION = 350  # milliseconds

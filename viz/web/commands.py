@@ -19,11 +19,11 @@ from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from viz.fork import evict_by_hand, forked_config, require_here, unmasked
 from viz.view.text import asked_text
+from viz.view.what_if import what_if
 from viz.web.compare import Pair, Shown
 from viz.web.page import Page
 from viz.web.runs import Run
 from viz.web.settings import Settings
-from viz.what_if import what_if
 
 Json = dict[str, Any]
 NEW_TOKENS = 24  # of a prompt typed on the page
