@@ -125,7 +125,7 @@ class Diagnosis:
             return f"{_tokens(self.lost)} of B behind that point {are} in A, too, but must be computed again"
         if self.position in self.tokens:
             return f"nothing, for {'B' if self.position == self.tokens[1] else 'A'} ends there"
-        return f"nothing, for no {GRAM} tokens in a row behind that point are in A, too"
+        return f"nothing, for no {GRAM} tokens in a row behind that point are in A behind it, too"
 
     @property
     def outcome(self) -> str:

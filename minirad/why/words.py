@@ -87,7 +87,7 @@ class Words:
             "host": lambda: (
                 f"in host memory only, and not loaded back{_because(loss, clock)}"
                 if answer.name
-                else "in host memory only: they are loaded back if there is room"
+                else "in host memory only: they are loaded back if there is room, and if they are enough"
             ),
             "hole": lambda: f"on {_media(loss)}, but what is before them is not",
             "namespace": lambda: (

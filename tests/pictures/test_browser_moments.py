@@ -8,9 +8,11 @@ from contextlib import contextmanager
 import pytest
 from browsers import SEEK, at, browser, leaving, open_at, run_to_its_end, tab, until
 
+from minirad import Engine, EngineConfig, SamplingParams
 from minirad.fleet.endpoints import free_ports
+from minirad.observe.recorder import Recorder
 from viz import live
-from viz.live import Driver, Live, Settings
+from viz.live import Driver, Live, Replay, Settings
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 __all__ = ["browser", "tab"]  # fixtures
@@ -21,6 +23,7 @@ SLOW = """([failing, delay]) => {
     const real = window.real ??= window.fetch;
     window.fetch = (where, ...more) => {
         if (!String(where).startsWith(failing ? 'view' : 'do/')) return real(where, ...more);
+        window.asked = (window.asked ?? 0) + 1;
         if (failing && !delay) return Promise.reject(new Error('no picture'));
         return new Promise((done) => setTimeout(done, delay)).then(() => real(where, ...more));
     };
@@ -95,13 +98,18 @@ def test_a_picture_that_fails_or_is_late_never_starts_the_engine(tab, compare, d
 
 
 def test_the_last_picture_is_asked_for_again(tab):
-    """Nothing newer comes when a run is over."""
+    """Nothing newer comes when a run is over. And not oftener for each of the frames that came meanwhile."""
     with paused_at(tab, 3, workload="chat") as driver:
         tab.evaluate(SLOW, [True, 0])
-        driver.command("step", {}).result(60)
+        for _ in range(9):
+            driver.command("step", {}).result(60)
+            tab.wait_for_timeout(50)
         until(tab, f"{SAID}.includes('the server does not answer')")
+        before = tab.evaluate("window.asked")
+        tab.wait_for_timeout(1500)
+        assert tab.evaluate("window.asked") <= before + 3
         tab.evaluate(SLOW, [False, 0])
-        at(tab, "step 4")
+        at(tab, "step 12")
 
 
 def test_a_fork_is_from_the_step_that_its_button_names(tab):
@@ -245,10 +253,40 @@ def test_a_page_that_is_loaded_again_goes_on_where_it_was(tab, compare):
         tab.keyboard.press("ArrowLeft")
         until(tab, "document.querySelector('.status').innerText.includes('paused')")
         before = tab.evaluate("document.body.dataset.position")
-        until(tab, f"location.hash === '#{before.replace(' ', '=')}'")
+        until(tab, f"location.hash === '#{before.replace(' ', '=')}' && !history.state.follow")
         tab.reload()
         at(tab, before)
         assert title(tab) == PLAY and not driver.playing
+
+
+@pytest.mark.parametrize("compare", [None, "lru,lfu"])
+def test_the_browsers_back_leads_back(tab, compare):
+    """To a position; and to where a page followed, which is the present."""
+    with paused_at(tab, 9, workload="chat", compare=compare):
+        until(tab, "location.hash === '#step=9' && history.state.follow")
+        for step in (5, 3):
+            tab.evaluate(f"location.hash = '#step={step}'")
+            at(tab, f"step {step}")
+            until(tab, f"location.hash === '#step={step}' && history.state?.follow === false")
+        for step in (5, 9):
+            tab.go_back()
+            at(tab, f"step {step}")
+            until(tab, f"location.hash === '#step={step}'")
+
+
+def test_waits_are_counted_where_a_recording_begins_in_the_middle(tab):
+    engine = Engine(EngineConfig(kv_tokens=400, max_running=1))
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+    engine.generate(["Once"], params)
+    for text in ("one", "two"):
+        engine.add_request(text, params)
+    recorder = Recorder(engine)
+    engine.add_request("three", params)
+    while engine.has_work:
+        engine.step()
+    with leaving(tab, Live(Driver(Settings(), 0, replay=Replay(recorder, "later")))) as server:
+        open_at(tab, server.url, "step 4")
+        assert tab.locator(".lane.waits .hitbar").first.get_attribute("title").startswith("waits for 4 steps")
 
 
 def test_what_is_done_by_hand_is_no_step(tab):

@@ -600,7 +600,7 @@ def test_nobody_is_asked_to_send_before_all_workers_are_there(doubles, monkeypat
     with Live(source):
         wait(lambda: all(worker.alive for worker in router.workers))
         told = source.status()
-        assert told["serving"]["example"] == "" and "are starting" in told["serving"]["text"]
+        assert told["serving"]["example"] == "" and "2 of its 2 workers are" in told["serving"]["text"]
         assert told["route"]["ready"] and told["route"]["sending"]
         source.command("send", {}).result(30)
         wait(lambda: source.status()["serving"]["example"])

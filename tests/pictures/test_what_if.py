@@ -33,6 +33,21 @@ def test_a_request_gets_what_was_said(make_engine, page, tier) -> None:
     assert what_if(engine, []) == Found(0, 0)
 
 
+def test_a_tree_that_finds_in_its_own_way_is_asked_itself(make_engine) -> None:
+    """It has no tiers: what it does not give is not loaded back either."""
+    engine = make_engine(kv_tokens=200)
+    engine.generate([list(range(5, 15))], SamplingParams(max_new_tokens=1))
+    find = engine.cache.find
+
+    def half(key, found=None):
+        whole = find(key, found)
+        whole.length //= 2
+        return whole
+
+    engine.cache.find, engine.cache.peek = half, lambda key: half(key).length
+    assert what_if(engine, list(range(5, 15))) == Found(engine.peek(list(range(5, 15))), 0)
+
+
 def test_what_is_too_little_is_not_loaded_back(make_engine) -> None:
     engine = make_engine(kv_tokens=200, host_kv_tokens=400, load_back_threshold=9)
     engine.generate([list(range(5, 15))], SamplingParams(max_new_tokens=1))

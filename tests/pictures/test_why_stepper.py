@@ -112,6 +112,20 @@ def test_it_grows_with_the_run(make_engine) -> None:
     assert tour.fork() and str(tour.why("R1"))  # a fork has a memory of its own
 
 
+def test_what_would_be_loaded_back_is_told_beside_the_reason(make_engine) -> None:
+    tour = Stepper(make_engine(kv_tokens=200, host_kv_tokens=400, load_back_threshold=1))
+    tour.submit("3 4 5 6 7 8 9 10")
+    tour.run()
+    tour.engine.cache_manager.wait_for_copies()
+    tour.evict(200)
+    output = tour.display()
+    output.received({"do": "type", "value": "3 4 5 6 99"})
+    driving = json.loads(output.model.controls)["engine"]
+    assert driving["hits"] == "0 of 5 tokens would hit, 4 more would be loaded back from the host"
+    assert "in host memory only: they are loaded back if there is room" in driving["because"]
+    assert tour.what_if("3 4 5 6 99") == (4, 5)
+
+
 def test_the_prompt_in_the_box_has_its_reason(tour: Stepper) -> None:
     output = tour.display()
     output.received({"do": "type", "value": "3 4 5 6 99"})

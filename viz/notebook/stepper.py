@@ -47,7 +47,7 @@ from viz.notebook.panels import Ledger, event_text, payload
 from viz.notebook.reasons import Why
 from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, summary
 from viz.view.quiz import Question, question_for, why
-from viz.view.what_if import what_if
+from viz.view.what_if import Found, what_if
 
 STATIC = Path(__file__).parents[1] / "static"
 ANIMATION = 350  # milliseconds
@@ -414,11 +414,14 @@ class Stepper:
     def what_if(self, text: str, *, chat: bool | None = None) -> tuple[int, int]:
         """(tokens of a prompt that need not be computed if it came now, all its tokens): whole pages, all but
         one at most, also those that would be loaded back. The engine is not touched."""
+        found, total = self._would_find(text, chat)
+        return found.hit + found.back, total
+
+    def _would_find(self, text: str, chat: bool | None = None) -> tuple[Found, int]:
         if self.engine is None:
             raise ValueError("this stepper has a recording, not an engine")
         tokens = self.engine.encode(self.prompt(text, chat=chat))
-        found = what_if(self.engine, tokens.tolist())
-        return found.hit + found.back, len(tokens)
+        return what_if(self.engine, tokens.tolist()), len(tokens)
 
     def prompt(self, text: str, *, chat: bool | None = None, system: str = corpus.SYSTEM_PROMPT) -> Any:
         """What a text becomes: a chat with the system prompt, or itself (token ids without a tokenizer)."""
@@ -667,19 +670,20 @@ class Output:
         if not self._typed:
             return "", False
         try:
-            hits, total = self.stepper.what_if(self._typed)
+            (hits, back), total = self.stepper._would_find(self._typed)
         except ValueError as error:
             return str(error), True
         except Exception as error:  # of a student's tree: this output says it, the others go on
             return f"{type(error).__name__}: {error}", True
-        return f"{hits} of {total} tokens would hit", False
+        more = f", {back} more would be loaded back from the host" if back else ""
+        return f"{hits} of {total} tokens would hit{more}", False
 
     def _because(self) -> str:
         """Why the prompt in the box would hit no further; "" where the memory and the engine do not agree."""
         step = self.stepper
         try:
             (answer,) = step._now(self._typed).answers
-            hits, _ = step.what_if(self._typed)
+            (hits, _), _ = step._would_find(self._typed)
         except Exception:  # of a student's tree: its hits are shown, without a reason
             return ""
         return step._session.ledger.reasons.clauses(answer) if answer.cached == hits else ""

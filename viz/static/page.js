@@ -146,6 +146,7 @@ async function show(g, i, { hash = true } = {}) {
 /** The position into the page's address; not oftener than browsers allow. */
 function address(hash) {
   state.address = hash;
+  if (!moving()) { clearTimeout(state.addressing); state.addressing = null; } // what is due later may be of a page that followed
   state.addressing ??= setTimeout(() => { state.addressing = null; history.replaceState({ follow: state.follow }, "", state.address); }, moving() ? 500 : 0);
 }
 
@@ -176,7 +177,7 @@ function byHand() {
 
 /** Says so, where no step is to come by itself. */
 function nothingLeft() {
-  const done = source.status.drivable && source.status.idle && !source.status.serving;
+  const done = source.status.drivable && source.status.idle && !source.status.serving && !source.lost;
   if (done) notice("Nothing is left to do: submit a prompt, or restart.");
   return done;
 }
@@ -208,6 +209,7 @@ function setGranularity(g) {
   if (!modes().includes(g)) return;
   const frame = source.frameAt(state.to.g, state.to.i);
   closeQuiz();
+  standing.end();
   if (g === "event") leavePresent(); // they come faster than they can be looked at
   return show(g, source.positionOf(g, frame));
 }
@@ -224,7 +226,11 @@ function jumpTo(kind, direction) {
 // Playing: in the past a timer of this page; at the present the engine's own pace.
 
 function togglePlay() {
-  if (source.status.stream) return state.follow ? (state.follow = false) : toPresent(); // nothing here plays: it happens elsewhere
+  if (source.status.stream) { // nothing here plays: it happens elsewhere
+    if (!state.follow) return toPresent();
+    state.follow = false;
+    return address(`#${state.g}=${state.i}`);
+  }
   if (canPause()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to.i >= source.count(state.to.g) - 1 && !source.status.drivable) return seek(0).then(startTimer);
   if (state.to.i >= source.count(state.to.g) - 1 && !state.quizOn) {
@@ -293,6 +299,7 @@ const partsNow = () => (source.meta.fleet ? fleetParts() : PARTS);
 /** One rank of a stream alone, or (null) all in one tree. */
 function pickRank(rank) {
   state.rank = rank;
+  standing.end();
   state.opened.length = 0;
   return show(state.g, state.i);
 }
@@ -667,7 +674,7 @@ function drawLanes() {
 
 const waitSince = (r, now) => r.segs.findLast(([, a]) => a <= now)[1];
 /** Engine steps; what is done by hand between two of them makes frames that are none. */
-const waited = (r, now) => source.frames[now].s - (source.frames[waitSince(r, now) - 1]?.s ?? 0);
+const waited = (r, now) => source.frames[now].s - (source.frames[waitSince(r, now) - 1]?.s ?? source.meta.start ?? 0);
 
 /** Who has waited longest at a frame; null when none waits for more than a step. */
 function longestWaiter(now) {
@@ -1023,9 +1030,11 @@ function onKey(event) {
   keys[event.key]();
 }
 
-/** The position that the address names; null: none, or the page that is loaded again was at the present. */
+/** Whether the page followed when the address was written: then that means the present, at which it may be behind. */
+const followed = () => Boolean(history.state?.follow) && source instanceof LiveSource;
+
+/** The position that the address names, or null. */
 function fromHash() {
-  if (history.state?.follow && source instanceof LiveSource) return null;
   const found = /^#(event|step|scene)=(-?\d+)$/.exec(location.hash);
   return found && source.granularities().includes(found[1]) ? [found[1], Math.max(Number(found[2]), 0)] : null;
 }
@@ -1040,7 +1049,7 @@ source.onchange((what) => {
     for (const { pick } of Object.values(doctor.sides)) pick.length = Math.min(pick.length, 1); // its requests are gone
     miss.forget();
     Object.assign(state, { run: source.run ?? "file", i: 0, view: null, opened: [], follow: !state.quizOn, noticed: "" });
-    state.wanted = again ? null : fromHash() ?? (source instanceof FileSource ? ["step", 0] : null);
+    state.wanted = again || followed() ? null : fromHash() ?? (source instanceof FileSource ? ["step", 0] : null);
     if (!source.granularities().includes(state.to.g)) state.to.g = "step";
     drawHeader();
     show(state.to.g, 0, { hash: again });
@@ -1074,6 +1083,8 @@ for (const map of [el.pool, el.host]) map.addEventListener("pointerleave", () =>
 el.tree.addEventListener("pointerleave", () => tip(null));
 window.addEventListener("hashchange", () => {
   if (!location.hash) return;
+  standing.end();
+  if (followed()) return toPresent(); // back to where the page was
   const to = fromHash() ?? [state.to.g, state.to.i]; // what is no position is answered with the one on view
   if (to[1] < source.count(to[0]) - 1) leavePresent();
   show(...to); // writes the address anew: it may have asked for more than there is

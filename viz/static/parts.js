@@ -212,15 +212,17 @@ export class FileSource extends Source {
 /** Keeps a page at the present: `newest` is its last position, `show` draws one. The next one is asked for when the
  *  one before is there, or none would ever be shown of those that come faster than they can be drawn. */
 export function follower(state, newest, show) {
+  let later = null;
   const follow = () => {
     follow.pending = true;
+    clearTimeout(later);
     requestAnimationFrame(async () => {
       const { run } = state, i = newest();
       let shown = null;
       try { if (state.follow) shown = await show(i); } finally { follow.pending = false; }
       if (!state.follow || state.wanted != null) return;
       if (state.run !== run || newest() > i) follow();
-      else if (shown === false) setTimeout(() => follow.pending || follow(), RETRY); // nothing newer may come
+      else if (shown === false) later = setTimeout(follow, RETRY); // nothing newer may come
     });
   };
   follow.pending = false;
@@ -232,15 +234,10 @@ export function follower(state, newest, show) {
 export function noticing(draw) {
   let until = 0, later = null;
   return {
-    begin: () => (until = performance.now() + NOTICE),
+    begin: () => { until = performance.now() + NOTICE; clearTimeout(later); later = setTimeout(draw, NOTICE + 20); },
     end: () => { until = 0; clearTimeout(later); },
     /** Whether it still stands; then the sentence is drawn afterwards. */
-    stands: () => {
-      const left = until - performance.now();
-      clearTimeout(later);
-      if (left > 0) later = setTimeout(draw, left + 20);
-      return left > 0;
-    },
+    stands: () => performance.now() < until,
   };
 }
 

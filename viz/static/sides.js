@@ -80,6 +80,7 @@ async function show(i, { hash = true } = {}) {
   if (ticket !== state.ticket) return null;
   Object.assign(state, { i, view });
   draw();
+  if (hash && !moving()) { clearTimeout(state.addressing); state.addressing = null; } // what is due later may be of a page that followed
   if (hash) state.addressing ??= setTimeout(() => { state.addressing = null; history.replaceState({ follow: state.follow }, "", `#step=${state.i}`); }, moving() ? 500 : 0);
   return true;
 }
@@ -104,7 +105,7 @@ function forward() {
 
 /** Says so, where no step is to come by itself. */
 function nothingLeft() {
-  const done = source.status.drivable && source.status.idle;
+  const done = source.status.drivable && source.status.idle && !source.lost;
   if (done) notice("Nothing is left to do: “from the start” begins anew.");
   return done;
 }
@@ -261,6 +262,7 @@ export function notice(text) {
   standing.begin();
   el.say.dataset.kind = "notice";
   el.sayText.replaceChildren(text);
+  el.sayMore.replaceChildren();
   el.live.textContent = text;
 }
 
@@ -332,15 +334,17 @@ function onKey(event) {
   go();
 }
 
-/** The step that the address names; null: none, or the page that is loaded again was at the present. */
-const fromHash = () => { const found = /^#step=(\d+)$/.exec(location.hash); return found && !(history.state?.follow && source instanceof LiveSource) ? Number(found[1]) : null; };
+/** Whether the page followed when the address was written: then that means the present, at which it may be behind. */
+const followed = () => Boolean(history.state?.follow) && source instanceof LiveSource;
+/** The step that the address names, or null. */
+const fromHash = () => { const found = /^#step=(\d+)$/.exec(location.hash); return found ? Number(found[1]) : null; };
 
 const followOn = follower(state, last, show);
 source.onchange((what) => {
   if (what === "run") {
     stopPlaying();
     const again = state.run !== "";
-    Object.assign(state, { run: source.run ?? "file", i: 0, to: 0, view: null, follow: true, noticed: "", wanted: again ? null : fromHash() ?? (source instanceof FileSource ? 0 : null) });
+    Object.assign(state, { run: source.run ?? "file", i: 0, to: 0, view: null, follow: true, noticed: "", wanted: again || followed() ? null : fromHash() ?? (source instanceof FileSource ? 0 : null) });
     drawHeader();
     show(0, { hash: false });
   } else if (what === "frames") {
@@ -380,6 +384,13 @@ export function sidesPage(page) {
   build();
   for (const [, [host]] of charts()) resized.observe(host);
   document.addEventListener("keydown", onKey);
-  window.addEventListener("hashchange", () => { const i = fromHash(); if (i !== null) { leavePresent(); show(i, { hash: false }); } });
+  window.addEventListener("hashchange", () => {
+    const i = fromHash();
+    if (i === null) return;
+    standing.end();
+    if (followed()) return toPresent(); // back to where the page was
+    leavePresent();
+    show(i); // and the address is of a page that does not follow
+  });
   source.start();
 }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from minirad.cache.radix_cache import RadixCache
 from minirad.engine import Engine
 
 
@@ -20,7 +19,7 @@ class Found(NamedTuple):
 def what_if(engine: Engine, tokens: Sequence[int], lora: str = "") -> Found:
     """What would be used, not all that matches: whole pages, and one token at least is always computed.
 
-    Changes nothing. A tree of another kind than ours says what is on the device only.
+    Changes nothing.
     """
     if not len(tokens):
         return Found(0, 0)
@@ -29,10 +28,9 @@ def what_if(engine: Engine, tokens: Sequence[int], lora: str = "") -> Found:
     def used(matched: int) -> int:
         return min(matched, len(tokens) - 1) // page * page
 
-    matched, tree = engine.peek(tokens, lora=lora), engine.cache
-    hit = used(matched)
-    if not isinstance(tree, RadixCache):
+    tree: Any = engine.cache
+    hit = used(engine.peek(tokens, lora=lora))
+    if not hasattr(tree, "peek_tiers"):
         return Found(hit, 0)
-    key = engine.intake.key(engine.encode(tokens), None, lora)
-    back = used(RadixCache.find(tree, key).length) - hit  # which tells no tier from another
-    return Found(hit, back if back >= getattr(tree, "load_back_threshold", 1) else 0)
+    back = used(sum(tree.peek_tiers(engine.intake.key(engine.encode(tokens), None, lora)))) - hit
+    return Found(hit, back if back >= tree.load_back_threshold else 0)

@@ -109,6 +109,7 @@ class Page:
             "model": _model_name(config, parameters),
             "kv_tokens": start["kv_tokens"],
             "page_size": start["tree"]["page_size"],
+            "start": start["step"],
             "no_text": no_text(self.tokenizer, self.theirs),
             "schedule_policy": config.get("schedule_policy", ""),
             **({name: tree_start[name] for name in ("host_tokens", "host_write")} if self._tiers else {}),

@@ -355,8 +355,10 @@ class RoutedSource(FlightSource):
         if self.error or self.stopping:
             return {"text": "The router has ended.", "example": ""}
         if not alive or self.traffic is None:
-            starting = f"and its {len(self.router.workers)} workers are starting"
-            how = "but no worker is ready" if self.traffic else starting
+            ready, count = sum(worker.alive for worker in self.router.workers), len(self.router.workers)
+            how = f"and {ready} of its {count} workers are ready" if ready else "but no worker is ready"
+            if self.traffic is None and not ready:
+                how = f"and its {count} workers are starting"
             return {"text": f"The router is at {where}/v1, {how}.", "example": ""}
         if sending:
             return {"text": f"The workload is sent to the router, {where}/v1", "example": ""}

@@ -267,8 +267,8 @@ class ServedDriver(Driver):
 
     def _obey(self, command: Command, arguments: Json, answer: Future[Json]) -> bool:
         done = super()._obey(command, arguments, answer)
-        if not self.playing:  # what came before a pause was to be taken in with a step that does not follow
-            _take_in(self, {})
+        if not self.playing and self._news.is_set():  # it was to be taken in with a step that does not follow
+            super()._obey(_take_in, {}, Future())
         return done
 
     def _turn(self) -> None:
