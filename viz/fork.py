@@ -10,13 +10,15 @@ Not replayed: pins (no event tells of them), masks (`unmasked` says whose; a for
 of its run), and what a recording does not hold of a request. The new engine counts its requests from R1;
 where the recorded one did not, each still gets the seed that it had (but the schedule policy "random"
 shuffles by the new numbers).
+
+`what_if` asks less: what a prompt would find in a running engine's cache if it came now.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from minirad.cache.eviction import POLICIES
 from minirad.cache.prefix_cache import TreeHooks
@@ -95,6 +97,34 @@ def evict_by_hand(engine: Engine, tokens: int) -> int:
     tokens = min(max(tokens, 0), engine.cache.evictable_size or 0)
     engine.cache_manager.make_room(before + tokens)
     return engine.allocator.available - before
+
+
+class Found(NamedTuple):
+    """Tokens of a prompt that need not be computed: `hit` lie on the device, `back` behind them are loaded
+    back from host memory, if there is room. What a disk has is not looked for."""
+
+    hit: int
+    back: int
+
+
+def what_if(engine: Engine, tokens: Sequence[int], lora: str = "") -> Found:
+    """What would be used, not all that matches: whole pages, and one token at least is always computed.
+
+    Changes nothing.
+    """
+    if not len(tokens):
+        return Found(0, 0)
+    page = engine.config.page_size
+
+    def used(matched: int) -> int:
+        return min(matched, len(tokens) - 1) // page * page
+
+    tree: Any = engine.cache
+    hit = used(engine.peek(tokens, lora=lora))
+    if not hasattr(tree, "peek_tiers"):
+        return Found(hit, 0)
+    back = used(sum(tree.peek_tiers(engine.intake.key(engine.encode(tokens), None, lora)))) - hit
+    return Found(hit, back if back >= tree.load_back_threshold else 0)
 
 
 def changeable_policy(engine: Engine) -> str:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from minirad import SamplingParams
-from viz.fork import evict_by_hand
-from viz.view.what_if import Found, what_if
+from viz.fork import Found, evict_by_hand, what_if
 
 TIERS = ({}, {"host_kv_tokens": 400}, {"host_kv_tokens": 400, "host_write": "write_back"})
 

@@ -42,12 +42,11 @@ from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.why.command import text_for
 from viz.draw.dot import DotError
 from viz.draw.tree import Options, tree_png, tree_svg
-from viz.fork import changeable_policy, evict_by_hand, fork, unmasked
+from viz.fork import Found, changeable_policy, evict_by_hand, fork, unmasked, what_if
 from viz.notebook.panels import Ledger, event_text, payload
 from viz.notebook.reasons import Why
 from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, summary
 from viz.view.quiz import Question, question_for, why
-from viz.view.what_if import Found, what_if
 
 STATIC = Path(__file__).parents[1] / "static"
 ANIMATION = 350  # milliseconds

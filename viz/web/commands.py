@@ -17,9 +17,8 @@ from minirad.config import EngineConfig, SamplingParams
 from minirad.observe.rank_events import LockPlanted
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
-from viz.fork import evict_by_hand, forked_config, require_here, unmasked
+from viz.fork import evict_by_hand, forked_config, require_here, unmasked, what_if
 from viz.view.text import asked_text
-from viz.view.what_if import what_if
 from viz.web.compare import Pair, Shown
 from viz.web.page import Page
 from viz.web.runs import Run
