@@ -180,7 +180,7 @@ def diagnose(first: str, second: str, text: Encoder, page_size: int = 1) -> Diag
         raise ValueError(f"page size must be at least 1, got {page_size}")
     a, b = text.encode(first), text.encode(second)
     at = _common(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64))
-    shared = _usable(at, len(b), page_size)
+    shared = usable(at, len(b), page_size)
     better, brought = _best_order(first, second, text, page_size, shared, len(b))
     following = [ids[at + 1 : at + 1 + CONTEXT] for ids in (a, b)]
     return Diagnosis(
@@ -195,7 +195,8 @@ def diagnose(first: str, second: str, text: Encoder, page_size: int = 1) -> Diag
     )
 
 
-def _usable(equal: int, length: int, page_size: int) -> int:
+def usable(equal: int, length: int, page_size: int) -> int:
+    """Of `equal` first tokens of a prompt those that are found: in whole pages, and never its last token."""
     return max(min(equal, length - 1), 0) // page_size * page_size
 
 
@@ -243,10 +244,10 @@ def _best_order(
         ids = text.encode(b)
         added = max(len(ids) - length, 0)
         equal = _common(np.array(text.encode(a), dtype=np.int64), np.array(ids, dtype=np.int64))
-        usable = _usable(equal, len(ids), page_size)
+        front = usable(equal, len(ids), page_size)
         most = max(most, equal - added)
-        if usable - added - shared > (best.saved if best else 0):
-            best = Reordering(parts, moved, a, b, usable, usable - added - shared, len(ids))
+        if front - added - shared > (best.saved if best else 0):
+            best = Reordering(parts, moved, a, b, front, front - added - shared, len(ids))
     return best, most
 
 

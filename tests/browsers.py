@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from viz.live import Driver, Live, Settings
+from viz.live import Driver, Live, Run, Settings
 from viz.web.export import export
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -91,10 +91,22 @@ def until_idle(driver: Driver) -> None:
         time.sleep(0.05)
 
 
-def submitted(tab: Any, keys: str = "Enter") -> None:
+def submitted(tab: Any) -> None:
     """Sends the prompt that is typed, and waits until the engine has it: from then on its run is not over."""
     with tab.expect_response("**/do/submit"):
-        tab.keyboard.press(keys)
+        tab.keyboard.press("Enter")
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Engines of live pages break when they have taken so many steps."""
+    advance = Run.advance
+
+    def breaks(run: Run) -> None:
+        if run.clock == step:
+            raise RuntimeError("a broken promise")
+        advance(run)
+
+    monkeypatch.setattr(Run, "advance", breaks)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from minirad.cache.eviction import POLICIES
 from minirad.cache.prefix_cache import TreeHooks
 from minirad.config import EngineConfig
+from minirad.doctor import usable
 from minirad.engine import Engine
 from minirad.model.load import CLASSROOM, SMOLLM2
 from minirad.observe import events as ev
@@ -114,17 +115,13 @@ def what_if(engine: Engine, tokens: Sequence[int], lora: str = "") -> Found:
     """
     if not len(tokens):
         return Found(0, 0)
-    page = engine.config.page_size
-
-    def used(matched: int) -> int:
-        return min(matched, len(tokens) - 1) // page * page
-
     tree: Any = engine.cache
-    hit = used(engine.peek(tokens, lora=lora))
-    if not hasattr(tree, "peek_tiers"):
-        return Found(hit, 0)
-    back = used(sum(tree.peek_tiers(engine.intake.key(engine.encode(tokens), None, lora)))) - hit
-    return Found(hit, back if back >= tree.load_back_threshold else 0)
+    if hasattr(tree, "peek_tiers"):
+        device, host = tree.peek_tiers(engine.intake.key(engine.encode(tokens), None, lora))
+    else:
+        device, host = engine.peek(tokens, lora=lora), 0
+    hit, both = (usable(n, len(tokens), engine.config.page_size) for n in (device, device + host))
+    return Found(hit, both - hit if host and both - hit >= tree.load_back_threshold else 0)
 
 
 def changeable_policy(engine: Engine) -> str:

@@ -13,6 +13,7 @@ import pytest
 from browsers import (
     SEEK,
     at,
+    break_at,
     browser,
     cards_lie_apart,
     leaving,
@@ -349,14 +350,7 @@ def test_play_at_the_end_of_a_run_is_no_pause(tab):
 
 def test_an_engine_error_is_shown(tab, monkeypatch):
     driver = Driver(Settings(workload="chat"), speed=20)
-    advance = live.Run.advance
-
-    def breaks(self):
-        if self.clock == 10:
-            raise RuntimeError("a broken promise")
-        advance(self)
-
-    monkeypatch.setattr(live.Run, "advance", breaks)
+    break_at(monkeypatch, 10)
     with leaving(tab, Live(driver)) as server:
         tab.goto(server.url)
         until(tab, "document.querySelector('.banner').innerText.includes('a broken promise')")

@@ -6,12 +6,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 import pytest
-from browsers import SEEK, at, browser, leaving, open_at, run_to_its_end, tab, until
+from browsers import SEEK, at, break_at, browser, leaving, open_at, run_to_its_end, tab, until
 
 from minirad import Engine, EngineConfig, SamplingParams
 from minirad.fleet.endpoints import free_ports
 from minirad.observe.recorder import Recorder
-from viz import live
 from viz.live import Driver, Live, Replay, Settings
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -48,14 +47,7 @@ def paused_at(tab, steps, **settings):
 
 @pytest.mark.parametrize("compare", [None, "lru,lfu"])
 def test_what_an_engine_did_before_it_broke_can_be_played(tab, monkeypatch, capfd, compare):
-    advance = live.Run.advance
-
-    def breaks(self):
-        if self.clock == 10:
-            raise RuntimeError("a broken promise")
-        advance(self)
-
-    monkeypatch.setattr(live.Run, "advance", breaks)
+    break_at(monkeypatch, 10)
     with leaving(tab, Live(Driver(Settings(workload="chat", compare=compare), speed=0))) as server:
         tab.goto(server.url)
         until(tab, "document.querySelector('.banner').innerText.includes('a broken promise')")

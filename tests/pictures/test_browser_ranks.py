@@ -79,14 +79,19 @@ def test_all_ranks_are_shown_at_the_same_step_with_their_digest(tab, url, done):
     at(tab, "step 0")
 
 
+def stepped(tab, server, steps):
+    """The page of an engine that stands still, after so many steps by hand."""
+    tab.goto(server.url)
+    at(tab, "step 0")
+    for step in range(1, steps + 1):
+        tab.keyboard.press("ArrowRight")
+        at(tab, f"step {step}")
+
+
 def test_a_planted_difference_is_seen_and_another_run_begins(tab, pair):
     driver = Driver(Settings(workload="chat", tp=2), speed=0, paused=True)
     with leaving(tab, Live(driver)) as server:
-        tab.goto(server.url)
-        at(tab, "step 0")
-        for step in range(1, 6):
-            tab.keyboard.press("ArrowRight")
-            at(tab, f"step {step}")
+        stepped(tab, server, 5)
         with tab.expect_response("**/do/plant"):
             tab.click("text=plant a difference")
         tab.locator("body").press("ArrowRight")
@@ -131,11 +136,7 @@ def test_a_planted_difference_is_seen_and_another_run_begins(tab, pair):
 def test_steps_are_the_engines_after_a_prompt_between_two(tab, pair):
     driver = Driver(Settings(workload="chat", tp=2), speed=0, paused=True)
     with leaving(tab, Live(driver)) as server:
-        tab.goto(server.url)
-        at(tab, "step 0")
-        for step in range(1, 4):
-            tab.keyboard.press("ArrowRight")
-            at(tab, f"step {step}")
+        stepped(tab, server, 3)
         for nth in (4, 5):
             tab.fill(".sent input", f"What is the capital of France? {nth}")
             submitted(tab)

@@ -1,7 +1,7 @@
 // The live page: draws what viz/web/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
-import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, button, clamp, fillHost, fillPool, follower, h, icon, key, noticing, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, addressing, button, clamp, fillHost, fillPool, follower, h, icon, key, noticing, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
 import { makeDrafts } from "./drafts.js";
 import { makeFleet } from "./fleet.js";
 import { FOUND, makeWhy, parting, tokenBar, tokenKeys } from "./why.js";
@@ -137,18 +137,13 @@ async function show(g, i, { hash = true } = {}) {
   draw();
   document.body.dataset.drawing = (performance.now() - arrived).toFixed(1);
   document.body.dataset.latency = (performance.now() - started).toFixed(1);
-  if (hash) address(`#${g}=${i}`);
+  if (hash) address.write(`#${g}=${i}`);
   for (const near of [i + 1, i - 1]) // so that the next click finds its answer here
     if (!state.follow && near >= 0 && near < source.count(g)) source.view(g, near, [...state.opened], state.height, rank).catch(() => {});
   return true;
 }
 
-/** The position into the page's address; not oftener than browsers allow. */
-function address(hash) {
-  state.address = hash;
-  if (!moving()) { clearTimeout(state.addressing); state.addressing = null; } // what is due later may be of a page that followed
-  state.addressing ??= setTimeout(() => { state.addressing = null; history.replaceState({ follow: state.follow }, "", state.address); }, moving() ? 500 : 0);
-}
+const address = addressing(source, state, () => moving());
 
 function leavePresent() {
   if (state.follow && source.status.playing && source.status.drivable) command("play", { on: false }, true);
@@ -177,9 +172,8 @@ function byHand() {
 
 /** Says so, where no step is to come by itself. */
 function nothingLeft() {
-  const done = source.status.drivable && source.status.idle && !source.status.serving && !source.lost;
-  if (done) notice("Nothing is left to do: submit a prompt, or restart.");
-  return done;
+  if (source.done) notice("Nothing is left to do: submit a prompt, or restart.");
+  return source.done;
 }
 
 /** One position on, as `show`; at the present end the engine is asked for one. False also when there is none. */
@@ -229,7 +223,7 @@ function togglePlay() {
   if (source.status.stream) { // nothing here plays: it happens elsewhere
     if (!state.follow) return toPresent();
     state.follow = false;
-    return address(`#${state.g}=${state.i}`);
+    return address.write(`#${state.g}=${state.i}`);
   }
   if (canPause()) { stopPlaying(); if (source.status.playing) command("play", { on: false }); return drawTransport(); }
   if (state.to.i >= source.count(state.to.g) - 1 && !source.status.drivable) return seek(0).then(startTimer);
@@ -368,13 +362,9 @@ function drawWhy() {
   el.why.replaceChildren(...tables, hidden > 0 ? h("p", {}, `and ${hidden} more in this ${state.view.g}`) : "");
 }
 
-const standing = noticing(() => state.view && drawPart("say"));
+const standing = noticing(el, () => state.view && drawPart("say"));
 function notice(text) {
-  standing.begin();
-  el.say.dataset.kind = "notice";
-  el.sayText.replaceChildren(text);
-  el.sayMore.replaceChildren();
-  el.live.textContent = text;
+  standing.tell(text);
 }
 
 const moving = () => Boolean(state.timer) || (source.plays && !source.status.idle && state.follow);
@@ -1030,9 +1020,6 @@ function onKey(event) {
   keys[event.key]();
 }
 
-/** Whether the page followed when the address was written: then that means the present, at which it may be behind. */
-const followed = () => Boolean(history.state?.follow) && source instanceof LiveSource;
-
 /** The position that the address names, or null. */
 function fromHash() {
   const found = /^#(event|step|scene)=(-?\d+)$/.exec(location.hash);
@@ -1049,7 +1036,7 @@ source.onchange((what) => {
     for (const { pick } of Object.values(doctor.sides)) pick.length = Math.min(pick.length, 1); // its requests are gone
     miss.forget();
     Object.assign(state, { run: source.run ?? "file", i: 0, view: null, opened: [], follow: !state.quizOn, noticed: "" });
-    state.wanted = again || followed() ? null : fromHash() ?? (source instanceof FileSource ? ["step", 0] : null);
+    state.wanted = again || address.followed() ? null : fromHash() ?? (source instanceof FileSource ? ["step", 0] : null);
     if (!source.granularities().includes(state.to.g)) state.to.g = "step";
     drawHeader();
     show(state.to.g, 0, { hash: again });
@@ -1084,7 +1071,7 @@ el.tree.addEventListener("pointerleave", () => tip(null));
 window.addEventListener("hashchange", () => {
   if (!location.hash) return;
   standing.end();
-  if (followed()) return toPresent(); // back to where the page was
+  if (address.followed()) return toPresent(); // back to where the page was
   const to = fromHash() ?? [state.to.g, state.to.i]; // what is no position is answered with the one on view
   if (to[1] < source.count(to[0]) - 1) leavePresent();
   show(...to); // writes the address anew: it may have asked for more than there is

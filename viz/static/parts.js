@@ -88,6 +88,8 @@ export class Source {
   granularities() { return ["event", "step", "scene"]; }
   /** Whether an engine plays; not one that is broken, or out of reach. */
   get plays() { return Boolean(this.status.playing && !this.status.error && !this.lost); }
+  /** Whether no step is to come by itself. */
+  get done() { return Boolean(this.status.drivable && this.status.idle && !this.status.serving && !this.lost); }
 }
 
 /** What the server says of a learner's file that does not come back: which it is, and where in it. */
@@ -229,12 +231,35 @@ export function follower(state, newest, show) {
   return follow;
 }
 
+/** The page's position as its address (history.state.follow: the page followed, and the address may be behind).
+ *  `moving`: whether it changes by itself; then it is written no oftener than browsers allow. */
+export function addressing(source, state, moving) {
+  let now = "", later = null;
+  return {
+    write: (hash) => {
+      now = hash;
+      if (!moving()) { clearTimeout(later); later = null; } // what is due later may be of a page that followed
+      later ??= setTimeout(() => { later = null; history.replaceState({ follow: state.follow }, "", now); }, moving() ? 500 : 0);
+    },
+    /** Whether it means the present, of a page that follows again. */
+    followed: () => Boolean(history.state?.follow) && source instanceof LiveSource,
+  };
+}
+
 /** A notice stands for a while, also where the page goes on by itself; what somebody does ends it.
- *  `draw` draws the sentence that it stands in the place of. */
-export function noticing(draw) {
+ *  `el`: the page's parts. `draw` draws the sentence that it stands in the place of. */
+export function noticing(el, draw) {
   let until = 0, later = null;
   return {
-    begin: () => { until = performance.now() + NOTICE; clearTimeout(later); later = setTimeout(draw, NOTICE + 20); },
+    tell: (text) => {
+      until = performance.now() + NOTICE;
+      clearTimeout(later);
+      later = setTimeout(draw, NOTICE + 20);
+      el.say.dataset.kind = "notice";
+      el.sayText.replaceChildren(text);
+      el.sayMore.replaceChildren();
+      el.live.textContent = text;
+    },
     end: () => { until = 0; clearTimeout(later); },
     /** Whether it still stands; then the sentence is drawn afterwards. */
     stands: () => performance.now() < until,

@@ -1,7 +1,7 @@
 // Several engines side by side, all shown at the same step; the controls drive all of them. What is said below
 // them, and of them together, is compare.js' (two policies) or ranks.js' (one engine on several ranks): they
 // call `sidesPage`. Data, pool map and helpers are parts.js', the trees tree.js'.
-import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, button, clamp, fillPool, follower, h, icon, noticing, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, addressing, button, clamp, fillPool, follower, h, icon, noticing, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 export const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
@@ -80,10 +80,11 @@ async function show(i, { hash = true } = {}) {
   if (ticket !== state.ticket) return null;
   Object.assign(state, { i, view });
   draw();
-  if (hash && !moving()) { clearTimeout(state.addressing); state.addressing = null; } // what is due later may be of a page that followed
-  if (hash) state.addressing ??= setTimeout(() => { state.addressing = null; history.replaceState({ follow: state.follow }, "", `#step=${state.i}`); }, moving() ? 500 : 0);
+  if (hash) address.write(`#step=${i}`);
   return true;
 }
+
+const address = addressing(source, state, () => moving());
 
 function leavePresent() {
   if (state.follow && source.status.playing && source.status.drivable) command("play", { on: false });
@@ -105,9 +106,8 @@ function forward() {
 
 /** Says so, where no step is to come by itself. */
 function nothingLeft() {
-  const done = source.status.drivable && source.status.idle && !source.lost;
-  if (done) notice("Nothing is left to do: “from the start” begins anew.");
-  return done;
+  if (source.done) notice("Nothing is left to do: “from the start” begins anew.");
+  return source.done;
 }
 
 /** One step on, as `show`; at the present end all engines are asked for one. False also when there is none. */
@@ -257,13 +257,9 @@ function drawStatus() {
   if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
 }
 
-const standing = noticing(() => state.view && drawSay());
+const standing = noticing(el, () => state.view && drawSay());
 export function notice(text) {
-  standing.begin();
-  el.say.dataset.kind = "notice";
-  el.sayText.replaceChildren(text);
-  el.sayMore.replaceChildren();
-  el.live.textContent = text;
+  standing.tell(text);
 }
 
 function drawTransport() {
@@ -334,8 +330,6 @@ function onKey(event) {
   go();
 }
 
-/** Whether the page followed when the address was written: then that means the present, at which it may be behind. */
-const followed = () => Boolean(history.state?.follow) && source instanceof LiveSource;
 /** The step that the address names, or null. */
 const fromHash = () => { const found = /^#step=(\d+)$/.exec(location.hash); return found ? Number(found[1]) : null; };
 
@@ -344,7 +338,7 @@ source.onchange((what) => {
   if (what === "run") {
     stopPlaying();
     const again = state.run !== "";
-    Object.assign(state, { run: source.run ?? "file", i: 0, to: 0, view: null, follow: true, noticed: "", wanted: again || followed() ? null : fromHash() ?? (source instanceof FileSource ? 0 : null) });
+    Object.assign(state, { run: source.run ?? "file", i: 0, to: 0, view: null, follow: true, noticed: "", wanted: again || address.followed() ? null : fromHash() ?? (source instanceof FileSource ? 0 : null) });
     drawHeader();
     show(0, { hash: false });
   } else if (what === "frames") {
@@ -388,7 +382,7 @@ export function sidesPage(page) {
     const i = fromHash();
     if (i === null) return;
     standing.end();
-    if (followed()) return toPresent(); // back to where the page was
+    if (address.followed()) return toPresent(); // back to where the page was
     leavePresent();
     show(i); // and the address is of a page that does not follow
   });

@@ -336,11 +336,11 @@ class RoutedSource(FlightSource):
 
     def status(self) -> Json:
         """As that of a stream; what can be changed, and where requests can be sent."""
-        alive = any(worker.alive for worker in self.router.workers)
+        ready = sum(worker.alive for worker in self.router.workers)
         sending = not self.over  # also before all workers are there, when it is about to be
         policy = self.router.policy.name
-        route = {"policies": list(POLICIES), "policy": policy, "sending": sending, "ready": alive}
-        serving, broken = self._serving(alive, sending), self._broken()
+        route = {"policies": list(POLICIES), "policy": policy, "sending": sending, "ready": ready > 0}
+        serving, broken = self._serving(ready, sending), self._broken()
         if broken:  # a notice alone would be gone with the next request
             serving["text"] = f"{broken[0].upper()}{broken[1:]}. {serving['text']}"
         return {**super().status(), "route": route, "serving": serving}
@@ -350,16 +350,18 @@ class RoutedSource(FlightSource):
         broken: str = getattr(self.router.policy, "broken", "")
         return broken
 
-    def _serving(self, alive: bool, sending: bool) -> Json:
+    def _serving(self, ready: int, sending: bool) -> Json:
         where, key = self.router.url, self.router.settings.key
         if self.error or self.stopping:
             return {"text": "The router has ended.", "example": ""}
-        if not alive or self.traffic is None:
-            ready, count = sum(worker.alive for worker in self.router.workers), len(self.router.workers)
-            how = f"and {ready} of its {count} workers are ready" if ready else "but no worker is ready"
-            if self.traffic is None and not ready:
-                how = f"and its {count} workers are starting"
-            return {"text": f"The router is at {where}/v1, {how}.", "example": ""}
+        count = len(self.router.workers)
+        if self.traffic is None:
+            are = (
+                f"{ready} of its {count} workers are ready" if ready else f"its {count} workers are starting"
+            )
+            return {"text": f"The router is at {where}/v1, and {are}.", "example": ""}
+        if not ready:
+            return {"text": f"The router is at {where}/v1, but no worker is ready.", "example": ""}
         if sending:
             return {"text": f"The workload is sent to the router, {where}/v1", "example": ""}
         return {"text": "All is answered. Ask the router:", "example": example(where, key)}

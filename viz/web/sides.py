@@ -69,11 +69,7 @@ class SidesPage:
 
     def meta(self, title: str = "", note: str = "") -> Json:
         """What does not change during a run."""
-        first = self.pages[0]
-        return {
-            **first.meta(title, note), "names": list(self.names), "refused": self.refused,
-            "start": int(first.trace.recording.header["start"]["step"]),
-        }  # fmt: skip
+        return {**self.pages[0].meta(title, note), "names": list(self.names), "refused": self.refused}
 
     def requests(self, since: int = 0) -> dict[str, Json]:
         """Requests of all sides, as "0 R1" and "1 R1".
