@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minirad.cache.prefix_cache import usable
 from minirad.cache.radix_cache import RadixCache, RadixKey, Slots
 
 CONTEXT = 12  # tokens shown on either side of a break
@@ -193,11 +194,6 @@ def diagnose(first: str, second: str, text: Encoder, page_size: int = 1) -> Diag
         lost=max(_lost(a[at:], b[at:]), brought - at),
         better=better,
     )
-
-
-def usable(equal: int, length: int, page_size: int) -> int:
-    """Of `equal` first tokens of a prompt those that are found: in whole pages, and never its last token."""
-    return max(min(equal, length - 1), 0) // page_size * page_size
 
 
 def _lost(a: list[int], b: list[int]) -> int:

@@ -39,6 +39,7 @@ from tqdm import tqdm
 from minirad import command, own_policy, traces
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.node import MAX_TOKEN
+from minirad.cache.prefix_cache import usable
 from minirad.cache.radix_cache import RadixCache, RadixKey, Slots, as_int64
 from minirad.config import EngineConfig, SamplingParams, ScheduleOptions, at_least, one_of
 from minirad.doctor import EarlyBreak, diagnose, early_breaks
@@ -662,7 +663,7 @@ def run_replay(
             refused += 1
         else:
             cached += matched
-            len_rule += min(matched, (len(prompt.key) - 1) // page_size * page_size)
+            len_rule += usable(matched, len(prompt.key), page_size)
         if progress:
             progress()
     return Row(
@@ -799,7 +800,7 @@ def one_by_one(served: Sequence[Served], page_size: int) -> int:
         key = RadixKey(each.prompt, each.extra_key)
         replies = [np.concatenate((each.prompt, output[:-1])) for output in each.outputs if output]
         matched = replay.serve(key, *(RadixKey(ids.astype(np.int64), each.extra_key) for ids in replies))
-        total += min(matched or 0, (len(key) - 1) // page_size * page_size)
+        total += usable(matched or 0, len(key), page_size)
     return total
 
 

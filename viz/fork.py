@@ -21,9 +21,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from minirad.cache.eviction import POLICIES
-from minirad.cache.prefix_cache import TreeHooks
+from minirad.cache.prefix_cache import TreeHooks, usable
 from minirad.config import EngineConfig
-from minirad.doctor import usable
 from minirad.engine import Engine
 from minirad.model.load import CLASSROOM, SMOLLM2
 from minirad.observe import events as ev

@@ -49,6 +49,11 @@ class Prefix:
         return 0 if self.tree is None else int(self.tree._cost(self))
 
 
+def usable(matched: int, length: int, page_size: int) -> int:
+    """Of a prompt's `matched` first units those that a request takes: whole pages, never its last unit."""
+    return max(min(matched, length - 1), 0) // page_size * page_size
+
+
 class TreeHooks:
     """What a tree may do at certain moments; one without a second tier does nothing.
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minirad.cache.node import RadixKey, Slots
+from minirad.cache.prefix_cache import usable
 from minirad.errors import require
 from minirad.simulate import Replay
 from minirad.why.answer import Answer, Asked, Loss, held, why
@@ -68,7 +69,7 @@ class Cache:
 
     def used(self, matched: int | None, length: int) -> int:
         """Tokens that an engine would take from the cache, of those that match (None: it cannot run)."""
-        return min(matched or 0, (length - 1) // self.page_size * self.page_size)
+        return usable(matched or 0, length, self.page_size)
 
 
 class Earlier(NamedTuple):

@@ -45,7 +45,6 @@ print(json.dumps({"before": before, "drawn": drawn, "modules": sorted(sys.module
 """
 
 
-@pytest.mark.slow
 def test_the_first_tree_is_drawn_without_what_it_does_not_need_and_the_page_comes_before_torch() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST_VIEW], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
