@@ -24,7 +24,7 @@ import numpy as np
 from minirad import rooms
 from minirad.cache.allocator import PageAllocator
 from minirad.cache.node import RadixKey, Slots
-from minirad.cache.prefix_cache import Prefix, PrefixCache, path_slots
+from minirad.cache.prefix_cache import Prefix, PrefixCache, path_slots, usable
 from minirad.errors import require
 from minirad.observe import events as ev
 from minirad.schedule.req_to_token import ReqToTokenPool
@@ -161,8 +161,7 @@ class CacheManager:
 
     def cached(self, request: Request, matched: int) -> int:
         """How many of `matched` slots the request can use: whole pages, and one token is always computed."""
-        page = self.allocator.page_size
-        return min(matched, request.usable_prefix) // page * page
+        return usable(matched, request.usable_prefix + 1, self.allocator.page_size)
 
     def attach(self, request: Request, match: Any, cached: int) -> None:
         """Points a new row at the first `cached` slots of a match whose node is locked already."""
