@@ -4,7 +4,7 @@
 
 Writes index.html (what there is, the figure of nine steps, which policy evicts whom), nine_steps.html
 (the nine steps to step through), policy_NAME.html for each eviction policy (one story of the same
-requests in a pool of the same size, made so that each policy takes another victim at its end),
+requests in a pool of the same size, made so that nearly each policy takes another victim at its end),
 policies.html (all of them side by side), and a story each of the host tier, of a policy that is changed in
 the middle, and of new weights. They are recordings of the real engine; each page is one file that fetches
 nothing.
@@ -221,7 +221,7 @@ section svg {{ width: 100%; height: auto; max-height: 380px; display: block; }}
 <main>
 <h1>Eviction policies side by side</h1>
 <p>The same questions in the same order and the same pool of {room} KV slots, on the real engine. Up to
-“{bye}” all trees are equal; then one leaf has to go, and every policy takes another one (boxed). After that
+“{bye}” all trees are equal; then one leaf has to go: which one, the policy says (boxed{alike}). After that
 {returns} visitors come back: what was evicted is computed again, and takes the place of something else.
 ✕ 1 is the first leaf to be evicted, ● is in the tree at the end.</p>
 <div class="scroll"><table>
@@ -252,12 +252,21 @@ def policies_html(stories: Sequence[Story], links: Sequence[str] = ()) -> str:
     return _POLICIES_PAGE.format(
         room=stories[0].kv_tokens if stories else 0,
         bye=html.escape(VISITS[-1].question),
+        alike=html.escape(_alike(stories)),
         returns=len(ENCORE),
         heads="".join(f"<th>{name}</th>" for name in names),
         rows="\n".join(_fate_row(visit.question, stories, ends) for visit in _distinct(VISITS)),
         rates="".join(_rate_cell(*found[story.policy], best) for story in stories),
         trees="\n".join(_tree_card(story, story.policy in links) for story in stories),
     )
+
+
+def _alike(stories: Sequence[Story]) -> str:
+    """Which policies take the same leaf first; "" if each takes another one."""
+    by: dict[str, list[str]] = {}
+    for story in stories:
+        by.setdefault(story.victims[0][0], []).append(story.policy)
+    return "".join(f"; {' and '.join(names)} take the same" for names in by.values() if len(names) > 1)
 
 
 def _distinct(visits: Sequence[Visit]) -> list[Visit]:

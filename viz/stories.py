@@ -1,6 +1,6 @@
 """The gallery's stories: short runs of the real engine, each made to show one thing.
 
-`tell(policy)` asks the same questions under one eviction policy; each policy takes another victim at the
+`tell(policy)` asks the same questions under one eviction policy; nearly each takes another victim at the
 end. `encore(policy)` goes on and asks for what was there before. `host_tier`, `policy_change` and
 `new_weights` show what their names say. Only an answer's first token is asked for, and that has no KV: a leaf
 of the tree is exactly one question.

@@ -6,7 +6,7 @@ What a moment is called is the clock's: a recording has steps, a log has request
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from minirad.observe.events import listed
@@ -68,7 +68,19 @@ class Words:
         """How far a prompt hits, and what the rest is computed for."""
         who = answer.name or "this prompt"
         found = f"{who} finds {answer.cached:,} of {answer.length:,} {self.unit}s in the cache"
-        return f"{found}; computed are {'; '.join(self.clause(loss, answer) for loss in answer.losses)}"
+        return f"{found}; computed are {'; '.join(self.clauses(answer))}"
+
+    def clauses(self, answer: Answer) -> list[str]:
+        """What all of the rest is computed for, in order; neighbours of which the same is said are one."""
+        told: list[Loss] = []
+        for loss in answer.losses:
+            if told and self.clause(replace(told[-1], tokens=loss.tokens), answer) == self.clause(
+                loss, answer
+            ):
+                told[-1] = replace(told[-1], tokens=told[-1].tokens + loss.tokens)
+            else:
+                told.append(loss)
+        return [self.clause(loss, answer) for loss in told]
 
     def clause(self, loss: Loss, answer: Answer) -> str:
         """What some tokens are computed for: "12 that were evicted from the device in step 9 for R5"."""

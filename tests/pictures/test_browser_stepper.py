@@ -66,6 +66,13 @@ with Recorder(engine) as recording:
         engine.generate([[100, 101] + [rng.randrange(300, 600)]], hint)
 Stepper(recording)
 """
+STREAM = """
+from minirad import Recording
+from viz.notebook.stepper import Stepper
+tour = Stepper(Recording.load("streams/sglang_two_ranks.jsonl"))
+tour.go(20)
+tour
+"""
 KERNEL_IDLE = """() => {
   const shown = window.jupyterapp.shell.currentWidget;
   return shown?.sessionContext?.session?.kernel?.status === 'idle';
@@ -356,6 +363,32 @@ def test_driving_an_engine(notebook: Notebook) -> None:
     page.wait_for_function("document.body.innerText.includes('more than the KV pool')")
     notebook.press("|◀", 1)
     page.wait_for_function("document.body.innerText.includes('The past is on view')")
+
+
+def test_of_a_stream_a_node_says_who_holds_it(browser: Any, lab: tuple[str, Path]) -> None:
+    """No pool and no requests: the ranks stand there, and nothing that is held is called evicted."""
+    shutil.copytree(ROOT / "notebooks" / "streams", lab[1] / "streams", dirs_exist_ok=True)
+    write_notebook(lab[1] / "stream.ipynb", [STREAM])
+    opened = Notebook(browser, lab, "stream.ipynb")
+    opened.page.wait_for_selector(".mr-tree svg.tree")
+    look = opened.stepper()
+    assert look.locator(".pool-card h3 span").first.inner_text() == "Ranks"
+    assert look.locator(".ranks li").count() == 2 and "rank 1 (live): D 96" in look.inner_text()
+    assert not look.locator(".mr-pool").first.is_visible() and not look.locator(".requests-card").is_visible()
+    assert not opened.page.get_by_role("button", name="quiz").is_visible()
+    opened.wait_until_still()
+    told = {}
+    for node in look.evaluate("el => [...el.querySelectorAll('.mr-tree g.node:not(.root)')].map(g => g.id)"):
+        look.locator(f"#{node}").dispatch_event("pointerover", {"bubbles": True})
+        opened.page.wait_for_function(
+            "node => document.querySelector('.about').innerText.startsWith(node + ':')", arg=node
+        )
+        told[node] = look.locator(".about").inner_text()
+    assert told["n8"] == "n8: 64 tokens, D 0–1" and told["n5"] == "n5: no rank holds it any more"
+    assert not any("evicted" in words or "not in this picture" in words for words in told.values())
+    opened.press("why this victim?")
+    opened.page.wait_for_function("document.querySelector('.note').innerText.includes('and not why')")
+    opened.close()
 
 
 @pytest.mark.exhaustive

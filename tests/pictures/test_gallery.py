@@ -86,6 +86,9 @@ def test_each_policy_keeps_other_leaves_when_visitors_come_back() -> None:
     assert max(found, key=found.__getitem__) == "lfu" and min(found, key=found.__getitem__) == "lru"
     page = gallery.policies_html([runs["lru"], runs["lfu"]])
     assert 'class="first"' in page and page.count("✕ 1 ●") == 2
+    assert "(boxed)" in page
+    both = gallery.policies_html([runs["lfu"], runs["mru"], runs["brrip"]])
+    assert "(boxed; lfu and brrip take the same)" in both
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids)), "two trees of one page share an id"
 

@@ -1027,6 +1027,59 @@ def test_the_policy_can_be_changed_while_it_runs(stepper: Stepper) -> None:
     assert stepper.engine.cache.eviction_policy == "fifo"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("chosen", ["lru", "mru", "fifo"])
+def test_a_fork_has_the_policy_that_its_box_says(stepper: Stepper, chosen: str) -> None:
+    """The box begins with the policy of the moment on view, which was changed by hand; no choice is lost."""
+    output = stepper.display()
+    stepper = output.stepper
+    stepper.submit("1 2 3 4")
+    stepper.run()
+    stepper.set_policy("mru")
+    fields = {name: value for name, _, _, value in driving(output)["fork"]}
+    assert fields["eviction_policy"] == "mru"
+    press(output, "fork", {**fields, "eviction_policy": chosen})
+    assert stepper.engine.cache.eviction_policy == chosen  # type: ignore[attr-defined]
+    assert stepper.state["tree"]["eviction_policy"] == chosen
+    assert ("nothing changed" in stepper.message) == (chosen == "mru")
+    now = {name: value for name, _, _, value in driving(output)["fork"]}
+    assert now["eviction_policy"] == chosen
+    press(output, "original")
+    stepper.first()
+    assert {name: value for name, _, _, value in driving(output)["fork"]}["eviction_policy"] == "lru"
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 1.5, None, True])
+def test_to_evict_nothing_is_a_mistake(stepper: Stepper, tokens: object) -> None:
+    stepper.submit("1 2 3 4")
+    stepper.run()
+    before = stepper.engine.snapshot()
+    assert stepper.evict(tokens) == 0 and "tokens to evict must be" in stepper.message
+    assert stepper.engine.snapshot() == before
+    assert stepper.evict(1) >= 1 and not stepper.message
+
+
+def test_a_refusal_is_read_below_the_cell_that_asked(stepper: Stepper, capsys) -> None:
+    """What the cell does next may move on, and hide the message."""
+    stepper.submit(" ".join(["7"] * 90))
+    stepper.run()
+    stepper.first()
+    assert "more than the KV pool" in capsys.readouterr().out
+    output = stepper.display()
+    press(output, "submit", " ".join(["7"] * 90))
+    assert "more than the KV pool" in output.stepper.message and capsys.readouterr().out == ""
+
+
+def test_what_is_of_another_kind_is_named(stepper: Stepper) -> None:
+    with pytest.raises(ValueError, match=r"a text here, got \[1, 2\]"):
+        stepper.submit([1, 2])
+    with pytest.raises(ValueError, match="an Engine or a Recording, got 5"):
+        Stepper(5)
+    for place in (1.5, "1", None, True):
+        with pytest.raises(ValueError, match="position must be a whole number"):
+            stepper.go(place)
+    repr(stepper)
+
+
 def test_the_past_does_not_hide_the_present_policy(stepper: Stepper) -> None:
     stepper.submit("1 2 3 4")
     stepper.step()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from minirad.config import SamplingParams
 from minirad.observe import events as ev
+from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from minirad.why.recorded import Recorded
@@ -60,7 +63,7 @@ def test_each_request_has_one_answer_everywhere(tour: Stepper) -> None:
         assert str(kv.why(tour.recording, name_of(event))) == str(told)
         tour.granularity = "step"
         tour.go(tour.trace.position_of("step", frame))
-        clauses = "; ".join(words.clause(loss, answer) for loss in answer.losses)
+        clauses = "; ".join(words.clauses(answer))
         line = f"{event.describe()}; computed: {clauses}"
         assert line in tour.sentences()
         assert line in [each["text"] for each in tour.shown["events"]]
@@ -171,6 +174,27 @@ def test_a_recording_that_cannot_be_followed_is_shown_without_answers(tour: Step
     assert event.describe() in [line["text"] for line in event_lines(view, ledger.reasons)]
 
 
+def test_what_is_said_of_neighbours_alike_is_said_once(make_engine) -> None:
+    """A prompt and its reply are computed in different steps, and go together: one clause, one number."""
+    engine = make_engine(kv_tokens=32)
+    long = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    recorder = Recorder(engine)
+    made = Stepper(recorder)
+    (reply,) = engine.generate([[3, 4, 5, 6, 7, 8]], long)
+    for prompt in (range(10, 16), range(20, 26), [3, 4, 5, 6, 7, 8, *reply.token_ids, 9], range(10, 16)):
+        engine.generate([list(prompt)], long)
+    joined = 0
+    words = Words(made.trace.decode)
+    for answer in Recorded.of(recorder).answers.values():
+        clauses = words.clauses(answer)
+        numbers, rest = zip(*(each.split(" ", 1) for each in clauses if each[0] != "t"), strict=True)
+        assert all(one != other for one, other in pairwise(rest)), clauses
+        counted = sum(int(number.replace(",", "")) for number in numbers)
+        assert counted + (clauses[-1] == "the last one, as always") == answer.missed
+        joined += len(answer.losses) - len(clauses)
+    assert joined
+
+
 def test_misses_add_up(tour: Stepper) -> None:
     drawn = kv.misses(tour.recording)
     found = Recorded.of(tour.recording).answers
@@ -217,3 +241,44 @@ def test_a_stream_answers_for_each_rank() -> None:
     with pytest.raises(ValueError, match="does not tell what was asked"):
         tour.why("R1")
     assert tour.shown["events"]
+
+
+def test_of_a_stream_each_node_in_the_picture_is_told_by_who_holds_it(request) -> None:
+    """It has no pool: neither its pages nor "evicted" can be read off one."""
+    path = request.config.rootpath / "notebooks/streams/sglang_two_ranks.jsonl"
+    seen = set()
+    for recording in (stream(), Recording.load(path)):
+        tour = Stepper(recording)
+        for index in range(tour.count):
+            tour.go(index)
+            shown, tree = tour.shown, tour.state["tree"]
+            drawn = {int(number) for number in re.findall(r'id="n(\d+)"', shown["svg"])} - {0}
+            nodes = shown["ranks"]["nodes"]
+            assert set(nodes) == drawn
+            for node in tree["nodes"]:
+                if node["id"] not in nodes or not node["seen"]:
+                    continue
+                words = nodes[node["id"]]
+                assert words.startswith(f"{node['units']} token") and "any more" not in words
+                assert ("D" in words) == bool(node["held"]) and ("HOLE" in words) == (not node["held"])
+                for rank in node["held"] if len(tree["ranks"]) > 1 else ():
+                    assert rank in words
+            gone = drawn - {node["id"] for node in tree["nodes"]}
+            assert all(nodes[number] == "no rank holds it any more" for number in gone)
+            seen |= gone
+            lines = shown["ranks"]["lines"]
+            assert len(lines) == len(tree["ranks"])
+            for line, row in zip(lines, tree["ranks"], strict=True):
+                assert line.startswith(f"rank {row['rank']} ({row['state']}): ")
+                assert all(f" {count:,}" in line for count in row["media"].values() if count)
+    assert seen
+
+
+def test_a_stream_names_no_victims_and_asks_nothing() -> None:
+    tour = Stepper(stream())
+    assert tour.why() == ["A stream tells what a server removed, and not why."]
+    tour.first()
+    assert tour.why() == ["Nothing was evicted here."]
+    output = tour.display()
+    assert json.loads(output.model.controls)["quiz"] is None
+    output.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from minirad.observe.fleet_events import counted
 from minirad.observe.snapshot import State
 from viz.draw.label import escape
 from viz.draw.label import font as _font
@@ -105,6 +106,17 @@ def sentence(node: State, held: Mapping[str, str], view: View) -> str:
     if not held:
         return SENTENCES["hole"]
     return SENTENCES["maybe"] if any("?" in media for media in held.values()) else ""
+
+
+def in_words(node: State, view: View) -> str:
+    """How much a node is and who holds it: "64 tokens, D 0–1 · H 4"."""
+    if node["id"] in view.ghosts:
+        return "no rank holds it any more"
+    held = held_on_view(node, view)
+    size = [counted(node["units"], "token")] if node["seen"] else []
+    told = sentence(node, held, view)
+    who = grouped(held, len(view.state["tree"]["ranks"]))
+    return ", ".join([*size, *(part for part in (who, told) if part)])
 
 
 def grouped(held: Mapping[str, str], ranks: int) -> str:

@@ -6,14 +6,16 @@ ranges [first, last]. Nothing of the future is in it, so that a quiz cannot be r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from minirad.observe import events as ev
 from minirad.observe.recording import Recording
+from minirad.observe.snapshot import State
 from viz.draw.charts import OWNERS
+from viz.draw.fleet import in_words
 from viz.notebook.reasons import Reasons
 from viz.trace import (
     Decode,
@@ -21,6 +23,7 @@ from viz.trace import (
     View,
     has_tiers,
     host_used,
+    is_fleet,
     nodes_of,
     path_of,
     requests_of,
@@ -29,6 +32,7 @@ from viz.trace import (
     tier_sums,
     units,
 )
+from viz.view.fleet import letters
 from viz.view.pool import device_pool, host_pages, page_map, ranges
 from viz.view.requests import Life, Lives, Span
 from viz.view.text import pretty, visible
@@ -38,6 +42,7 @@ from viz.words import word_of
 TEXTS_UP_TO = 2048  # pages; a larger pool's map does not say what each page holds
 MOST_EVENTS = 200
 MOST_REQUESTS = 60
+MOST_RANKS = 16
 
 
 class Ledger:
@@ -93,6 +98,8 @@ def payload(trace: Trace, view: View, ledger: Ledger) -> dict[str, Any]:
     """All that the picture of a position needs besides its SVG."""
     kind, sentence = summary(view.events)
     tiers = {"host": host_cells(view, trace.decode)} if has_tiers(view.state) else {}
+    if is_fleet(view.state):
+        tiers["ranks"] = ranks_told(view.state)
     return {
         **tiers,
         "granularity": view.granularity, "index": view.index, "title": view.title,
@@ -100,6 +107,28 @@ def payload(trace: Trace, view: View, ledger: Ledger) -> dict[str, Any]:
         "kind": kind, "sentence": visible(sentence), "pool": pool_cells(view, trace.decode),
         "requests": ledger.requests(view), "events": event_lines(view, ledger.reasons),
     }  # fmt: skip
+
+
+def ranks_told(state: State) -> dict[str, Any]:
+    """Of a stream, which has no pool: a line for each rank, and how many there are."""
+    rows = state["tree"]["ranks"]
+    lines = [_rank_told(row) for row in rows[:MOST_RANKS]]
+    if len(rows) > MOST_RANKS:
+        lines.append(f"and {len(rows) - MOST_RANKS} more")
+    return {"books": f"{len(rows)} in this stream", "lines": lines}
+
+
+def _rank_told(row: State) -> str:
+    media = [f"{letters(name)} {blocks:,}" for name, blocks in row["media"].items() if blocks]
+    held = f"{' · '.join(media)} blocks" if media else "no blocks"
+    lost = f" · {row['lost']} batches lost" if row["lost"] else ""
+    return f"rank {row['rank']} ({row['state']}): {held}{lost}"
+
+
+def nodes_told(view: View, drawn: Iterable[int]) -> dict[int, str]:
+    """Of a stream's nodes in the picture: how much each is, and which ranks hold it."""
+    there = ((number, view.ghosts.get(number) or view.nodes.get(number)) for number in drawn)
+    return {number: in_words(node, view) for number, node in there if node is not None}
 
 
 def pool_cells(view: View, decode: Decode) -> dict[str, Any]:

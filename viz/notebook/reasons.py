@@ -98,8 +98,7 @@ class Reasons:
 
     def clauses(self, answer: Answer) -> str:
         """What the rest is computed for, without how much was found."""
-        clauses = (self._words.clause(loss, answer) for loss in answer.losses)
-        return f"computed: {visible('; '.join(clauses))}"
+        return f"computed: {visible('; '.join(self._words.clauses(answer)))}"
 
     # ------------------------------------------------------------ memories
 

@@ -33,7 +33,7 @@ from IPython import get_ipython
 from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.config import SamplingParams
 from minirad.engine import Engine
-from minirad.errors import InvariantError
+from minirad.errors import InvariantError, said, whole
 from minirad.model.classroom import corpus
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
@@ -43,15 +43,16 @@ from minirad.why.command import text_for
 from viz.draw.dot import DotError
 from viz.draw.tree import Options, tree_png, tree_svg
 from viz.fork import Found, changeable_policy, evict_by_hand, fork, unmasked, what_if
-from viz.notebook.panels import Ledger, event_text, payload
+from viz.notebook.panels import Ledger, event_text, nodes_told, payload
 from viz.notebook.reasons import Why
-from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, summary
+from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, is_fleet, summary
 from viz.view.quiz import Question, question_for, why
 
 STATIC = Path(__file__).parents[1] / "static"
 ANIMATION = 350  # milliseconds
 LONGEST_RUN = 20_000  # steps that "run to end" takes before it gives up
 MOST_OUTPUTS = 100  # that are kept alive in one kernel
+_NODE = re.compile(r'id="n(\d+)"')  # in a drawn tree
 _REQUEST = re.compile(r"R\d+(#\d+)?")  # how the engine names requests
 
 Result = TypeVar("Result")
@@ -140,6 +141,9 @@ class Stepper:
         self._originals: list[tuple[_Session, int]] = []
         self._granularity, self._index = granularity, 0
         self._broke = False  # in the engine's last step
+        self._in_press = False  # of a button or key
+        if not isinstance(source, Engine | Recording):
+            raise ValueError(f"a stepper takes an Engine or a Recording, got {said(source)}")
         engine = None if isinstance(source, Recording) else source
         taped = recording or (Recorder(source) if isinstance(source, Engine) else source)
         self._session = _Session(engine, taped, decode)
@@ -154,6 +158,11 @@ class Stepper:
     def recording(self) -> Recording:
         """What it looks at."""
         return self._session.recording
+
+    @property
+    def _theirs(self) -> bool:
+        """A stream of other servers: it names no victims and asks nothing."""
+        return is_fleet(self.recording.header["start"])
 
     @property
     def trace(self) -> Trace:
@@ -207,7 +216,7 @@ class Stepper:
 
     def go(self, index: int) -> None:
         """Shows a position; ValueError if there is none with that number."""
-        if not 0 <= index < self.count:
+        if not 0 <= whole("the position", index) < self.count:
             raise ValueError(
                 f"there is no {self._granularity} {index}: positions go from 0 to {self.count - 1}"
             )
@@ -290,7 +299,13 @@ class Stepper:
         not admitted and for an empty prompt.
         """
         if asked is None:
-            return why(self.trace, self.view) or ["Nothing was evicted here."]
+            removed = self._theirs and any(event.mark == "evict" for event in self.view.events)
+            none = (
+                "A stream tells what a server removed, and not why."
+                if removed
+                else "Nothing was evicted here."
+            )
+            return why(self.trace, self.view) or [none]
         reasons = self._session.ledger.reasons
         if isinstance(asked, str) and (_REQUEST.fullmatch(asked) or reasons.asked(asked)):
             return reasons.of(asked)
@@ -325,8 +340,10 @@ class Stepper:
         chat: wrap the text as a user's message (None: as the widget's box says). A refused prompt (too
         long, say) changes nothing; the reason is in `message`.
         """
+        if not isinstance(text, str):
+            raise ValueError(f"a prompt is a text here, got {said(text)}; engine.add_request takes token ids")
         if not text.strip():
-            self._say("The prompt is empty: type something first.")
+            self._refuse("The prompt is empty: type something first.")
             return None
         prompt = self.prompt(text, chat=chat, system=system)
         was_past = not self.at_present
@@ -379,7 +396,11 @@ class Stepper:
 
     def evict(self, tokens: int) -> int:
         """Evicts at least so many unlocked cached tokens; how many went."""
-        gone = self._guarded(lambda engine: evict_by_hand(engine, tokens))
+
+        def some(engine: Engine) -> int:
+            return evict_by_hand(engine, whole("tokens to evict", tokens, 1))
+
+        gone = self._guarded(some)
         if gone is not None:
             self._arrived("" if gone else "Nothing is unlocked: no token can be evicted.")
         return gone or 0
@@ -493,20 +514,29 @@ class Stepper:
     def _guarded(self, act: Callable[[Engine], Result]) -> Result | None:
         """Does something with the engine; a refusal becomes the message on view, and None comes back."""
         if self.engine is None:
-            self._say("This is a recording: there is no engine to drive.")
+            self._refuse("This is a recording: there is no engine to drive.")
             return None
         try:
             return act(self.engine)
         except ValueError as error:  # a caller's mistake: its text says all
-            self._say(str(error))
+            self._refuse(str(error))
             return None
+
+    def _refuse(self, message: str) -> None:
+        """Also printed below a cell that asked for it: what the cell does next may move on, and hide it."""
+        self._say(message)
+        if not self._in_press:
+            print(message)
 
     def pressed(self, act: Callable[[], Any]) -> None:
         """What a button or key does. Any error is shown as the message: the picture must stay."""
+        self._in_press = True
         try:
             act()
         except Exception as error:
             self._say(f"{type(error).__name__}: {error}")
+        finally:
+            self._in_press = False
 
     def _arrived(self, message: str) -> None:
         """Shows the present, with what happened since the last step as a position of its own."""
@@ -537,6 +567,9 @@ class Stepper:
         except DotError as error:
             svg, message = "", str(error)
         around = payload(self.trace, self.view, self._session.ledger)
+        if "ranks" in around:
+            drawn = (int(number) for number in _NODE.findall(svg))
+            around["ranks"]["nodes"] = nodes_told(self.view, drawn)
         return {**around, "svg": svg, "ms": ANIMATION, "message": message}
 
     def display(self) -> Output:
@@ -640,12 +673,12 @@ class Output:
             "granularity": step.granularity, "granularities": list(GRANULARITIES),
             "back": step.index > 0, "forward": not step.at_present or step._can_step,
             "jumps": [[kind, _MARK_WORDS[kind], bool(frames)] for kind, frames in marks.items()],
-            "quiz": step.quiz, "question": asked,
+            "quiz": None if step._theirs else step.quiz, "question": asked,
             "engine": None if step.engine is None else self._engine_controls(step.engine),
         }  # fmt: skip
 
     def _engine_controls(self, engine: Engine) -> dict[str, Any]:
-        step, config = self.stepper, engine.config
+        step = self.stepper
         policy = changeable_policy(engine)
         hits, refused = self._hits()
         present = "The past is on view: a prompt goes to the present, or fork from here."
@@ -656,13 +689,23 @@ class Output:
             "policies": list(EVICTION) if policy else ["its own"],
             "policy": policy or None,
             "present": "" if step.at_present else present,
-            "fork": [
-                ["eviction_policy", "evict by", list(EVICTION), config.eviction_policy],
-                ["schedule_policy", "serve by", list(SCHEDULE), config.schedule_policy],
-                ["kv_tokens", "pool", None, config.kv_tokens],
-                ["page_size", "page", None, config.page_size],
-            ],
+            "fork": self._fork_fields(engine),
         }  # fmt: skip
+
+    def _fork_fields(self, engine: Engine) -> list[list[Any]]:
+        """What may be changed: its name, its label, the choices, and what it is at the moment on view."""
+        config, there = engine.config, self.stepper.state["tree"]["eviction_policy"]
+        return [
+            [
+                "eviction_policy",
+                "evict by",
+                list(EVICTION),
+                there if there in EVICTION else config.eviction_policy,
+            ],
+            ["schedule_policy", "serve by", list(SCHEDULE), config.schedule_policy],
+            ["kv_tokens", "pool", None, config.kv_tokens],
+            ["page_size", "page", None, config.page_size],
+        ]
 
     def _hits(self) -> tuple[str, bool]:
         """What the prompt in the box would hit, or why it is refused (True)."""
@@ -748,8 +791,9 @@ class Output:
             self.show_controls()
 
     def _fork(self, wanted: dict[str, Any]) -> None:
-        config = getattr(self.stepper.engine, "config", None)
-        self.stepper.fork(**{name: new for name, new in wanted.items() if new != getattr(config, name, None)})
+        engine = self.stepper.engine
+        known = {} if engine is None else {name: value for name, _, _, value in self._fork_fields(engine)}
+        self.stepper.fork(**{name: new for name, new in wanted.items() if new != known.get(name)})
 
     def _open(self, node: int) -> None:
         self.stepper.options = Options(opened=frozenset(self.stepper.options.opened) ^ {node})

@@ -156,6 +156,7 @@ function pageText(data, page) {
 
 /** What a node holds, in one line. */
 function nodeText(data, node) {
+  if (data.ranks) return `n${node}: ${data.ranks.nodes[node] ?? "not in this picture"}`;
   const { pool } = data, pages = pool.cells.flatMap((owner, i) => (owner === node ? [i] : []));
   const copies = data.host ? data.host.cells.flatMap((owner, i) => (owner === node ? [i] : [])) : [];
   if (!pages.length && copies.length) return `n${node}: ${copies.length * pool.page_size} tokens, on the host only`;
@@ -287,6 +288,7 @@ function asking(send) {
     if (!jumps.children.length)
       jumps.append(...now.jumps.map(([kind, word]) => button("next " + word, "to the next " + word, () => send("jump", kind))));
     now.jumps.forEach(([, , there], i) => { jumps.children[i].disabled = !there; });
+    quiz.hidden = now.quiz === null; // a stream has nothing to ask about
     quiz.setAttribute("aria-pressed", now.quiz);
     question.hidden = !now.question;
     if (!now.question) return;
@@ -301,7 +303,8 @@ function asking(send) {
 
 /** Prompts, the engine and forks. Returns {part, draw}. */
 function driving(send) {
-  let taken = 0, forkable = "";
+  let taken = 0;
+  const forkable = []; // what each field of the next fork was told
   const text = field("input", "prompt", { type: "text", placeholder: "Type a prompt" });
   const chat = field("input", "the text becomes a chat message", { type: "checkbox" });
   const submit = button("submit", "queue this prompt (Enter)", () => send("submit", text.value));
@@ -344,9 +347,13 @@ function driving(send) {
     policy.disabled = !now.policy;
     present.textContent = now.present;
     original.disabled = !now.original;
-    if (JSON.stringify(now.fork) === forkable) return; // what was chosen for the next fork stays
-    forkable = JSON.stringify(now.fork);
-    fields.replaceChildren(...now.fork.map(forkField));
+    now.fork.forEach((told, i) => {
+      const text = JSON.stringify(told);
+      if (forkable[i] === text) return; // what was chosen for the next fork stays
+      forkable[i] = text;
+      if (fields.children[i]) fields.children[i].replaceWith(forkField(told));
+      else fields.append(forkField(told));
+    });
   };
   return { part, draw };
 }
@@ -380,14 +387,16 @@ function build(model, el) {
   const hostPart = make("div", "host-part", "", [make("h3", "", "", [make("span", "", "Host memory"), hostBooks]), host2.svg,
     legend(["a copy", "both"], ["only here", "host"], ["being copied", "copying"], ["being loaded", "loading"]), sums]);
   hostPart.hidden = true;
-  const poolBody = make("div", "", "", [pool.svg, hostPart, about]);
+  const poolPart = make("div", "", "", [pool.svg, hostPart]), ranks = make("ul", "ranks"); // a stream has no pool
+  const poolCard = card("KV pool", "pool-card", make("div", "", "", [poolPart, ranks, about]), books);
+  const requestsCard = card("Requests", "requests-card", requests, phases);
   root.append(
     say,
     make("div", "mr-main", "", [
       card("Radix tree", "tree-card", make("div", "", "", [tiers, host]), states),
-      make("div", "mr-side", "", [card("KV pool", "pool-card", poolBody, books), card("Events", "events-card", events)]),
+      make("div", "mr-side", "", [poolCard, card("Events", "events-card", events)]),
     ]),
-    card("Requests", "requests-card", requests, phases),
+    requestsCard,
   );
   const output = make("div", "mr-output", "", [moves.row, ...asks.rows, root]);
   output.dataset.lmSuppressShortcuts = "true"; // else JupyterLab takes the keys
@@ -482,7 +491,13 @@ function build(model, el) {
     note.textContent = data.message;
     note.hidden = !data.message;
     say.className = "mr-say " + data.kind;
-    books.textContent = data.pool.books;
+    books.textContent = (data.ranks ?? data.pool).books;
+    poolPart.hidden = requestsCard.hidden = Boolean(data.ranks);
+    ranks.hidden = !data.ranks;
+    if (data.ranks) {
+      poolCard.querySelector("h3 span").textContent = "Ranks";
+      ranks.replaceChildren(...data.ranks.lines.map((line) => make("li", "", line)));
+    }
     root.dataset.index = data.index;
     root.dataset.cost = (performance.now() - start).toFixed(2);
     clearTimeout(waiting);
