@@ -5,8 +5,8 @@ Two ways of driving:
 * **replay**: requests one at a time, in file order, through one RadixCache; only prompts are inserted,
   whole-unit matches count. What a trace is usually judged by, and what the cache alone can do.
 * **schedule**: requests arrive over time; the engine serves them in a pool of that size, with a runner that
-  computes nothing: replies are scripted. Waiting, retraction and the rule that one token is
-  always computed are part of it.
+  computes nothing: replies are scripted, or those of a recording. Waiting, retraction and the rule that one
+  token is always computed are part of it.
 
 Hit rate is cached prompt units over prompt units. A unit is a token, or a block of 512 where a trace has
 only the blocks' hashes. A request that was retracted and runs again is booked apart, so that computing
@@ -386,7 +386,7 @@ class WorkloadFeed:
 
     def due(self, step: int) -> list[Due]:
         return [
-            Due(each.prompt, each.params, _space(each.session), each.session.priority, None, each)
+            Due(each.prompt, each.params, _space(each.session), each.session.priority, each.reply, each)
             for each in self._player.due(step)
         ]
 
@@ -516,7 +516,7 @@ def from_workload(workload: Workload, text: Tokenizer, limit: int | None = None)
             number, new = len(prompts) + 1, due.params.max_new_tokens
             request = Request(f"R{number}", tokens, due.params, number, number)
             feed.sent(due, request.id)
-            reply = scripted_reply(request)
+            reply = scripted_reply(request) if due.reply is None else list(due.reply[:new])
             reason = "length" if len(reply) == new else "stop"
             feed.finished(Answer(request.id, 0, reply, reason), step)
             prompts.append(
@@ -528,7 +528,7 @@ def from_workload(workload: Workload, text: Tokenizer, limit: int | None = None)
         step = feed.next_due
     return Source(
         workload.name, "workload", tuple(prompts[:limit]), lambda: WorkloadFeed(workload, text.encode),
-        1, workload.kv_tokens, text,
+        1, workload.kv_tokens, text, workload.notes,
     )  # fmt: skip
 
 
@@ -542,7 +542,10 @@ def read_source(
     progress: Callable[[], Any] | None = None,
     malformed: str = "stop",
 ) -> Source:
-    """A workload or trace by its name, or a file. ValueError says what is wrong there. See read_trace."""
+    """A workload or trace by its name, or a file. ValueError says what is wrong there. See read_trace.
+
+    malformed: "skip" leaves out of a recording all from the malformed line on, for it is a log of changes.
+    """
     path = traces.trace_file(name)
     if name not in WORKLOADS and not path.is_file():
         try:
@@ -551,7 +554,7 @@ def read_source(
             raise ValueError(f"{error}; traces: {', '.join(traces.TRACES)}") from None
     kind = "workload" if name in WORKLOADS else format or detect(path)
     if kind == "workload":
-        return from_workload(load(name), tokenizer(tokenizer_name), limit)
+        return from_workload(load(name, partly=malformed == "skip"), tokenizer(tokenizer_name), limit)
     trace = read_trace(path, format, tokenizer_name, limit, progress, malformed)
     return from_trace(trace, step_ms, per_step)
 
@@ -563,10 +566,12 @@ def read_source(
 class Row:
     """One run. Sizes are key units; capacity None: no limit.
 
+    requests, prompt: of what was asked, refused ones as well, but not what would have followed these.
     cached of prompt units, at first attempts; again_*: at re-attempts after a retraction, not in the
     hit rate. len_rule: cached units if one unit is always computed (over time it always is). refused:
     requests larger than the cache, counted as computed. deferred: made to wait for a prefix that another
-    one computed. optimum: cached units of an endless cache that sees the same requests one by one.
+    one computed. optimum: cached units of an endless cache that sees the same requests one by one, and
+    refuses none.
     bound: cached units that no eviction policy passes at this capacity; over time, where the requests run in
     the same steps and leave the same room (optimum.py). Waits are steps from arrival to first admission.
     """
@@ -701,11 +706,12 @@ def run_schedule(
     cached = sum(each.cached for each in served)
     waits, stats = [each.wait for each in served], engine.scheduler.stats
     require(stats.first.cached == cached, f"{stats.first.cached} cached units booked, {cached} heard of")
+    asked = in_order(served, refused)
     return Row(
         source.name, "schedule", capacity, page_size, eviction_policy, schedule_policy,
-        len(served) + len(refused), sum(len(each.prompt) for each in served) + sum(refused), cached,
-        cached, one_by_one(served, page_size), presence.bound(), engine.cache_manager.evicted_tokens,
-        len(refused), time.perf_counter() - started, stats.again.tokens, stats.again.cached,
+        len(asked), sum(len(each.prompt) for each in asked), cached, cached,
+        one_by_one(asked, page_size), presence.bound(), engine.cache_manager.evicted_tokens, len(refused),
+        time.perf_counter() - started, stats.again.tokens, stats.again.cached,
         stats.retractions, stats.deferrals, engine.now, sum(waits) / len(waits) if waits else None,
         max(waits, default=None),
     )  # fmt: skip
@@ -760,9 +766,11 @@ class Driven(Protocol):
     def step(self) -> Stepped: ...
 
 
-def drive(engine: Driven, feed: Feed, limit: int, progress: Callable[[], Any] | None = None) -> list[int]:
-    """Runs a feed to its end, or its first `limit` requests; returns the lengths of refused prompts."""
-    refused: list[int] = []
+def drive(
+    engine: Driven, feed: Feed, limit: int, progress: Callable[[], Any] | None = None
+) -> list[Served]:  # fmt: skip
+    """Runs a feed to its end, or its first `limit` requests; returns those that were refused."""
+    refused: list[Served] = []
     sent = 0
     while True:
         for due in feed.due(engine.now) if sent < limit else []:
@@ -775,7 +783,7 @@ def drive(engine: Driven, feed: Feed, limit: int, progress: Callable[[], Any] | 
                 )
                 feed.sent(due, name)
             except ValueError:
-                refused.append(len(due.prompt))
+                refused.append(_refused(due, engine.now))
                 feed.refused(due)
         if engine.has_work:
             step = engine.now
@@ -789,14 +797,27 @@ def drive(engine: Driven, feed: Feed, limit: int, progress: Callable[[], Any] | 
             engine.now = max(engine.now + 1, coming)
 
 
-def one_by_one(served: Sequence[Served], page_size: int) -> int:
+def _refused(due: Due, step: int) -> Served:
+    """With the reply that a trace tells: in a cache without limit it is there for what follows."""
+    outputs = [list(due.reply)] if due.reply else []
+    return Served(as_int64(due.prompt, "a prompt"), due.extra_key, step, outputs=outputs)
+
+
+def in_order(served: Sequence[Served], refused: Sequence[Served]) -> list[Served]:
+    """All that was asked, by the step of its first admission, or of its coming if it was refused."""
+    return sorted(
+        [*served, *refused], key=lambda each: each.arrived if each.admitted is None else each.admitted
+    )
+
+
+def one_by_one(asked: Sequence[Served], page_size: int) -> int:
     """Units that an endless cache would have had for these requests, one after another.
 
-    In the order of their admission, each with its replies in the tree at once, and one unit always
+    In this order (of their admission), each with its replies in the tree at once, and one unit always
     computed: whatever the real run found in its tree is in this one too, so it is an upper bound.
     """
     replay, total = Replay(None, page_size), 0
-    for each in served:
+    for each in asked:
         key = RadixKey(each.prompt, each.extra_key)
         replies = [np.concatenate((each.prompt, output[:-1])) for output in each.outputs if output]
         matched = replay.serve(key, *(RadixKey(ids.astype(np.int64), each.extra_key) for ids in replies))
@@ -853,7 +874,10 @@ def _excerpt(units: Slots, text: Tokenizer | None, width: int = 64) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All runs of one source, what it shares, and the prompts that break sharing early."""
+    """All runs of one source, what it shares, and the prompts that break sharing early.
+
+    prefixes: what is shared with pages of prefix_page units.
+    """
 
     source: str
     format: str
@@ -865,6 +889,7 @@ class Report:
     rows: tuple[Row, ...]
     prefixes: tuple[SharedPrefix, ...]
     breaks: tuple[EarlyBreak, ...]
+    prefix_page: int = 1
 
     @property
     def unit(self) -> str:
@@ -878,6 +903,7 @@ class Report:
             "distinct": self.distinct,
             "rows": [row.as_dict() for row in self.rows],
             "prefixes": [asdict(prefix) for prefix in self.prefixes],
+            "prefix_page": self.prefix_page,
             "breaks": [asdict(each) for each in self.breaks],
         }  # fmt: skip
 
@@ -943,8 +969,9 @@ class Plan:
 def simulate(source: Source, plan: Plan | None = None, progress: Callable[[], Any] | None = None) -> Report:
     """All runs of a plan. progress: called once for each request of each run."""
     plan = plan or Plan()
-    whole = endless(source)
+    whole, page = endless(source), plan.page_sizes[0]
     rows = tuple(_rows(source, plan, whole, progress)) if source.prompts else ()
+    shared = whole if page == 1 else endless(source, page)  # what fills no page is not shared
     breaks: list[EarlyBreak] = []
     if source.tokenizer is not None:
         prompts = [prompt.key.tokens for prompt in source.prompts]
@@ -952,7 +979,8 @@ def simulate(source: Source, plan: Plan | None = None, progress: Callable[[], An
     return Report(
         source.name, source.format, source.unit_tokens, len(source.prompts),
         sum(prompt.tokens for prompt in source.prompts), source.units,
-        whole.cache.total_size, rows, tuple(shared_prefixes(whole.cache, source.tokenizer)), tuple(breaks),
+        whole.cache.total_size, rows, tuple(shared_prefixes(shared.cache, source.tokenizer)), tuple(breaks),
+        page,
     )  # fmt: skip
 
 
@@ -982,24 +1010,69 @@ def table(report: Report) -> str:
     ]
     if not report.rows:
         return "\n".join([*lines, "no requests: nothing to simulate"])
-    lines += ["", *columns([_cells(row, unit) for row in report.rows])]
-    refused = max(row.refused for row in report.rows)
-    if refused:
-        lines.append(f"refused: larger than the cache, counted as computed (up to {refused:,} requests)")
+    asked = asked_otherwise(report)
+    lines += ["", *columns([_cells(row, unit, asked) for row in report.rows]), *legend(report, "the cache")]
     lines.append(_bounds(report.rows[0].drive))
-    if report.prefixes:
-        lines += ["", f"shared prefixes that save most ({unit}s not computed, with a cache without limit)"]
-        cells = [
-            {
-                "saved": f"{p.saved:,}", "reused by": f"{p.reused:,}", f"{unit}s": f"{p.own:,}",
-                "up to": f"{p.length:,}", " what": repr(p.text) if report.unit == "token" else p.text,
-            }
-            for p in report.prefixes
-        ]  # fmt: skip
-        lines += columns(cells)
+    lines += _prefixes(report)
     for each in report.breaks:
         lines += ["", *each.describe().splitlines()]
     return "\n".join(lines)
+
+
+class Counted(Protocol):
+    """A row of a table, as far as it says what was asked."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def prompt(self) -> int: ...
+    @property
+    def refused(self) -> int: ...
+
+
+class Counts(Protocol):
+    """A report, as far as it says what there is to ask."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def prompt(self) -> int: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def rows(self) -> Sequence[Counted]: ...
+
+
+def asked_otherwise(report: Counts) -> bool:
+    """Whether some row asked for other prompt units than the report's head says: rows say then how many."""
+    return any(row.prompt != report.prompt for row in report.rows)
+
+
+def legend(report: Counts, cache: str) -> list[str]:
+    """A sentence each on requests that were refused, and on those that therefore were never asked."""
+    lines = []
+    if refused := max(row.refused for row in report.rows):
+        lines.append(f"refused: larger than {cache}, counted as computed (up to {refused:,} requests)")
+    if asked_otherwise(report):
+        never = max(report.requests - row.requests for row in report.rows)
+        why = f"; up to {never:,} of {report.requests:,} requests never came: a refused one was before them"
+        lines.append(f"asked: the prompt {report.unit}s that came, of which the rates are{why * (never > 0)}")
+    return lines
+
+
+def _prefixes(report: Report) -> list[str]:
+    if not report.prefixes:
+        return []
+    pages = f", pages of {report.prefix_page}" if report.prefix_page > 1 else ""
+    cells = [
+        {
+            "saved": f"{p.saved:,}", "reused by": f"{p.reused:,}", f"{report.unit}s": f"{p.own:,}",
+            "up to": f"{p.length:,}", " what": repr(p.text) if report.unit == "token" else p.text,
+        }
+        for p in report.prefixes
+    ]  # fmt: skip
+    head = f"shared prefixes that save most ({report.unit}s not computed, with a cache without limit{pages})"
+    return ["", head, *columns(cells)]
 
 
 def _bounds(drive: str) -> str:
@@ -1012,12 +1085,14 @@ def _in_tokens(report: Report) -> str:
     return f" of {report.unit_tokens} ({report.tokens:,} tokens)" if report.unit_tokens > 1 else ""
 
 
-def _cells(row: Row, unit: str) -> dict[str, str]:
+def _cells(row: Row, unit: str, asked: bool) -> dict[str, str]:
     cells = {f"{unit}s of cache": "unlimited" if row.capacity is None else f"{row.capacity:,}"}
     cells["page"] = str(row.page_size)
     cells["eviction"] = row.eviction_policy if row.capacity is not None else "-"
     if row.schedule_policy is not None:
         cells["schedule"] = row.schedule_policy
+    if asked:
+        cells["asked"] = f"{row.prompt:,}"
     cells["cached"] = f"{row.cached:,}"
     cells["hit rate"] = percent(row.hit_rate)
     cells["optimum"] = percent(row.optimum_rate)
@@ -1074,7 +1149,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--malformed",
         default="stop",
-        help="stop at a malformed record (default), or skip it: left out and named",
+        help="stop at a malformed record (default), or skip it: left out and named (a recording ends there)",
     )
     parser.add_argument("--drive", help="replay (one by one: default for traces) or schedule (over time)")
     parser.add_argument("--capacity", help="cache sizes, such as 1000,4000,inf: tokens, or blocks of a trace")
@@ -1153,7 +1228,10 @@ def _one(name: str, args: argparse.Namespace, plan: Plan) -> Report:
 
 
 def source_of(name: str, args: argparse.Namespace) -> Source:
-    """The workload or file that a command names, read; what was left out is said."""
+    """The workload or file that a command names, read; what was left out is said.
+
+    ValueError if it asks nothing: a table without a row would look like an answer.
+    """
     with tqdm(desc=f"reading {name}", unit=" requests", delay=1, leave=False, disable=None) as bar:
         source = read_source(
             name, args.format, args.tokenizer, args.limit, args.step_ms, args.per_step, bar.update,
@@ -1161,6 +1239,8 @@ def source_of(name: str, args: argparse.Namespace) -> Source:
         )  # fmt: skip
     for note in source.notes:
         print(note, file=sys.stderr)
+    if not source.prompts:
+        raise ValueError(f"there is no request in {name}: nothing to simulate")
     return source
 
 

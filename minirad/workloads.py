@@ -29,7 +29,7 @@ from minirad import errors
 from minirad.config import SamplingParams, drawn_seed
 from minirad.frontend import Program
 from minirad.model.classroom import corpus
-from minirad.observe.events import RequestAdded
+from minirad.observe.events import RequestAborted, RequestAdded, RequestFinished, TokenSampled
 from minirad.programs import programs
 from minirad.schedule.request import TokenMask
 
@@ -46,6 +46,7 @@ class Turn:
 
     text, or token_ids where a recording or file has them. wait: steps after the reply before.
     sampling: all that a recording says of how to continue, in the place of the six fields before it.
+    reply: what was said to it, where a recording tells; a run without a model says it again.
     """
 
     text: str = ""
@@ -58,6 +59,7 @@ class Turn:
     ignore_eos: bool = False
     sampling: SamplingParams | None = None
     wait: int = 2
+    reply: tuple[int, ...] | None = None
 
     def params(self) -> SamplingParams:
         return self.sampling or SamplingParams(
@@ -87,6 +89,7 @@ class Workload:
     """Sessions by arrival. kv_tokens: a pool small enough for evictions to be seen.
 
     program: in the place of sessions, programs that find out what they ask while they run.
+    notes: of a recording's requests, a sentence each on what of the recording is not in them.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Workload:
     sessions: tuple[Session, ...]
     kv_tokens: int = 512
     program: Program | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def requests(self) -> int:
@@ -105,7 +109,7 @@ class Workload:
         if self.program is not None:
             raise ValueError(f"workload {self.name!r} is a program: there is nothing to write to a file")
         data = asdict(self)
-        del data["program"]
+        del data["program"], data["notes"]
         Path(path).write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
@@ -358,9 +362,10 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 # ---------------------------------------------------------------------- from files
 
 
-def load(name_or_file: str | Path) -> Workload:
+def load(name_or_file: str | Path, *, partly: bool = False) -> Workload:
     """A built-in workload by name, or one from a JSON file, or the requests of a recording.
 
+    partly: take of a damaged recording what can be read; the workload's notes say so.
     ValueError names what is wrong with the name or the file.
     """
     errors.path("a workload", name_or_file)
@@ -377,7 +382,10 @@ def load(name_or_file: str | Path) -> Workload:
     if is_recording:
         from minirad.observe.recorder import Recorder
 
-        return from_recording(Recorder.load(path), name=path.stem)
+        recording = Recorder.load(path)
+        if recording.missing and not partly:  # every number of a part would be a wrong one of the whole
+            raise ValueError(f"{recording.missing}, but as a workload a recording has to be whole")
+        return from_recording(recording, name=path.stem)
     try:
         return from_json(json.loads(errors.read_text(path)))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -397,7 +405,7 @@ def from_json(data: Any) -> Workload:
             turn.params()  # ValueError now rather than in the middle of a run
             if not isinstance(turn.text, str):
                 raise ValueError(f"session {number} has a turn whose text is {errors.said(turn.text)}")
-            for token in turn.token_ids:
+            for token in (*turn.token_ids, *(turn.reply or ())):
                 errors.whole("a token id", token, 0)
             if not turn.text and not turn.token_ids:
                 raise ValueError(f"session {number} has a turn without text or token_ids")
@@ -413,7 +421,8 @@ def from_json(data: Any) -> Workload:
 
 def _typed(turn: dict[str, Any]) -> dict[str, Any]:
     """What JSON has no type of its own for."""
-    found: dict[str, Any] = {key: tuple(turn[key]) for key in ("token_ids", "stop") if key in turn}
+    lists = ("token_ids", "stop", "reply")
+    found: dict[str, Any] = {key: tuple(turn[key]) for key in lists if turn.get(key) is not None}
     if turn.get("sampling") is not None:
         found["sampling"] = SamplingParams(**turn["sampling"])
     return found
@@ -454,14 +463,53 @@ def from_recording(
     sessions: list[Session] = []
     spaces: dict[str, int] = {}
     frames = recording.frames if until is None else recording.frames[: until + 1]
+    replies = _replies(frames)
     for frame in frames:
         for event in frame.events:
             if isinstance(event, RequestAdded):
                 asked = recorded_request(event, engine_seed, spaces)
+                turns = tuple(replace(turn, reply=replies.get(event.request)) for turn in asked.turns)
                 mask = (masks or {}).get(event.request)
-                sessions.append(replace(asked, arrival=max(frame.step - 1, 0), token_mask=mask))
+                arrival = max(frame.step - 1, 0)
+                sessions.append(replace(asked, turns=turns, arrival=arrival, token_mask=mask))
     pool = int(recording.header["start"]["kv_tokens"]) or 512
-    return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool)
+    notes = _notes(recording, name, sessions) if sessions else ()
+    return Workload(name, f"Requests of a recording ({len(sessions)})", tuple(sessions), pool, notes=notes)
+
+
+def _replies(frames: Iterable[Any]) -> dict[str, tuple[int, ...]]:
+    """The whole replies that frames tell, by request; of several samples there is not the one reply."""
+    said: dict[str, list[int]] = {}
+    found: dict[str, tuple[int, ...]] = {}
+    for event in (event for frame in frames for event in frame.events):
+        if isinstance(event, RequestAdded) and event.n == 1:
+            said[event.request] = []
+        elif isinstance(event, TokenSampled) and event.request in said:
+            said[event.request].append(event.token)
+        elif isinstance(event, RequestFinished | RequestAborted):
+            reply = said.pop(event.request, [])
+            if reply:  # none: it was cancelled, or failed, before it said anything
+                found[event.request] = tuple(reply)
+    return found
+
+
+_SERVED_WITH = (
+    "page_size", "eviction_policy", "schedule_policy", "max_running", "chunk_tokens", "mixed", "radix_cache",
+    "host_kv_tokens",
+)  # fmt: skip
+
+
+def _notes(recording: Any, name: str, sessions: Sequence[Session]) -> tuple[str, ...]:
+    told = sum(session.turns[0].reply is not None for session in sessions)
+    every = told == len(sessions)
+    replies = "replies" if every else f"{told} of {len(sessions)} replies (the others are made up)"
+    config = recording.header.get("config") or {}
+    own = ", ".join(f"{key} {config[key]}" for key in _SERVED_WITH if key in config)
+    settings = (
+        f"{name}: prompts, times and {replies} are the recording's; page size, policies, chunks and tiers "
+        f"are those of this run{f' (the recording had {own})' if own else ''}"
+    )
+    return (*([recording.missing] if recording.missing else []), settings)
 
 
 # ---------------------------------------------------------------------- playing one
@@ -476,6 +524,7 @@ class Asked:
     prompt: list[int]
     params: SamplingParams
     token_mask: TokenMask | None = None
+    reply: tuple[int, ...] | None = None  # Turn.reply
 
     @property
     def label(self) -> str:
@@ -563,7 +612,8 @@ class SessionPlayer:
                 running.history += new
                 running.due = None
                 mask = running.session.token_mask
-                asked.append(Asked(running.session, running.turn, list(running.history), turn.params(), mask))
+                prompt = list(running.history)
+                asked.append(Asked(running.session, running.turn, prompt, turn.params(), mask, turn.reply))
         return asked
 
     def sent(self, asked: Asked, request_id: str) -> None:

@@ -118,6 +118,7 @@ class Asked(Waitable[Any]):
         self.running, self.session, self.label = running, running.job, label
         self.prompt, self.params, self.token_mask = prompt, params, token_mask
         self.turn = running.usage.requests
+        self.reply: tuple[int, ...] | None = None  # what a program asks is in no recording beforehand
 
 
 @dataclass(slots=True, eq=False)

@@ -47,11 +47,14 @@ from minirad.simulate import (
     Plan,
     Served,
     Source,
+    asked_otherwise,
     columns,
     drive,
     endless,
     engine_for,
+    in_order,
     items,
+    legend,
     names_of,
     one_by_one,
     percent,
@@ -219,10 +222,11 @@ class SimulatedFleet:
 class RouteRow:
     """One run of a policy. Sizes are key units; capacity: of each worker, None without limit.
 
-    cached of prompt units, at first attempts. optimum: of one endless cache for all requests, which no
-    routing can exceed. computed: prompt units, also those that were computed again after a retraction.
-    refused: larger than a worker's cache. regret: units in all; regretted: how many requests had any.
-    p50_wait, p99_wait: steps from arrival to first admission.
+    requests, prompt: of what was asked, refused ones as well (simulate.Row). cached of prompt units, at first
+    attempts. optimum: of one endless cache for all these requests, which no routing can exceed. computed:
+    prompt units, also those that were computed again after a retraction, and those of refused requests, which
+    no worker had: they are not in computed_by_worker. refused: larger than a worker's cache. regret: units in
+    all; regretted: how many requests had any. p50_wait, p99_wait: steps from arrival to first admission.
     """
 
     source: str
@@ -334,10 +338,11 @@ def run_route(
     stats = [engine.scheduler.stats for engine in engines]
     require(sum(each.first.cached for each in stats) == cached, "not all cached units were heard of")
     computed = tuple(each.computed for each in stats)
+    asked, elsewhere = in_order(served, refused), sum(len(each.prompt) for each in refused)
     return RouteRow(
-        source.name, policy, workers, capacity, page, plan.event_delay, len(served) + len(refused),
-        len(refused), sum(len(each.prompt) for each in served) + sum(refused), cached,
-        one_by_one(served, page), sum(computed), sum(fleet.regrets), sum(map(bool, fleet.regrets)),
+        source.name, policy, workers, capacity, page, plan.event_delay, len(asked), len(refused),
+        sum(len(each.prompt) for each in asked), cached, one_by_one(asked, page), sum(computed) + elsewhere,
+        sum(fleet.regrets), sum(map(bool, fleet.regrets)),
         tuple(len(engine.served) for engine in engines), computed, sum(each.retractions for each in stats),
         percentile(waits, 0.5), percentile(waits, 0.99), fleet.now, time.perf_counter() - started,
     )  # fmt: skip
@@ -414,21 +419,20 @@ def table(report: RouteReport) -> str:
     )
     if not report.rows:
         return f"{head}\nno requests: nothing to simulate"
-    lines = [head, "", *columns([_cells(row) for row in report.rows])]
-    refused = max(row.refused for row in report.rows)
-    if refused:
-        lines.append(f"refused: larger than a worker's cache (up to {refused:,} requests)")
-    return "\n".join(lines)
+    asked = asked_otherwise(report)
+    rows = columns([_cells(row, asked) for row in report.rows])
+    return "\n".join([head, "", *rows, *legend(report, "a worker's cache")])
 
 
-def _cells(row: RouteRow) -> dict[str, str]:
+def _cells(row: RouteRow, asked: bool) -> dict[str, str]:
     rates = row.as_dict()
 
     def decimal(name: str, digits: int) -> str:
         return "-" if rates[name] is None else f"{rates[name]:,.{digits}f}"
 
     return {
-        "workers": str(row.workers), " policy": row.policy, "hit rate": percent(row.hit_rate),
+        "workers": str(row.workers), " policy": row.policy,
+        **({"asked": f"{row.prompt:,}"} if asked else {}), "hit rate": percent(row.hit_rate),
         "optimum": percent(row.optimum_rate), "computed": f"{row.computed:,}",
         "max/mean": decimal("computed_max_of_mean", 2), "Jain": decimal("computed_jain", 3),
         "requests max/mean": decimal("requests_max_of_mean", 2),

@@ -103,6 +103,31 @@ def test_with_one_worker_every_policy_is_the_engine_alone(workloads: dict[str, S
         assert row.computed_by_worker == (alone.prompt - alone.cached + again,)
 
 
+@pytest.mark.parametrize("capacity", [10, 60, 150, 300])
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("name", ["chat", "mixed"])
+def test_refused_requests_count_alike_with_one_engine_and_with_workers(
+    workloads: dict[str, Source], name: str, page: int, capacity: int
+) -> None:
+    source = workloads[name]
+    alone = run_schedule(source, capacity, page, "lru", "lpm")
+    again = alone.again_prompt - alone.again_cached
+    plan = RoutePlan((1, 3), ("random",), capacity=capacity, plan=Plan(page_sizes=(page,)))
+    report = simulate_routes(source, plan)
+    one, three = report.rows
+    assert (one.requests, one.refused, one.prompt, one.cached, one.optimum) == (
+        alone.requests, alone.refused, alone.prompt, alone.cached, alone.optimum,
+    )  # fmt: skip
+    assert (alone.refused > 0) == ((name, capacity) != ("chat", 300)), "all others are too small for some"
+    assert one.computed == alone.prompt - alone.cached + again
+    assert three.computed >= three.prompt - three.cached
+    elsewhere = {row.computed - sum(row.computed_by_worker) for row in report.rows}
+    assert len(elsewhere) == 1 and (elsewhere != {0}) == (alone.refused > 0)
+    never = max(report.requests - row.requests for row in report.rows)
+    words = f"up to {never} of {report.requests} requests never came"
+    assert (words in table(report)) == (" asked " in table(report)) == (never > 0)
+
+
 @pytest.mark.parametrize("policy", tuple(POLICIES))
 def test_two_runs_are_alike_and_all_requests_are_there(trace: Source, policy: str) -> None:
     rows = [replace(run_route(trace, policy, 3, RoutePlan(), 200), seconds=0.0) for _ in range(2)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from minirad.cache.eviction import POLICIES as EVICTION
 from minirad.cache.radix_cache import RadixKey
 from minirad.config import SamplingParams, ScheduleOptions
 from minirad.observe import events as ev
+from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
 from minirad.schedule.policies import POLICIES as SCHEDULE
 from minirad.simulate import (
     Answer,
@@ -29,6 +33,7 @@ from minirad.simulate import (
     endless,
     from_trace,
     from_workload,
+    read_source,
     run_replay,
     run_schedule,
     shared_prefixes,
@@ -36,7 +41,7 @@ from minirad.simulate import (
     table,
 )
 from minirad.traces import Trace, TraceRequest, read_trace, tokenizer
-from minirad.workloads import load
+from minirad.workloads import Session, Turn, Workload, from_recording, load
 
 TEXT = tokenizer()
 
@@ -127,6 +132,32 @@ def test_what_is_larger_than_the_cache_counts_as_computed(source: Source) -> Non
     assert row.hit_rate == 0
 
 
+@pytest.mark.parametrize("capacity", [5, 20, 50, 60, None])
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_optimum_refuses_nothing(seed: int, page: int, capacity: int | None) -> None:
+    """Requests far apart come in the same order in every run: each has one and the same optimum."""
+    source = spaced(random.Random(seed))
+    replayed = run_replay(source, None, page, "lru", 0)
+    row = run_schedule(source, capacity, page, "lru", "lpm")
+    assert (row.refused > 0) == (capacity in (5, 20)), "some are larger, or none is"
+    assert (row.requests, row.prompt) == (len(source.prompts), source.units)
+    assert row.optimum == replayed.len_rule > 0
+    assert row.cached <= row.bound <= row.optimum
+
+
+def spaced(rng: random.Random) -> Source:
+    """Requests that begin alike, some of them long, one every 40 steps."""
+    stem = [rng.randint(3, 9) for _ in range(30)]
+    prompts = [stem[: rng.choice((3, 30))] + [rng.randint(3, 9) for _ in range(2)] for _ in range(12)]
+    prompts += [stem, stem[:3]]
+    sessions = tuple(
+        Session(f"s{number}", (Turn(token_ids=tuple(prompt), max_new_tokens=4),), 40 * number)
+        for number, prompt in enumerate(prompts)
+    )
+    return from_workload(Workload("spaced", "Spaced", sessions), TEXT)
+
+
 def test_requests_served_together_do_not_find_each_other() -> None:
     key = RadixKey([1, 2, 3])
     replay = Replay()
@@ -144,6 +175,22 @@ def test_shared_prefixes_add_up_to_what_is_cached(source: Source) -> None:
     assert everything == best.cached >= sum(prefix.saved for prefix in prefixes) > 0.9 * best.cached
     (shared,) = [prefix for prefix in prefixes if prefix.length == 1]
     assert shared.reused == len(source.prompts) - 1  # block 0 begins every prompt
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("name", ["talks", "chat", "agents"])
+def test_shared_prefixes_are_those_of_the_page_size(source: Source, name: str, page: int) -> None:
+    if name != "talks":
+        source = from_workload(load(name), TEXT)
+    report = simulate(source, Plan("replay", (None,), page_sizes=(page,)))
+    (row,) = report.rows
+    assert sum(prefix.saved for prefix in report.prefixes) <= row.cached
+    assert bool(report.prefixes) == (row.cached > 0), "none where the table says that nothing is shared"
+    assert all(prefix.own % page == 0 for prefix in report.prefixes)
+    assert (f"pages of {page})" in table(report)) == (page > 1 and row.cached > 0)
+    everything = shared_prefixes(endless(source, page).cache, None, top=10_000)
+    assert [each.saved for each in report.prefixes] == [each.saved for each in everything[:10]]
+    assert report.distinct == endless(source).cache.total_size, "what there is does not depend on pages"
 
 
 # ---------------------------------------------------------------------- the engine without a model
@@ -267,6 +314,120 @@ def served(source: Source, capacity: int) -> list[Any]:
     return list(engine.served.values())
 
 
+@pytest.mark.parametrize("capacity", [10, 150, 300, None])
+@pytest.mark.parametrize("name", ["chat", "mixed", "agents", "multi-turn"])
+def test_a_table_says_what_its_rates_are_of(name: str, capacity: int | None) -> None:
+    """Where a request is refused its session ends: what is not asked is in no rate, and that is said."""
+    source = from_workload(load(name), TEXT)
+    report = simulate(source, Plan(capacities=(capacity, None)))
+    row = report.rows[0]
+    assert row.hit_rate == row.cached / row.prompt
+    assert row.prompt < report.prompt or row.requests == report.requests
+    assert row.refused or (row.requests, row.prompt) == (report.requests, report.prompt)
+    never, text = report.requests - row.requests, table(report)
+    assert (f"up to {never} of {report.requests} requests never came" in text) == (never > 0)
+    heads, cells, *_ = (line.split("  ") for line in text.splitlines()[2:])
+    assert ("asked" in [head.strip() for head in heads]) == (never > 0)
+    assert (f"{row.prompt:,}" in [cell.strip() for cell in cells]) == (never > 0)
+
+
+# ---------------------------------------------------------------------- recordings
+
+
+def recorded(make_engine: Any, seed: int, page: int, **config: Any) -> Recorder:
+    """Requests that come while others run, until all are answered."""
+    rng = random.Random(seed)
+    engine = make_engine(kv_tokens=48, max_running=4, chunk_tokens=7, page_size=page, **config)
+    with Recorder(engine) as recorder:
+        for prompt, params, priority in random_requests(rng, 12):
+            params = SamplingParams(max_new_tokens=params.max_new_tokens)
+            engine.add_request(prompt, params, priority=priority)
+            for _ in range(rng.randint(0, 4)):
+                engine.step()
+        while engine.has_work:
+            engine.step()
+    return recorder
+
+
+@pytest.mark.parametrize("schedule", ["lpm", "fcfs"])
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_recording_simulated_as_it_was_served_finds_what_it_found(
+    make_engine: Any, seed: int, page: int, schedule: str
+) -> None:
+    recorder = recorded(make_engine, seed, page, schedule_policy=schedule)
+    events = [event for frame in recorder.frames for event in frame.events]
+    admitted = [each for each in events if isinstance(each, ev.RequestAdmitted)]
+    source = from_workload(from_recording(recorder), TEXT)
+    row = run_schedule(source, source.capacity, page, "lru", schedule, 4, 7)
+    assert row.cached == sum(each.cached for each in admitted if each.attempt == 1)
+    assert row.cached > 0 or page > 1
+    assert row.again_cached == sum(each.cached for each in admitted if each.attempt > 1)
+    assert row.steps == recorder.frames[-1].step
+    (note,) = source.notes
+    assert f"page_size {page}" in note and f"schedule_policy {schedule}" in note
+    assert "those of this run" in note
+
+
+def test_replies_that_a_recording_does_not_tell_are_made_up_and_counted(make_engine: Any) -> None:
+    engine = make_engine(kv_tokens=64)
+    with Recorder(engine) as recorder:
+        engine.add_request([3, 4, 5], SamplingParams(max_new_tokens=3))
+        engine.add_request([6, 4, 5], SamplingParams(max_new_tokens=3, n=2, temperature=1.0))
+        gone = engine.add_request([7, 4, 5], SamplingParams(max_new_tokens=9))
+        engine.add_request([8, 4, 5], SamplingParams(max_new_tokens=9, ignore_eos=True))
+        engine.abort(gone)
+        for _ in range(5):
+            engine.step()
+    workload = from_recording(recorder)
+    replies = [session.turns[0].reply for session in workload.sessions]
+    assert [reply is not None for reply in replies] == [True, False, False, False]
+    assert "1 of 4 replies (the others are made up)" in workload.notes[0]
+    row = run_schedule(from_workload(workload, TEXT), 64, 1, "lru", "lpm")
+    assert (row.requests, row.refused) == (4, 0)
+
+
+def damaged(lines: list[bytes], how: str) -> list[bytes]:
+    middle = len(lines) // 2
+    return {
+        "lost": lines[:middle] + lines[middle + 1 :],
+        "moved": [*lines[:middle], lines[middle + 1], lines[middle], *lines[middle + 2 :]],
+        "broken": [*lines[:middle], b"{]\n", *lines[middle + 1 :]],
+        "cut off": [*lines[:-1], lines[-1][: len(lines[-1]) // 2]],
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["lost", "moved", "broken", "cut off"])
+def test_a_damaged_recording_is_no_workload_unless_its_part_is_asked_for(
+    make_engine: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, how: str
+) -> None:
+    from viz.web.settings import Settings
+
+    path = tmp_path / "run.jsonl"
+    recorded(make_engine, 1, 1).save(path)
+    readers: dict[str, Callable[[], Any]] = {
+        "load": lambda: load(path),
+        "simulate": lambda: read_source(str(path)),
+        "viz.live": lambda: Settings(workload=str(path)).load_workload(),
+    }
+    whole = len(load(path).sessions)
+    assert len(Settings(workload=str(path)).load_workload().sessions) == whole
+    path.write_bytes(b"".join(damaged(path.read_bytes().splitlines(keepends=True), how)))
+    missing = Recording.load(path).missing
+    assert "can be seen" in missing
+    for read in readers.values():
+        with pytest.raises(ValueError, match=re.escape(missing)):
+            read()
+    for command in (["simulate", str(path)], ["bench", "learn", str(path), "--choices", "1"]):
+        assert main(command) == 2
+        said = capsys.readouterr()
+        assert missing in said.err and said.out == ""
+    code, out, err = run(capsys, str(path), "--malformed", "skip", "--json")
+    (report,) = json.loads(out)
+    assert (code, missing in err) == (0, True)
+    assert report["requests"] == len(load(path, partly=True).sessions) <= whole
+
+
 # ---------------------------------------------------------------------- feeds
 
 
@@ -373,14 +534,21 @@ def test_an_early_break_is_named(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert ". You are a careful" in out
 
 
-def test_an_empty_file_is_an_empty_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["empty file", "header of a recording", "sessions", "none"])
+def test_what_asks_nothing_is_an_error(
+    make_engine: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
+) -> None:
     path = tmp_path / "empty.jsonl"
-    path.touch()
-    for more in ([], ["--drive", "schedule"], ["--figure", str(tmp_path / "empty.html")]):
-        code, out, _ = run(capsys, str(path), *more)
-        assert code == 0
-        assert "0 requests" in out
-    assert run(capsys, "none")[0] == 0
+    path.write_text('{"sessions": []}' if kind == "sessions" else "")
+    if kind == "header of a recording":
+        Recorder(make_engine()).save(path)
+    name = "none" if kind == "none" else str(path)
+    figure = tmp_path / "empty.html"
+    for more in ([], ["--drive", "schedule"], ["--json"], ["--workers", "2"], ["--figure", str(figure)]):
+        code, out, err = run(capsys, name, *more)
+        assert (code, out) == (2, "")
+        assert f"there is no request in {name}" in err
+    assert not figure.exists()
 
 
 @pytest.mark.parametrize(

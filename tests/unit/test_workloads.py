@@ -173,8 +173,11 @@ def test_requests_of_a_recording_come_as_they_came(make_engine, tmp_path):
     assert fork.sessions[0].extra_key is None and fork.sessions[1].extra_key is not None
     assert fork.kv_tokens == 64
     assert len(workloads.from_recording(recorder, until=0).sessions) == 1
+    assert [len(s.turns[0].reply) for s in fork.sessions] == [3, 2]
     recorder.save(tmp_path / "run.jsonl")
-    assert workloads.load(tmp_path / "run.jsonl").sessions == fork.sessions
+    fork.save(tmp_path / "w.json")
+    for name in ("run.jsonl", "w.json"):
+        assert workloads.load(tmp_path / name).sessions == fork.sessions
 
 
 def test_a_recorded_request_loses_nothing(tmp_path):
@@ -219,6 +222,7 @@ def test_bad_files_are_named(tmp_path):
         "{": "no workload",
         '{"sessions": [{"turns": [{"text": ""}]}]}': "without text",
         '{"sessions": [{"turns": [{"text": "a", "max_new_tokens": -1}]}]}': "max_new_tokens",
+        '{"sessions": [{"turns": [{"text": "a", "reply": [3, "x"]}]}]}': "token id.*'x'",
         '{"sessions": [{"turns": [{"words": "a"}]}]}': "words",
         '{"sessions": [{"name": "x"}]}': "turns",
     }
