@@ -108,7 +108,7 @@ class Stepper:
     """Steps through a recording, or through an engine that it also drives.
 
     source: a Recording, or an Engine (which is recorded from now on). recording: an open Recorder of
-    that engine, to have its past as well. params: how submitted prompts are continued. decode: token
+    that engine, to have its past as well (and None as the source: only to look at it). params: how submitted prompts are continued. decode: token
     ids to text, where the recording names no tokenizer.
 
     Attributes to set: quiz (going forward asks for the next victim or hit length first), as_chat
@@ -119,7 +119,7 @@ class Stepper:
 
     def __init__(
         self,
-        source: Engine | Recording,
+        source: Engine | Recording | None,
         *,
         recording: Recorder | None = None,
         granularity: str = "step",
@@ -142,10 +142,10 @@ class Stepper:
         self._granularity, self._index = granularity, 0
         self._broke = False  # in the engine's last step
         self._in_press = False  # of a button or key
-        if not isinstance(source, Engine | Recording):
-            raise ValueError(f"a stepper takes an Engine or a Recording, got {said(source)}")
-        engine = None if isinstance(source, Recording) else source
+        engine = source if isinstance(source, Engine) else None
         taped = recording or (Recorder(source) if isinstance(source, Engine) else source)
+        if not isinstance(taped, Recording):
+            raise ValueError(f"a stepper takes an Engine or a Recording, got {said(source)}")
         self._session = _Session(engine, taped, decode)
         self.last()
 
