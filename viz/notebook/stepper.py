@@ -108,8 +108,8 @@ class Stepper:
     """Steps through a recording, or through an engine that it also drives.
 
     source: a Recording, or an Engine (which is recorded from now on). recording: an open Recorder of
-    that engine, to have its past as well (and None as the source: only to look at it). params: how submitted prompts are continued. decode: token
-    ids to text, where the recording names no tokenizer.
+    that engine, to have its past as well; with None as the source it is only looked at. params: how
+    submitted prompts are continued. decode: token ids to text, where the recording names no tokenizer.
 
     Attributes to set: quiz (going forward asks for the next victim or hit length first), as_chat
     (submitted text becomes a chat message), params. To read: message (the last answer or error),
