@@ -212,17 +212,13 @@ def run(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
         sys.stdout.reconfigure(errors="replace")  # a console that cannot show every character
     told: list[int] = []
     try:
-        with output_named(), _told_to_end(told):
+        with output_named(), told_to_end(told):
             return work()
     except BrokenPipeError:  # `| head` has seen enough
         forget_output()
         return 0
     except KeyboardInterrupt:
-        print(
-            f"{name}: {f'ended by {signal.Signals(told[0]).name}' if told else 'interrupted'}",
-            file=sys.stderr,
-        )
-        return 128 + told[0] if told else INTERRUPTED
+        return interrupted(name, told)
     except MemoryError:
         return _mistake(name, "there is not enough memory for that")
     except RecursionError:
@@ -233,8 +229,15 @@ def run(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
         return _mistake(name, error)
 
 
+def interrupted(name: str, told: Sequence[int]) -> int:
+    """Says how a command was ended: by Ctrl-C, or by a signal that `told_to_end` noted; returns its code."""
+    how = f"ended by {signal.Signals(told[0]).name}" if told else "interrupted"
+    print(f"{name}: {how}", file=sys.stderr)
+    return 128 + told[0] if told else INTERRUPTED
+
+
 @contextlib.contextmanager
-def _told_to_end(told: list[int]) -> Iterator[None]:
+def told_to_end(told: list[int]) -> Iterator[None]:
     """Within, SIGTERM and the end of the terminal do what Ctrl-C does, and are noted.
 
     Not where something else is done already, and not on one of several ranks: those end together (ranks/).
