@@ -23,7 +23,7 @@ from minirad import command
 from minirad.observe.recording import Recording
 from minirad.why.answer import CAUSES
 from minirad.why.recorded import Recorded
-from minirad.why.report import Totals
+from minirad.why.report import Totals, asked_for
 from minirad.why.turns import BREAKS
 from viz.draw.charts import KvFigure
 from viz.draw.dot import DotError
@@ -78,7 +78,7 @@ def figure(report: Report) -> go.Figure:
     for column in (1, 2):
         drawn.update_yaxes(autorange="reversed", automargin=True, row=1, col=column)
         drawn.update_xaxes(title_text=f"{report['unit']}s", rangemode="tozero", row=1, col=column)
-    drawn.update_xaxes(title_text="requests, in order", row=2, col=1)
+    drawn.update_xaxes(title_text=f"{report['each']}s, in order", row=2, col=1)
     drawn.update_yaxes(title_text=f"{report['unit']}s", row=2, col=1)
     drawn.update_layout(
         template="plotly_white", height=780, barmode="stack", bargap=0.1, font=FONT,
@@ -248,7 +248,7 @@ def cause_bars(report: Report) -> go.Bar:
     return go.Bar(
         y=[each["what"] for each in causes], x=[each["tokens"] for each in causes], orientation="h",
         customdata=[each["requests"] for each in causes], showlegend=False,
-        hovertemplate="%{x:,} in %{customdata:,} requests<extra>%{y}</extra>",
+        hovertemplate=f"%{{x:,}} in %{{customdata:,}} {report['each']}s<extra>%{{y}}</extra>",
         marker={"color": [_colour(each["cause"]) for each in causes]},
         text=[f"{each['tokens']:,}" for each in causes],
     )  # fmt: skip
@@ -306,12 +306,9 @@ def _short(text: str) -> str:
 
 def _title(report: Report) -> str:
     share = report["cached"] / max(report["tokens"], 1)
-    return (
-        f"{escape(str(report['log']))}: {report['requests']:,} requests, {report['tokens']:,} prompt "
-        f"{report['unit']}s, {share:.1%} from the cache"
-    )
+    return f"{escape(str(report['log']))}: {asked_for(report)}, {share:.1%} from the cache"
 
 
 def _series_title(report: Report) -> str:
     width = report["series"]["width"]
-    return "each request" if width == 1 else f"each {width:,} requests"
+    return f"each {report['each']}" if width == 1 else f"each {width:,} {report['each']}s"

@@ -139,18 +139,20 @@ def recorded(args: argparse.Namespace, totals: Totals) -> Report:
     recording = Recording.load(args.log or args.file)
     if "ranks" in recording.header["start"]["tree"]:
         return streamed(recording, args)
-    told = Recorded.of(recording)
+    told, log, again = Recorded.of(recording), args.file, {}
     if args.log is not None:
+        log = f"{args.file}, at the end of {args.log}"
         _ask_now(told, recording, args, totals)
     else:
-        for answer in told.answers.values():
-            totals.add(answer)
+        for name, answer in told.answers.items():
+            totals.add(replace(answer, name=name))
+        again = _admissions(told)
     start = recording.header["start"]
     cache = {
         "capacity": start["kv_tokens"] or None, "page_size": told.page_size,
         "eviction_policy": start["tree"]["eviction_policy"],
     }  # fmt: skip
-    report = totals.report(args.log or args.file, "token", cache)
+    report = totals.report(log, "token", cache, **again)
     words = Words.of(recording.header, _decode(args.tokenizer, recording.header))
     _expect_some(totals, args)
     report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]
@@ -158,6 +160,12 @@ def recorded(args: argparse.Namespace, totals: Totals) -> Report:
     if told.unknown:
         report["notes"].append(f"the recording does not tell the tokens of {listed(told.unknown)}")
     return report
+
+
+def _admissions(told: Recorded) -> dict[str, Any]:
+    """What a report is told where requests were admitted again, after a retraction."""
+    requests = len({name.partition("#")[0] for name in told.answers})
+    return {} if requests == len(told.answers) else {"each": "admission", "requests": requests}
 
 
 def streamed(recording: Recording, args: argparse.Namespace) -> Report:
@@ -169,13 +177,15 @@ def streamed(recording: Recording, args: argparse.Namespace) -> Report:
     told = Streamed.of(recording)
     totals = Totals(worst=args.top if args.all else max(len(told.ranks), 1))
     asked = [each for each in _asked_now(recording, args) if args.request in (None, each.request.where)]
-    for each in asked if args.all else asked[-1:]:
+    asked = asked if args.all else asked[-1:]
+    for each in asked:
         for rank, answer in told.why(each.ids).items():
             totals.add(replace(answer, name=f"{each.request.where} on rank {rank}"))
     _expect_some(totals, args)
     policy = recording.header["start"]["tree"]["eviction_policy"]
     cache = {"capacity": None, "page_size": told.block_size, "eviction_policy": policy}
-    report = totals.report(args.log, "token", cache)
+    log = f"{args.file}, on each of {len(told.ranks)} ranks of {args.log}"
+    report = totals.report(log, "token", cache, "answer", len(asked))
     words = Words.of(recording.header, _decode(args.tokenizer, recording.header))
     report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]
     report["notes"] = [recording.missing] if recording.missing else []
@@ -240,7 +250,8 @@ class Run:
             self._serve(each, each.request.where)
         _expect_some(self.totals, args, self.notes)
         cache = {name: value for name, value in asdict(self.cache).items() if name != "closes"}
-        report = self.totals.report(args.log or args.file, self.unit, cache)
+        log = args.file if args.log is None else f"{args.log}, and {args.file} behind it"
+        report = self.totals.report(log, self.unit, cache)
         found = self._outcomes()
         decode = None if self.unit == "block" else self.text.decode
         words = Words(decode, REQUESTS, self.history.namespace, self.unit)

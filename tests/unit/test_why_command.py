@@ -323,6 +323,7 @@ def test_what_was_asked_before_is_in_another_file(
     assert main(["why", "-", "--log", str(log)]) == 0
     said = capsys.readouterr().out
     assert "old.jsonl, line 1: ..." in said and "line 1: " in said and "because" in said
+    assert f"{log}, and - behind it: 3 requests, " in said
 
 
 def test_all_of_a_log_the_worst_first_and_malformed_lines_between(

@@ -210,10 +210,43 @@ def test_the_command_tells_of_a_recording(tmp_path: Path, capsys: pytest.Capture
     typed = tmp_path / "typed.jsonl"
     typed.write_text(json.dumps({"prompt": [*range(300, 312), 7]}), encoding="utf-8")
     assert main(["why", str(typed), "--log", str(path)]) == 0
-    assert capsys.readouterr().out.startswith("line 1: 12 of 13 tokens from the cache")
+    text = capsys.readouterr().out
+    assert text.startswith("line 1: 12 of 13 tokens from the cache")
+    assert f"{typed}, at the end of {path}: 1 request, 13 prompt tokens, 12 from" in text
     typed.write_text('{"prompt": "a text"}', encoding="utf-8")
     assert main(["why", str(typed), "--log", str(path)]) == 2
     assert "has no tokenizer: say --tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("retracted", [False, True])
+def test_what_is_said_of_all_is_what_the_engine_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], retracted: bool
+) -> None:
+    """A request that was retracted is one, and is looked up again: its admissions are what is summed up."""
+    run = engine(24 if retracted else 64, schedule_policy="fcfs")
+    with Recorder(run) as recording:
+        for first in (100, 200):
+            run.add_request([*range(first, first + 8)], SamplingParams(max_new_tokens=10, ignore_eos=True))
+        while run.has_work:
+            run.step()
+    path, page = tmp_path / "run.jsonl", tmp_path / "page.html"
+    recording.save(path)
+    found = [e for frame in recording.frames for e in frame.events if isinstance(e, ev.RequestAdmitted)]
+    tokens, cached = sum(each.length for each in found), sum(each.cached for each in found)
+    assert (len(found) > 2) == retracted
+    counted = f"{len(found)} admissions of 2 requests" if retracted else "2 requests"
+    told = f"{counted}, {tokens} {'' if retracted else 'prompt '}tokens, "
+    assert main(["why", str(path), "--all", "--html", str(page)]) == 0
+    text = capsys.readouterr().out
+    assert f"{path}: {told}{cached} from the cache" in text and f": {told}" in page.read_text(
+        encoding="utf-8"
+    )
+    names = [f"{each.request}{f'#{each.attempt}' * (each.attempt > 1)}" for each in found]
+    assert all(text.count(f"{name}: ") == 1 for name in names)
+    assert main(["why", str(path), "--request", names[-1], "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [each["request"] for each in report["answers"]] == names[-1:]
+    assert (report["requests"], report["count"]) == (2, len(found))
 
 
 class Refusing(NothingToCopy):
