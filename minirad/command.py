@@ -178,6 +178,25 @@ def named(path: str | Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def write_whole(path: str | Path, text: str, errors: str = "strict") -> None:
+    """Writes a text to a file, or leaves what was there; an OSError names the file."""
+    file = Path(path).resolve()  # a link stays one
+    half = file.with_name(f".minirad-{os.getpid()}.half")
+    try:
+        if file.exists() and not file.is_file():  # such as a pipe: nothing is lost in it
+            half = file
+        half.write_text(text, encoding="utf-8", errors=errors)
+        if half != file:
+            if file.exists():
+                half.chmod(file.stat().st_mode)
+            half.replace(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        if half != file:
+            half.unlink(missing_ok=True)
+
+
 class _Output:
     """A stream whose failures name it; in all else the stream."""
 

@@ -101,8 +101,7 @@ def write_html(report: Report, path: str | Path) -> None:
         + (f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "")
         + "</body></html>"
     )
-    with command.named(path):
-        Path(path).write_text(page, encoding="utf-8", errors="replace")
+    command.write_whole(path, page, errors="replace")
 
 
 # ---------------------------------------------------------------------- a session

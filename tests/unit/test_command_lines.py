@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from architecture import ROOT
 from conftest import CheckedEngine
 
 from minirad import EngineConfig, RadixCache, RadixKey, Recorder, SamplingParams, command, resolve_model
@@ -189,6 +190,36 @@ def test_a_file_that_is_not_written_is_named(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err.endswith(f"No space left on device: {str(tmp_path / 'out.csv')!r}\n")
     with pytest.raises(FileNotFoundError, match="there"), command.named("here"):
         (tmp_path / "there").read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
+@pytest.mark.parametrize("words", ["why prompts.jsonl --html page.html", "simulate chat --figure page.html"])
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, words: str) -> None:
+    (tmp_path / "page.html").write_bytes(b"mine")
+    (tmp_path / "prompts.jsonl").write_bytes(b'{"prompt": "Hi"}')
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))\n"
+    body = f"{limit}from minirad.__main__ import main\nsys.exit(main({words.split()}))"
+    process = run_code(body, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and err == "minirad: [Errno 27] File too large: 'page.html'\n"
+    assert (tmp_path / "page.html").read_bytes() == b"mine"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["page.html", "prompts.jsonl"]
+
+
+def test_a_file_is_written_as_a_whole(tmp_path: Path) -> None:
+    old, link, new = tmp_path / "old.html", tmp_path / "link.html", tmp_path / "new.html"
+    old.write_text("mine")
+    old.chmod(0o640)
+    link.symlink_to(old)
+    for path in (link, new):
+        command.write_whole(path, "“all”")
+        assert path.read_text(encoding="utf-8") == "“all”"
+    assert link.is_symlink() and old.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(UnicodeEncodeError):
+        command.write_whole(old, "\ud800")
+    with pytest.raises(OSError, match=re.escape(repr(str(tmp_path / "no" / "page.html")))):
+        command.write_whole(tmp_path / "no" / "page.html", "")
+    assert old.read_text(encoding="utf-8") == "“all”" and len(list(tmp_path.iterdir())) == 3
 
 
 def test_an_import_that_hides_ctrl_c_does_not_hide_it_from_a_command() -> None:
