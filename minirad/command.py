@@ -217,7 +217,14 @@ class _Output:
 
 @contextlib.contextmanager
 def output_named() -> Iterator[None]:
-    """What is printed is written in the end; an OSError of the standard output says whose it is."""
+    """What is printed is written in the end; an OSError of the standard output says whose it is.
+
+    ValueError where it is closed (`>&-`): nothing is computed to be lost.
+    """
+    if sys.stdout is None:
+        raise ValueError("the standard output is closed; if it is not wanted, send it to /dev/null")
+    if sys.stderr is None:  # print would take the standard output instead
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     output: Any = _Output(sys.stdout)
     with contextlib.redirect_stdout(output):
         yield
@@ -285,7 +292,8 @@ def told_to_end(told: list[int]) -> Iterator[None]:
 def _mistake(name: str, error: object) -> int:
     print(f"{name}: {one_line(error)}", file=sys.stderr)
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError:  # it was the output that could not be written
         forget_output()
     return 2

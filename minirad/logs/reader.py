@@ -80,6 +80,8 @@ class LogReader:
             raise ValueError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
         if malformed not in MALFORMED:
             raise ValueError(f"malformed must be one of {', '.join(MALFORMED)}, not {malformed!r}")
+        if source == "-" and sys.stdin is None:
+            raise ValueError("the standard input is closed")
         self._source: Path | BinaryIO = (
             sys.stdin.buffer if source == "-" else Path(source) if isinstance(source, (str, Path)) else source
         )

@@ -192,6 +192,48 @@ def test_a_file_that_is_not_written_is_named(tmp_path: Path, capsys: pytest.Capt
         (tmp_path / "there").read_bytes()
 
 
+ASKED = {
+    "minirad": ["simulate chat", "why prompts.jsonl", "theorem", "info", "generate Hi", "chat", "--help"],
+    "minirad.figure3": [""], "viz.live": ["--export x.html"], "viz.gallery": ["--out gallery"],
+    "viz.figure3": ["--out steps"], "viz.roofline": ["--out x.html"], "viz.measure": [""],
+    "lessons": ["", "grade 01"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "words"), [(name, each) for name in ASKED for each in ASKED[name]])
+def test_a_closed_output_is_one_line_and_nothing_is_computed(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = COMMANDS.get(name) or import_module("lessons.__main__").main
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and ": the standard output is closed; " in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "words", ["lessons list", "viz.live --help", "viz.live --steps 5", "minirad theorem"]
+)
+def test_what_is_closed_is_no_traceback(words: str, closed: str) -> None:
+    line = f"exec {sys.executable} -m {words} {closed}"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert "Traceback" not in done.stderr and done.returncode in (0, 2)  # 1: of one that nobody sees
+
+
+def test_a_closed_input_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    for words in ("chat", "why -", "why - --log -", "why nowhere.jsonl --log -"):
+        assert COMMANDS["minirad"](words.split()) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "standard input" in err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
 @pytest.mark.parametrize("words", ["why prompts.jsonl --html page.html", "simulate chat --figure page.html"])
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, words: str) -> None:
