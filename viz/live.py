@@ -239,6 +239,7 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return _follow(options)
     if options.tp > 1:
         launch.check(options)
+    asked.check_replay(options, parser)
     settings = settings_of(options)
     config = settings.config(settings.load_workload().kv_tokens)
     if settings.workload == "records" and not options.replay:

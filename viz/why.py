@@ -91,8 +91,8 @@ def write_html(report: Report, path: str | Path) -> None:
     """A page that opens anywhere, without a network (about 5 MB: Plotly's JavaScript is inside)."""
     sessions = "".join(map(partial(_session, report), report.get("sessions", ())))
     chart = figure(report).to_html(include_plotlyjs=False, full_html=False)
-    said = "".join(f"<li>{_plain(answer['say'])}</li>" for answer in report["answers"][:MOST_LINES])
-    notes = "".join(f"<li>{_plain(note)}</li>" for note in report["notes"][:MOST_LINES])
+    said = _items([answer["say"] for answer in report["answers"]], report["left"])
+    notes = _items(report["notes"])
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Why did it miss?</title>'
         f"<style>{STYLE}</style><script>{get_plotlyjs()}</script>"
@@ -102,6 +102,13 @@ def write_html(report: Report, path: str | Path) -> None:
         + "</body></html>"
     )
     command.write_whole(path, page, errors="replace")
+
+
+def _items(lines: Sequence[str], left: int = 0) -> str:
+    """The first lines as a list's, and how many more there are; left: that many are not in it."""
+    left += max(len(lines) - MOST_LINES, 0)
+    more = [f"... and {left:,} more"] if left else []
+    return "".join(f"<li>{_plain(line)}</li>" for line in [*lines[:MOST_LINES], *more])
 
 
 # ---------------------------------------------------------------------- a session

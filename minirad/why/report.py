@@ -68,6 +68,7 @@ class Totals:
 
     Attributes:
         computed: of each request, in order. picked: the requests asked about, the worst first.
+        left: that many more were asked about, and are told in the sums alone.
     """
 
     def __init__(self, named: str | None = None, worst: int = 0) -> None:
@@ -76,7 +77,7 @@ class Totals:
         self.partings: dict[str, Sum] = {}  # of the cause "differs", by what they part in
         self.series = Series()
         self.computed: list[int] = []
-        self.tokens = self.cached = 0
+        self.tokens = self.cached = self._asked = 0
         self._heap: list[tuple[int, int, Picked]] = []
 
     def add(self, answer: Answer, asked: bool = True, more: Any = None, where: str = "") -> None:
@@ -88,6 +89,7 @@ class Totals:
             self.partings.setdefault(where, Sum()).add(lost["differs"])
         self.series.add(Counter({"cached": answer.cached, **lost}))
         if asked:
+            self._asked += 1
             self._pick(Picked(len(self.computed), answer, more))
         self.computed.append(answer.missed)
         self.tokens += answer.length
@@ -107,6 +109,10 @@ class Totals:
     def picked(self) -> list[Picked]:
         return [entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
 
+    @property
+    def left(self) -> int:
+        return self._asked - len(self._heap) if self._worst else 0
+
     def report(
         self, log: str, unit: str, cache: dict[str, Any], each: str = "request", requests: int | None = None
     ) -> Report:
@@ -121,6 +127,7 @@ class Totals:
             "log": log, "unit": unit, "each": each, "count": count, "tokens": self.tokens,
             "requests": count if requests is None else requests,
             "cached": self.cached, "computed": self.tokens - self.cached, "cache": cache, "answers": [],
+            "left": self.left,
             "causes": [{"cause": cause, "what": CAUSES[cause], **asdict(each)} for cause, each in worst],
             "partings": [{"where": where, **asdict(each)} for where, each in partings],
             "repairs": [], "sessions": [], "notes": [],
@@ -138,6 +145,8 @@ def _worst_first(sums: dict[str, Sum]) -> list[tuple[str, Sum]]:
 def text_of(report: dict[str, Any]) -> str:
     """A report as text."""
     lines = [line for answer in report["answers"] for line in [*_told(answer, report), ""]]
+    if report["left"]:
+        lines += [f"... and {report['left']:,} more, which computed no more than these (--top N tells N)", ""]
     computed = report["computed"]
     lines.append(
         f"{report['log']}: {asked_for(report)}, {report['cached']:,} from the cache "

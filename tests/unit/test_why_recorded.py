@@ -218,6 +218,43 @@ def test_the_command_tells_of_a_recording(tmp_path: Path, capsys: pytest.Capture
     assert "has no tokenizer: say --tokenizer" in capsys.readouterr().err
 
 
+OF_A_LOG = ["--cache 200", "--page-size 4", "--eviction-policy lfu", "--prompts-only", "--format openai"]
+
+
+@pytest.mark.parametrize("option", OF_A_LOG)
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_recording_takes_nothing_of_a_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, beside: bool
+) -> None:
+    run, asked = engine(32), tmp_path / "asked.jsonl"
+    with Recorder(run) as recording:
+        ask(run, range(12))
+    recording.save(tmp_path / "run.jsonl")
+    asked.write_text('{"prompt": [1, 2]}', encoding="utf-8")
+    words = ["why", str(asked), "--log"] if beside else ["why"]
+    read = beside and "--format" in option  # FILE is a log
+    assert main([*words, str(tmp_path / "run.jsonl"), *option.split()]) == (0 if read else 2)
+    err = capsys.readouterr().err
+    assert err == "" if read else err.startswith(f"minirad: {option} goes with a log only: ")
+
+
+def test_a_recording_may_begin_with_a_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An editor of Windows puts it there."""
+    run, path, asked = engine(32), tmp_path / "run.jsonl", tmp_path / "asked.jsonl"
+    with Recorder(run) as recording:
+        ask(run, range(12))
+    recording.save(path)
+    asked.write_text('{"prompt": [1, 2]}', encoding="utf-8")
+    lines = path.read_bytes()
+    for words in (["why", str(path)], ["why", str(asked), "--log", str(path)]):
+        said = []
+        for mark in (b"", b"\xef\xbb\xbf"):
+            path.write_bytes(mark + lines)
+            assert main(words) == 0
+            said.append(capsys.readouterr())
+        assert said[0] == said[1] and said[0].out
+
+
 @pytest.mark.parametrize("retracted", [False, True])
 def test_what_is_said_of_all_is_what_the_engine_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], retracted: bool
