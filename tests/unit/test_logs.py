@@ -125,6 +125,15 @@ def test_lengths_alone_are_no_requests(name: str, trace: str) -> None:
             ask(LOGS / name)
 
 
+@pytest.mark.parametrize("prompt", [[1, "x"], [1, 2, "x", None], ["a", "x", 1], [[1, 2], "x", 1], [1, [2]]])
+def test_what_is_wrong_in_a_prompt_is_named(tmp_path: Path, prompt: Any) -> None:
+    """Of a list the one that does not go with the first."""
+    ids = isinstance(prompt[0], int)
+    wrong = next(each for each in prompt if isinstance(each, int) != ids)
+    log = LogReader(lines_of(tmp_path / "log.jsonl", {"prompt": prompt}))
+    assert list(log) == [] and repr(wrong) in log.left_out[0].why.rpartition("such")[2]
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("head", ["", "\ufeff", "\n"])
 def test_lengths_are_known_by_any_line_ends(tmp_path: Path, head: str, end: str) -> None:
