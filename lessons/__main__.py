@@ -99,8 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "grade": _grade, "collect": _collect, "merge": _merge, "classroom": _classroom,
         "gradescope": _gradescope,
     }  # fmt: skip
+    told: list[int] = []
     try:
-        with command.output_named():
+        with command.output_named(), command.told_to_end(told):  # else a child would go on without its parent
             return commands.get(options.command, _list)(options)
     except BrokenPipeError:  # `| head` has seen enough; no grade was told in full, so that the code is no 0
         command.forget_output()
@@ -112,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m lessons: {one_line(str(error), 1000)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("python -m lessons: interrupted", file=sys.stderr)
-        return command.INTERRUPTED
+        return command.interrupted("python -m lessons", told)
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -326,6 +326,8 @@ def _chat(args: argparse.Namespace) -> int:
     from minirad.frontend import ChatSession
 
     _check_record(args.record, args.tp)
+    if sys.stdin is None:
+        raise ValueError("the standard input is closed, and a chat reads it")
     engine = _engine(args)
     params = dataclasses.replace(sampling_params(args), n=1)
     if isinstance(sys.stdin, io.TextIOWrapper):  # one line that is no text must not cost those behind it

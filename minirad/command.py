@@ -178,6 +178,25 @@ def named(path: str | Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def write_whole(path: str | Path, text: str, errors: str = "strict") -> None:
+    """Writes a text to a file, or leaves what was there; an OSError names the file."""
+    file = Path(path).resolve()  # a link stays one
+    half = file.with_name(f".minirad-{os.getpid()}.half")
+    try:
+        if file.exists() and not file.is_file():  # such as a pipe: nothing is lost in it
+            half = file
+        half.write_text(text, encoding="utf-8", errors=errors)
+        if half != file:
+            if file.exists():
+                half.chmod(file.stat().st_mode)
+            half.replace(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        if half != file:
+            half.unlink(missing_ok=True)
+
+
 class _Output:
     """A stream whose failures name it; in all else the stream."""
 
@@ -198,7 +217,14 @@ class _Output:
 
 @contextlib.contextmanager
 def output_named() -> Iterator[None]:
-    """What is printed is written in the end; an OSError of the standard output says whose it is."""
+    """What is printed is written in the end; an OSError of the standard output says whose it is.
+
+    ValueError where it is closed (`>&-`): nothing is computed to be lost.
+    """
+    if sys.stdout is None:
+        raise ValueError("the standard output is closed; if it is not wanted, send it to /dev/null")
+    if sys.stderr is None:  # print would take the standard output instead
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     output: Any = _Output(sys.stdout)
     with contextlib.redirect_stdout(output):
         yield
@@ -212,17 +238,13 @@ def run(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
         sys.stdout.reconfigure(errors="replace")  # a console that cannot show every character
     told: list[int] = []
     try:
-        with output_named(), _told_to_end(told):
+        with output_named(), told_to_end(told):
             return work()
     except BrokenPipeError:  # `| head` has seen enough
         forget_output()
         return 0
     except KeyboardInterrupt:
-        print(
-            f"{name}: {f'ended by {signal.Signals(told[0]).name}' if told else 'interrupted'}",
-            file=sys.stderr,
-        )
-        return 128 + told[0] if told else INTERRUPTED
+        return interrupted(name, told)
     except MemoryError:
         return _mistake(name, "there is not enough memory for that")
     except RecursionError:
@@ -233,8 +255,15 @@ def run(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
         return _mistake(name, error)
 
 
+def interrupted(name: str, told: Sequence[int]) -> int:
+    """Says how a command was ended: by Ctrl-C, or by a signal that `told_to_end` noted; returns its code."""
+    how = f"ended by {signal.Signals(told[0]).name}" if told else "interrupted"
+    print(f"{name}: {how}", file=sys.stderr)
+    return 128 + told[0] if told else INTERRUPTED
+
+
 @contextlib.contextmanager
-def _told_to_end(told: list[int]) -> Iterator[None]:
+def told_to_end(told: list[int]) -> Iterator[None]:
     """Within, SIGTERM and the end of the terminal do what Ctrl-C does, and are noted.
 
     Not where something else is done already, and not on one of several ranks: those end together (ranks/).
@@ -263,7 +292,8 @@ def _told_to_end(told: list[int]) -> Iterator[None]:
 def _mistake(name: str, error: object) -> int:
     print(f"{name}: {one_line(error)}", file=sys.stderr)
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError:  # it was the output that could not be written
         forget_output()
     return 2

@@ -687,14 +687,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print(args: argparse.Namespace) -> int:
     _, panels = run(args.page_size, args.eviction_policy, args.kv_tokens)
+    code = 1 if served_none(panels) else 0
     if args.json:
         print(json.dumps(panels, indent=2))
-        return 0
+        return code
     broken = check_story(panels)
     for panel in panels:
         print(text_panel(panel, holds(panel, broken)), end="\n\n")
     print(verdict(broken))
-    return 0
+    return code
+
+
+def served_none(panels: Sequence[Panel]) -> bool:
+    """Whether every request of the story was refused."""
+    return not any(panel["prompt_tokens"] for panel in panels)
 
 
 def holds(panel: Panel, broken: Sequence[str]) -> bool:

@@ -612,8 +612,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         command.may_be_written("--out", args.out, (".html",), (args.file,))
         text = page(read(args.file))
-        with command.named(args.out):
-            args.out.write_text(text, encoding="utf-8", errors="replace")
+        command.write_whole(args.out, text, errors="replace")
         print(f"Open {args.out} in a browser.")
         return 0
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from minirad.figure3 import Panel, add_options, caption, check_story, holds, run
+from minirad.figure3 import Panel, add_options, caption, check_story, holds, run, served_none
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import State
 from viz.draw.dot import DotError, run_dot
@@ -336,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page = lay_out(recording, panels)
         files = {"nine_steps.svg": page_svg(page).encode("utf-8"), "nine_steps.png": page_png(page)}
         _write(args.out, files, recording if args.record else None)
-        return 0
+        return 1 if served_none(panels) else 0
 
     return command.run(parser.prog, work, DotError)
 

@@ -239,6 +239,7 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return _follow(options)
     if options.tp > 1:
         launch.check(options)
+    asked.check_replay(options, parser)
     settings = settings_of(options)
     config = settings.config(settings.load_workload().kv_tokens)
     if settings.workload == "records" and not options.replay:
@@ -529,8 +530,9 @@ def _run_out(run: Shown, steps: int, settings: Settings) -> str:
 def _leave(code: int) -> NoReturn:
     """Ends the process at once: the interpreter's own tidy end waits for whatever import or forward
     pass the engine's thread is in. Nothing is lost, recordings are flushed with every frame."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed
+            stream.flush()
     os._exit(code)
 
 

@@ -210,8 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         command.may_be_written("--out", args.out, (".html",), (args.file,))
-        with command.named(args.out):
-            args.out.write_text(page(read(args.file)), encoding="utf-8")
+        command.write_whole(args.out, page(read(args.file)))
         print(f"Open {args.out} in a browser.")
         return 0
 

@@ -62,8 +62,7 @@ def write_html(reports: Sequence[Report], path: str | Path) -> None:
     routed = any("policy" in row for report in reports for row in report["rows"])
     drawn = routes.figure(reports) if routed else figure(reports)
     text = drawn.to_html(include_plotlyjs=True, full_html=True)
-    with command.named(path):
-        Path(path).write_text(text, encoding="utf-8")
+    command.write_whole(path, text)
 
 
 def hit_rate_lines(report: Report, whose: str = "") -> list[go.Scatter]:

@@ -23,7 +23,7 @@ from minirad import command
 from minirad.observe.recording import Recording
 from minirad.why.answer import CAUSES
 from minirad.why.recorded import Recorded
-from minirad.why.report import Totals
+from minirad.why.report import Totals, asked_for
 from minirad.why.turns import BREAKS
 from viz.draw.charts import KvFigure
 from viz.draw.dot import DotError
@@ -78,7 +78,7 @@ def figure(report: Report) -> go.Figure:
     for column in (1, 2):
         drawn.update_yaxes(autorange="reversed", automargin=True, row=1, col=column)
         drawn.update_xaxes(title_text=f"{report['unit']}s", rangemode="tozero", row=1, col=column)
-    drawn.update_xaxes(title_text="requests, in order", row=2, col=1)
+    drawn.update_xaxes(title_text=f"{report['each']}s, in order", row=2, col=1)
     drawn.update_yaxes(title_text=f"{report['unit']}s", row=2, col=1)
     drawn.update_layout(
         template="plotly_white", height=780, barmode="stack", bargap=0.1, font=FONT,
@@ -91,8 +91,8 @@ def write_html(report: Report, path: str | Path) -> None:
     """A page that opens anywhere, without a network (about 5 MB: Plotly's JavaScript is inside)."""
     sessions = "".join(map(partial(_session, report), report.get("sessions", ())))
     chart = figure(report).to_html(include_plotlyjs=False, full_html=False)
-    said = "".join(f"<li>{_plain(answer['say'])}</li>" for answer in report["answers"][:MOST_LINES])
-    notes = "".join(f"<li>{_plain(note)}</li>" for note in report["notes"][:MOST_LINES])
+    said = _items([answer["say"] for answer in report["answers"]], report["left"])
+    notes = _items(report["notes"])
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Why did it miss?</title>'
         f"<style>{STYLE}</style><script>{get_plotlyjs()}</script>"
@@ -101,8 +101,14 @@ def write_html(report: Report, path: str | Path) -> None:
         + (f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "")
         + "</body></html>"
     )
-    with command.named(path):
-        Path(path).write_text(page, encoding="utf-8", errors="replace")
+    command.write_whole(path, page, errors="replace")
+
+
+def _items(lines: Sequence[str], left: int = 0) -> str:
+    """The first lines as a list's, and how many more there are; left: that many are not in it."""
+    left += max(len(lines) - MOST_LINES, 0)
+    more = [f"... and {left:,} more"] if left else []
+    return "".join(f"<li>{_plain(line)}</li>" for line in [*lines[:MOST_LINES], *more])
 
 
 # ---------------------------------------------------------------------- a session
@@ -248,7 +254,7 @@ def cause_bars(report: Report) -> go.Bar:
     return go.Bar(
         y=[each["what"] for each in causes], x=[each["tokens"] for each in causes], orientation="h",
         customdata=[each["requests"] for each in causes], showlegend=False,
-        hovertemplate="%{x:,} in %{customdata:,} requests<extra>%{y}</extra>",
+        hovertemplate=f"%{{x:,}} in %{{customdata:,}} {report['each']}s<extra>%{{y}}</extra>",
         marker={"color": [_colour(each["cause"]) for each in causes]},
         text=[f"{each['tokens']:,}" for each in causes],
     )  # fmt: skip
@@ -306,12 +312,9 @@ def _short(text: str) -> str:
 
 def _title(report: Report) -> str:
     share = report["cached"] / max(report["tokens"], 1)
-    return (
-        f"{escape(str(report['log']))}: {report['requests']:,} requests, {report['tokens']:,} prompt "
-        f"{report['unit']}s, {share:.1%} from the cache"
-    )
+    return f"{escape(str(report['log']))}: {asked_for(report)}, {share:.1%} from the cache"
 
 
 def _series_title(report: Report) -> str:
     width = report["series"]["width"]
-    return "each request" if width == 1 else f"each {width:,} requests"
+    return f"each {report['each']}" if width == 1 else f"each {width:,} {report['each']}s"

@@ -91,8 +91,7 @@ def gradescope(results: Sequence[Result], remarks: Sequence[str] = ()) -> dict[s
 
 
 def write_gradescope(results: Sequence[Result], path: Path, remarks: Sequence[str] = ()) -> None:
-    with command.named(path):
-        path.write_text(json.dumps(gradescope(results, remarks), indent=1), encoding="utf-8")
+    command.write_whole(path, json.dumps(gradescope(results, remarks), indent=1))
 
 
 # ---------------------------------------------------------------------- GitHub

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
+from lessons.grading.shared import expect_plain
 from lessons.grading.spec import Case, Exercise, Failure, Lesson, Picture
 from lessons.grading.words import plain, said, shown
 from minirad.own_code import last_line
@@ -158,7 +159,8 @@ def _try_all(lesson: Lesson, exercise: Exercise, impl: ModuleType, student: str)
 
 
 class Called:
-    """A submission as the cases see it: the same functions, and what the last of them returned."""
+    """A submission as the cases see it: the same functions, and what the last of them returned, which is
+    never an answer that only says that it is right."""
 
     def __init__(self, impl: ModuleType) -> None:
         self.impl = impl
@@ -167,14 +169,17 @@ class Called:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.impl, name)
-        if not isinstance(value, FunctionType):
+        if isinstance(value, type) or not callable(value):
             return value
+        file = getattr(self.impl, "__file__", None)
 
-        @functools.wraps(value)
+        @functools.wraps(value)  # a function, or what @cache makes of one
         def call(*args: Any, **more: Any) -> Any:
             self.returned = None
             result = value(*args, **more)
             self.returned = (name, result)
+            if file:
+                expect_plain(name, result, Path(file).absolute().parent)
             if isinstance(result, GeneratorType | CoroutineType | AsyncGeneratorType):
                 self.unfinished[name] = result
             return result

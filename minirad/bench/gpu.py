@@ -138,8 +138,7 @@ def main(args: argparse.Namespace) -> int:
         """A part that has been measured is not lost with those to come."""
         result.update(part)
         if args.out is not None:
-            with command.named(args.out):
-                args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+            command.write_whole(args.out, json.dumps(result, indent=1))
 
     keep(parity=parity(model, model.device, scale))
     keep(parity_seconds=round(time.perf_counter() - started, 1))  # with weights drawn and kernels compiled

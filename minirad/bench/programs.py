@@ -39,7 +39,7 @@ from tqdm import tqdm
 
 from minirad.bench.hit_rate import overhead, sweep
 from minirad.bench.tables import check_threads, cpu_clock, machine, spread, table
-from minirad.command import may_be_written, positive, some_of
+from minirad.command import may_be_written, positive, some_of, write_whole
 from minirad.config import EngineConfig
 from minirad.engine import Engine
 from minirad.evidence.ablations import FULL, SETTINGS, Setting
@@ -102,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
         },
     }  # fmt: skip
     if args.out is not None:
-        args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+        write_whole(args.out, json.dumps(result, indent=1))
     print(json.dumps(result, indent=1) if args.json else as_text(result))
     return 0
 

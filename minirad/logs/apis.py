@@ -205,6 +205,11 @@ class Apis:
         known_only(body, _KNOWN_FIELDS["completions", body is outer], "body.", odd)
         prompt = next((body[name] for name in IDS if body.get(name)), body.get("prompt"))
         many = prompt if isinstance(prompt, list) and not all(map(fields.is_id, prompt)) else [prompt]
+        if many and many is prompt and fields.is_id(many[0]):  # it was meant as one prompt
+            wrong = next(each for each in many if not fields.is_id(each))
+            raise ValueError(
+                f"prompt must be a text, token ids or a list of such: {said(wrong)} is no token id"
+            )
         found = [self._asked([_prompt(each)], body, response, odd, common) for each in many]
         if len(found) > 1:  # which of the choices answers which prompt is not said
             found = [replace(each, reply=None, usage=None) for each in found]

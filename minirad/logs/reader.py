@@ -80,6 +80,8 @@ class LogReader:
             raise ValueError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
         if malformed not in MALFORMED:
             raise ValueError(f"malformed must be one of {', '.join(MALFORMED)}, not {malformed!r}")
+        if source == "-" and sys.stdin is None:
+            raise ValueError("the standard input is closed")
         self._source: Path | BinaryIO = (
             sys.stdin.buffer if source == "-" else Path(source) if isinstance(source, (str, Path)) else source
         )
@@ -277,10 +279,15 @@ def format_of(value: Any) -> str | None:
 
 def _not_of_lengths(head: bytes, name: str) -> None:
     """ValueError, naming the file, for a trace that has lengths only."""
-    line = head.lstrip().split(b"\n", 1)[0].decode("utf-8-sig", "replace").strip()
+    line = (
+        b"".join(head.lstrip().splitlines()[:1]).decode("utf-8-sig", "replace").strip()
+    )  # an old Mac's, too
     if not line or line[0] in "[{" or "," not in line:
         return
-    columns = {each.strip().lower() for each in next(csv.reader([line]), [])}
+    try:
+        columns = {each.strip().lower() for each in next(csv.reader([line]), [])}
+    except csv.Error:  # a column too large for one
+        return
     for trace, needed in _LENGTHS.items():
         if needed <= columns:
             raise ValueError(

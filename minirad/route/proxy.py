@@ -38,6 +38,7 @@ LONGEST_EVENT = 8 << 20  # bytes of an event of a stream
 FAILURES = (500, 502, 503, 504)  # a worker that answers so has failed
 FULL = 429
 STREAM = "text/event-stream"
+ENDING = "the router is ending"  # what attempts are told then
 _DONE = b"[DONE]"
 _ENDS = (b"\n\n", b"\r\n\r\n")
 
@@ -233,7 +234,7 @@ class Proxy:
 
     @staticmethod
     def _ended() -> ApiError:
-        return refusal(503, "the router is ending", "ending", 5)
+        return refusal(503, ENDING, "ending", 5)
 
     def _take_one_more(self) -> None:
         most = self.limits.requests
@@ -262,7 +263,7 @@ class Proxy:
             except ClientGone:
                 ended = Ended("gone", "the client went away")
             except asyncio.CancelledError:
-                ended = Ended("gone", "the router is ending")
+                ended = Ended("gone", ENDING)
                 raise
             finally:
                 has_begun()
@@ -428,10 +429,14 @@ class _Attempt:
         if last == _DONE or error:  # an error is an end as well: the worker has said it itself
             await job.client.piece(b"", more=False)
             return Ended("broken", error) if error else Ended("answered")
-        message = f"{self._worker.name} failed after a part of the answer was sent: {failed}"
-        told = refusal(500, one_line(message), "worker_failed").body()
+        part = "after a part of the answer was sent"
+        if failed == ENDING:  # no fault of the worker's
+            told = refusal(503, f"{failed}, {part}", "ending").body()
+        else:
+            message = f"{self._worker.name} failed {part}: {failed}"
+            told = refusal(500, one_line(message), "worker_failed").body()
         await job.client.piece(b"data: " + told + b"\n\n", more=False)
-        return Ended("broken", failed)
+        return Ended("gone" if failed == ENDING else "broken", failed)
 
 
 # ---------------------------------------------------------------------- what a worker is told, and says

@@ -51,7 +51,7 @@ from minirad.route.app import make_app
 from minirad.route.metrics import Metrics
 from minirad.route.oracle import Oracle
 from minirad.route.policies import RouteOptions, WorkerView, make_policy
-from minirad.route.proxy import Asked, Ended, Job, Limits, Proxy
+from minirad.route.proxy import ENDING, Asked, Ended, Job, Limits, Proxy
 from minirad.route.trees import EventTree
 from minirad.route.workers import Launch, Patience, ServerProcess, Worker, Workers
 from minirad.server.connections import Connection, listening
@@ -303,7 +303,7 @@ class Router:
             await asyncio.sleep(0.02)
         for worker in self.workers:
             for tell in list(worker.attempts):
-                tell("the router is ending")
+                tell(ENDING)
         until = time.monotonic() + 0.5
         while self.proxy.in_flight and time.monotonic() < until:
             await asyncio.sleep(0.02)

@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,6 +44,10 @@ MOST_KEPT = 1 << 25  # tokens of a log that are kept to be replayed
 _NUMBERED = re.compile(r"message \d+")
 RECORDING = b'{"minirad"'  # how a recording begins
 TEXTS = (".txt", ".md")  # files that hold one prompt, as it is
+TOP = 10  # requests that --all tells
+REPLAYED: dict[str, Any] = {  # what says how a log is replayed, unless it is said otherwise
+    "cache": "inf", "page_size": 1, "eviction_policy": "lru", "prompts_only": False,
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,12 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--request", help="of FILE the one that is asked about, such as 'line 7' or R7")
     which.add_argument("--all", action="store_true", help="ask about all requests of FILE, not the last one")
-    parser.add_argument("--top", type=command.positive, default=10, help="with --all: the worst so many")
+    parser.add_argument(
+        "--top", type=command.positive, help=f"with --all: the worst so many are told (default: {TOP})"
+    )
     parser.add_argument("--format", help=f"of the files: {formats} (default: by their first records)")
     parser.add_argument("--tokenizer", help="model name, directory or tokenizer.json (default: classroom)")
-    parser.add_argument("--cache", default="inf", help="tokens that the cache holds (default: no limit)")
-    parser.add_argument("--page-size", type=command.positive, default=1, help="tokens per page")
-    parser.add_argument("--eviction-policy", default="lru", help=", ".join(POLICIES))
+    parser.set_defaults(**REPLAYED)
+    parser.add_argument("--cache", help="tokens that the cache holds (default: no limit)")
+    parser.add_argument("--page-size", type=command.positive, help="tokens per page (default: 1)")
+    parser.add_argument("--eviction-policy", help=f"{', '.join(POLICIES)} (default: lru)")
     parser.add_argument("--prompts-only", action="store_true", help="replies do not go into the cache")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("--html", type=Path, help="write a Plotly page to this file, readable offline")
@@ -75,10 +83,12 @@ def main(args: argparse.Namespace) -> int:
     files = [name for name in (args.log, args.file) if name is not None]
     if files == ["-", "-"]:
         raise ValueError("--log and FILE cannot both be standard input")
+    if args.top is not None and not args.all:
+        raise ValueError(f"--top {args.top} goes with --all only")
     if args.html is not None:
         command.may_be_written("--html", args.html, (".html",), [name for name in files if name != "-"])
         write = command.figure_writer("why", "--html")
-    totals = Totals(args.request, args.top if args.all else 0)
+    totals = Totals(args.request, (args.top or TOP) if args.all else 0)
     if any(map(_is_recording, files)):
         report = recorded(args, totals)
     else:
@@ -129,28 +139,31 @@ def _is_recording(name: str) -> bool:
     if name == "-" or not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(len(RECORDING)) == RECORDING
+        return file.read(len(BOM_UTF8 + RECORDING)).removeprefix(BOM_UTF8).startswith(RECORDING)
 
 
 def recorded(args: argparse.Namespace, totals: Totals) -> Report:
     """Of a run of the engine: every admission as it was; or (FILE is another) what would come next."""
     if args.log is not None and _is_recording(args.file):
         raise ValueError(f"{args.file} is a recording: it is asked about without a --log")
+    _only_of_a_log(args)
     recording = Recording.load(args.log or args.file)
     if "ranks" in recording.header["start"]["tree"]:
         return streamed(recording, args)
-    told = Recorded.of(recording)
+    told, log, again = Recorded.of(recording), args.file, {}
     if args.log is not None:
+        log = f"{args.file}, at the end of {args.log}"
         _ask_now(told, recording, args, totals)
     else:
-        for answer in told.answers.values():
-            totals.add(answer)
+        for name, answer in told.answers.items():
+            totals.add(replace(answer, name=name))
+        again = _admissions(told)
     start = recording.header["start"]
     cache = {
         "capacity": start["kv_tokens"] or None, "page_size": told.page_size,
         "eviction_policy": start["tree"]["eviction_policy"],
     }  # fmt: skip
-    report = totals.report(args.log or args.file, "token", cache)
+    report = totals.report(log, "token", cache, **again)
     words = Words.of(recording.header, _decode(args.tokenizer, recording.header))
     _expect_some(totals, args)
     report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]
@@ -160,6 +173,23 @@ def recorded(args: argparse.Namespace, totals: Totals) -> Report:
     return report
 
 
+def _only_of_a_log(args: argparse.Namespace) -> None:
+    """ValueError for options that say how a log is read and replayed: a recording was run already."""
+    usual = {**REPLAYED, "format": None if args.log is None else args.format}
+    for name in usual:
+        value = getattr(args, name)
+        if value != usual[name]:
+            option = f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+            recording = args.log or args.file
+            raise ValueError(f"{option} goes with a log only: {recording} is a recording, told as it was")
+
+
+def _admissions(told: Recorded) -> dict[str, Any]:
+    """What a report is told where requests were admitted again, after a retraction."""
+    requests = len({name.partition("#")[0] for name in told.answers})
+    return {} if requests == len(told.answers) else {"each": "admission", "requests": requests}
+
+
 def streamed(recording: Recording, args: argparse.Namespace) -> Report:
     """Of a stream of KV events: what FILE's last request (all, the one named) would find on each rank."""
     if args.log is None:
@@ -167,15 +197,17 @@ def streamed(recording: Recording, args: argparse.Namespace) -> Report:
             f"{args.file} is of a stream, which does not tell what was asked: say --log and a FILE"
         )
     told = Streamed.of(recording)
-    totals = Totals(worst=args.top if args.all else max(len(told.ranks), 1))
+    totals = Totals(worst=(args.top or TOP) if args.all else max(len(told.ranks), 1))
     asked = [each for each in _asked_now(recording, args) if args.request in (None, each.request.where)]
-    for each in asked if args.all else asked[-1:]:
+    asked = asked if args.all else asked[-1:]
+    for each in asked:
         for rank, answer in told.why(each.ids).items():
             totals.add(replace(answer, name=f"{each.request.where} on rank {rank}"))
     _expect_some(totals, args)
     policy = recording.header["start"]["tree"]["eviction_policy"]
     cache = {"capacity": None, "page_size": told.block_size, "eviction_policy": policy}
-    report = totals.report(args.log, "token", cache)
+    log = f"{args.file}, on each of {len(told.ranks)} ranks of {args.log}"
+    report = totals.report(log, "token", cache, "answer", len(asked))
     words = Words.of(recording.header, _decode(args.tokenizer, recording.header))
     report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]
     report["notes"] = [recording.missing] if recording.missing else []
@@ -240,7 +272,8 @@ class Run:
             self._serve(each, each.request.where)
         _expect_some(self.totals, args, self.notes)
         cache = {name: value for name, value in asdict(self.cache).items() if name != "closes"}
-        report = self.totals.report(args.log or args.file, self.unit, cache)
+        log = args.file if args.log is None else f"{args.log}, and {args.file} behind it"
+        report = self.totals.report(log, self.unit, cache)
         found = self._outcomes()
         decode = None if self.unit == "block" else self.text.decode
         words = Words(decode, REQUESTS, self.history.namespace, self.unit)

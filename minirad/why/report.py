@@ -68,6 +68,7 @@ class Totals:
 
     Attributes:
         computed: of each request, in order. picked: the requests asked about, the worst first.
+        left: that many more were asked about, and are told in the sums alone.
     """
 
     def __init__(self, named: str | None = None, worst: int = 0) -> None:
@@ -76,7 +77,7 @@ class Totals:
         self.partings: dict[str, Sum] = {}  # of the cause "differs", by what they part in
         self.series = Series()
         self.computed: list[int] = []
-        self.tokens = self.cached = 0
+        self.tokens = self.cached = self._asked = 0
         self._heap: list[tuple[int, int, Picked]] = []
 
     def add(self, answer: Answer, asked: bool = True, more: Any = None, where: str = "") -> None:
@@ -88,6 +89,7 @@ class Totals:
             self.partings.setdefault(where, Sum()).add(lost["differs"])
         self.series.add(Counter({"cached": answer.cached, **lost}))
         if asked:
+            self._asked += 1
             self._pick(Picked(len(self.computed), answer, more))
         self.computed.append(answer.missed)
         self.tokens += answer.length
@@ -107,12 +109,25 @@ class Totals:
     def picked(self) -> list[Picked]:
         return [entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
 
-    def report(self, log: str, unit: str, cache: dict[str, Any]) -> Report:
-        """As plain data; answers and repairs are still to be filled in."""
+    @property
+    def left(self) -> int:
+        return self._asked - len(self._heap) if self._worst else 0
+
+    def report(
+        self, log: str, unit: str, cache: dict[str, Any], each: str = "request", requests: int | None = None
+    ) -> Report:
+        """As plain data; answers and repairs are still to be filled in.
+
+        log: what all of it is about, in words. each: what an answer is of; requests: that many had those
+        (None: one each).
+        """
         worst, partings = _worst_first(self.sums), _worst_first(self.partings)
+        count = len(self.computed)
         return {
-            "log": log, "unit": unit, "requests": len(self.computed), "tokens": self.tokens,
+            "log": log, "unit": unit, "each": each, "count": count, "tokens": self.tokens,
+            "requests": count if requests is None else requests,
             "cached": self.cached, "computed": self.tokens - self.cached, "cache": cache, "answers": [],
+            "left": self.left,
             "causes": [{"cause": cause, "what": CAUSES[cause], **asdict(each)} for cause, each in worst],
             "partings": [{"where": where, **asdict(each)} for where, each in partings],
             "repairs": [], "sessions": [], "notes": [],
@@ -130,13 +145,14 @@ def _worst_first(sums: dict[str, Sum]) -> list[tuple[str, Sum]]:
 def text_of(report: dict[str, Any]) -> str:
     """A report as text."""
     lines = [line for answer in report["answers"] for line in [*_told(answer, report), ""]]
-    unit, computed = report["unit"], report["computed"]
+    if report["left"]:
+        lines += [f"... and {report['left']:,} more, which computed no more than these (--top N tells N)", ""]
+    computed = report["computed"]
     lines.append(
-        f"{report['log']}: {_requests(report['requests'])}, {report['tokens']:,} prompt {unit}s, "
-        f"{report['cached']:,} from the cache ({report['cached'] / max(report['tokens'], 1):.1%}), "
-        f"{computed:,} computed"
+        f"{report['log']}: {asked_for(report)}, {report['cached']:,} from the cache "
+        f"({report['cached'] / max(report['tokens'], 1):.1%}), {computed:,} computed"
     )
-    rows = [("computed", "share", "requests", "because")]
+    rows = [("computed", "share", f"{report['each']}s", "because")]
     for each in report["causes"]:
         share = f"{each['tokens'] / max(computed, 1):.1%}"
         rows.append((f"{each['tokens']:,}", share, f"{each['requests']:,}", each["what"]))
@@ -201,8 +217,17 @@ def _told(answer: dict[str, Any], report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _requests(count: int) -> str:
-    return f"{count:,} request{'s' * (count != 1)}"
+def asked_for(report: Report) -> str:
+    """How many requests there were (and answers, where they had several), and of how many tokens."""
+    each, unit = report["each"], report["unit"]
+    requests = _several(report["requests"], "request")
+    if each == "request":
+        return f"{requests}, {_several(report['tokens'], f'prompt {unit}')}"
+    return f"{_several(report['count'], each)} of {requests}, {_several(report['tokens'], unit)}"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _marked(before: str, text: str) -> str:

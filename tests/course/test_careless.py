@@ -29,7 +29,9 @@ from minirad.errors import InvariantError, require
 from minirad.own_policy import join as join_policy
 from minirad.own_policy import policy_from
 
-LESSONS = [load_lesson(folder) for folder in lesson_folders() if folder.name >= "09"]
+ALL = [load_lesson(folder) for folder in lesson_folders()]
+LESSONS = [lesson for lesson in ALL if lesson.name >= "09"]
+ANSWERING = [lesson for lesson in ALL if lesson.name[:2] != "08"]  # whose answers configure an engine
 
 
 # ---------------------------------------------------------------------- numbers
@@ -101,7 +103,7 @@ def with_numpy(lesson: Lesson) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name[:2])
+@pytest.mark.parametrize("lesson", ANSWERING, ids=lambda lesson: lesson.name[:2])
 def test_a_right_solution_may_answer_in_numbers_of_numpy(lesson: Lesson) -> None:
     results = grade_module(lesson, with_numpy(lesson), "ada")
     assert [(each.exercise, each.words) for each in results if not each.passed] == []
@@ -186,6 +188,66 @@ def test_what_says_that_it_equals_everything_is_no_number() -> None:
                 setattr(impl, name, lambda *_, **__: SaysEqual())
                 short = dataclasses.replace(exercise, cases=[c for c in exercise.cases if takes_no_rng(c)])
                 assert not run_exercise(lesson, short, impl).passed, name
+
+
+LIARS = """
+def liar(base):
+    lies = {"__eq__": lambda *_: True, "__ne__": lambda *_: False, "__hash__": lambda _: 1}
+    return type("Liar", (base,), lies)
+
+OF, LIED = {base: liar(base) for base in (int, float, str, list, tuple, dict, set)}, []
+
+def lying(function, *arguments, **more):
+    right = function(*arguments, **more)
+    if right is None:
+        return None
+    LIED.append(right)
+    if WITHIN and isinstance(right, (list, tuple)):
+        return type(right)([liar(object)()] * len(right))
+    return OF[type(right)](right) if type(right) in OF else liar(object)()
+"""
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("lesson", ALL, ids=lambda lesson: lesson.name[:2])
+def test_what_says_that_it_is_right_is_no_answer(lesson: Lesson, within: bool, tmp_path: Path) -> None:
+    """Each function in turn, whatever its answer is, in a file as a learner hands it in."""
+    source = (lesson.folder / "solution.py").read_text(encoding="utf-8")
+    for exercise in lesson.exercises:
+        for name in exercise.asks_for:
+            lies = (
+                f"WITHIN = {within}\n{LIARS}\nimport functools\n{name} = functools.partial(lying, {name})\n"
+            )
+            (tmp_path / "mine.py").write_text(f"{source}\n{lies}", encoding="utf-8")
+            impl = load_file(tmp_path / "mine.py")
+            if inspect.iscoroutinefunction(inspect.unwrap(getattr(impl, name).args[0])):
+                continue  # the engine awaits it, and what it computes is compared
+            result = run_exercise(lesson, exercise, impl)
+            assert result.passed == (not impl.LIED), (name, result.words)
+
+
+def test_an_own_object_may_say_what_it_is_equal_to(tmp_path: Path) -> None:
+    """A learner keeps it, and is given it again; so may be what others have an == for."""
+    (tmp_path / "mine.py").write_text(
+        "import collections, dataclasses, fractions, functools, typing, numpy, torch\n"
+        "class Own:\n    def __eq__(self, other): return self is other\n"
+        "class Careless:\n    def __eq__(self, other): return self.x == other.x\n"
+        "@dataclasses.dataclass\nclass Data:\n    x: int = 1\n"
+        "class Named(typing.NamedTuple):\n    x: int = 1\n"
+        "class Much(list): pass\n"
+        "loop = [1]\nloop.append(loop)\n"
+        "@functools.cache\n"
+        "def f(): return [Own(), Careless(), Data(), Named(), Much([1]), loop, {1: {2}}, numpy.float64(1),\n"
+        "    collections.Counter(), collections.OrderedDict(), fractions.Fraction(1), numpy.ones(2), Own,\n"
+        "    torch.ones(2), numpy.True_, None, range(2)]\n",
+        encoding="utf-8",
+    )
+
+    def case(impl: Any) -> None:
+        expect(len(impl.f()) == 17, "all of them")
+
+    found = run_exercise(Lesson(tmp_path, "", ()), Exercise("f", 1, [case]), load_file(tmp_path / "mine.py"))
+    assert found.passed, found.words
 
 
 def takes_no_rng(case: Callable[..., None]) -> bool:

@@ -7,9 +7,11 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -426,6 +428,36 @@ def test_a_closed_pipe_ends_quietly_and_says_not_that_all_passed() -> None:
     done = subprocess.run([sys.executable, "-m", "lessons"], stdout=write, stderr=subprocess.PIPE, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (2, b"")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no such signals there")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+@pytest.mark.parametrize("words", ["collect {0} --csv {1} --lessons 01", "grade 01 --submission {0}/ada"])
+def test_who_ends_the_grader_ends_the_submission(tmp_path: Path, name: str, words: str) -> None:
+    """Else a loop without an end runs on for ever, and its folder stays."""
+    place, trace, temporary = tmp_path / "handed in" / "ada", tmp_path / "child", tmp_path / "temporary"
+    for folder in (place, temporary):
+        folder.mkdir(parents=True)
+    loop = f"import os, pathlib\nat = pathlib.Path({str(trace)!r})\n"
+    loop += "at.with_suffix('.new').write_text(str(os.getpid()))\nat.with_suffix('.new').rename(at)\n"
+    (place / "exercise.py").write_text(f"{loop}while True: pass\n")
+    asked = [each.format(place.parent, tmp_path / "grades.csv") for each in words.split()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lessons", *asked, "--patience", "60"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not trace.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child = int(trace.read_text())
+    process.send_signal(getattr(signal, name))
+    _, err = process.communicate(timeout=60)
+    said = "interrupted" if name == "SIGINT" else f"ended by {name}"
+    assert (process.returncode, err) == (128 + getattr(signal, name), f"python -m lessons: {said}\n")
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
 
 
 def test_a_choice_among_several_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,6 +234,15 @@ def test_bad_settings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not divide" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_story_in_which_all_is_refused_is_no_success(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert figure3.main(["--kv-tokens", "10", *words]) == 1
+    out, err = capsys.readouterr()
+    assert "refused: " in out and err == ""
+
+
 # ---------------------------------------------------------------------- the check
 
 

@@ -763,6 +763,25 @@ def test_command_line(tmp_path, capsys):
     assert "must end in .html or .gif" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--workload chat", "--model x", "--kv-tokens 5", "--page-size 2", "--schedule-policy fcfs",
+        "--eviction-policy lfu", "--host-kv-tokens 9", "--host-write write_back", "--disk-dir d",
+        "--disk-mb 3", "--lora a=b", "--bigram-keys", "--speculative ngram", "--jump-forward", "--tp 2",
+        "--compare lru,lfu", "--cache x.py", "--serve 8000", "--publish tcp://127.0.0.1:1",
+        "--record new.jsonl", "--steps 5",
+    ],
+)  # fmt: skip
+def test_a_replay_takes_nothing_of_an_engine(option, tmp_path, monkeypatch, capsys):
+    """It was dropped in silence."""
+    monkeypatch.chdir(tmp_path)
+    assert live.main(["--replay", "run.jsonl", *option.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and option.split()[0] in err and "--replay" in err
+    assert "No such file" not in err and list(tmp_path.iterdir()) == []
+
+
 def test_a_restart_records_beside_what_is_there(tmp_path):
     old = tmp_path / "run-2.jsonl"
     old.write_text("yesterday's", encoding="utf-8")

@@ -164,6 +164,11 @@ def test_files_of_other_stories(options: list[str], tmp_path: Path) -> None:
     ET.parse(tmp_path / "new" / "folder" / "nine_steps.svg")
 
 
+def test_a_story_in_which_all_is_refused_is_no_success(tmp_path: Path) -> None:
+    assert figure3.main(["--out", str(tmp_path), "--kv-tokens", "10"]) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_bad_setting_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figure3.main(["--out", str(tmp_path / "x"), "--kv-tokens", "0"]) == 2
     assert "kv_tokens" in capsys.readouterr().err

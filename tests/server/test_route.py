@@ -353,6 +353,8 @@ def test_the_end_lets_requests_finish_and_tells_the_others(doubles: Doubles) -> 
     without, within, whole = (_read(each) for each in (*hung, soon))
     assert without.startswith("HTTP/1.1 503") and "the router is ending" in without
     assert within.startswith("HTTP/1.1 200") and within.count('"error"') == 1 and "DONE" not in within
+    assert '"the router is ending, after a part of the answer was sent"' in within  # and no worker failed
+    assert '"code":"ending"' in within
     assert "[DONE]" in whole and "error" not in whole
     until(lambda: all(double.code is not None for double in doubles.made))
     router.stop()

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from architecture import ROOT
 from conftest import CheckedEngine
 
 from minirad import EngineConfig, RadixCache, RadixKey, Recorder, SamplingParams, command, resolve_model
@@ -189,6 +190,78 @@ def test_a_file_that_is_not_written_is_named(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err.endswith(f"No space left on device: {str(tmp_path / 'out.csv')!r}\n")
     with pytest.raises(FileNotFoundError, match="there"), command.named("here"):
         (tmp_path / "there").read_bytes()
+
+
+ASKED = {
+    "minirad": ["simulate chat", "why prompts.jsonl", "theorem", "info", "generate Hi", "chat", "--help"],
+    "minirad.figure3": [""], "viz.live": ["--export x.html"], "viz.gallery": ["--out gallery"],
+    "viz.figure3": ["--out steps"], "viz.roofline": ["--out x.html"], "viz.measure": [""],
+    "lessons": ["", "grade 01"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "words"), [(name, each) for name in ASKED for each in ASKED[name]])
+def test_a_closed_output_is_one_line_and_nothing_is_computed(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = COMMANDS.get(name) or import_module("lessons.__main__").main
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and ": the standard output is closed; " in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "words", ["lessons list", "viz.live --help", "viz.live --steps 5", "minirad theorem"]
+)
+def test_what_is_closed_is_no_traceback(words: str, closed: str) -> None:
+    line = f"exec {sys.executable} -m {words} {closed}"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert "Traceback" not in done.stderr and done.returncode in (0, 2)  # 1: of one that nobody sees
+
+
+def test_a_closed_input_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    for words in ("chat", "why -", "why - --log -", "why nowhere.jsonl --log -"):
+        assert COMMANDS["minirad"](words.split()) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "standard input" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
+@pytest.mark.parametrize("words", ["why prompts.jsonl --html page.html", "simulate chat --figure page.html"])
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, words: str) -> None:
+    (tmp_path / "page.html").write_bytes(b"mine")
+    (tmp_path / "prompts.jsonl").write_bytes(b'{"prompt": "Hi"}')
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))\n"
+    body = f"{limit}from minirad.__main__ import main\nsys.exit(main({words.split()}))"
+    process = run_code(body, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and err == "minirad: [Errno 27] File too large: 'page.html'\n"
+    assert (tmp_path / "page.html").read_bytes() == b"mine"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["page.html", "prompts.jsonl"]
+
+
+def test_a_file_is_written_as_a_whole(tmp_path: Path) -> None:
+    old, link, new = tmp_path / "old.html", tmp_path / "link.html", tmp_path / "new.html"
+    old.write_text("mine")
+    old.chmod(0o640)
+    link.symlink_to(old)
+    for path in (link, new):
+        command.write_whole(path, "“all”")
+        assert path.read_text(encoding="utf-8") == "“all”"
+    assert link.is_symlink() and old.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(UnicodeEncodeError):
+        command.write_whole(old, "\ud800")
+    with pytest.raises(OSError, match=re.escape(repr(str(tmp_path / "no" / "page.html")))):
+        command.write_whole(tmp_path / "no" / "page.html", "")
+    assert old.read_text(encoding="utf-8") == "“all”" and len(list(tmp_path.iterdir())) == 3
 
 
 def test_an_import_that_hides_ctrl_c_does_not_hide_it_from_a_command() -> None:

@@ -125,6 +125,38 @@ def test_lengths_alone_are_no_requests(name: str, trace: str) -> None:
             ask(LOGS / name)
 
 
+@pytest.mark.parametrize("prompt", [[1, "x"], [1, 2, "x", None], ["a", "x", 1], [[1, 2], "x", 1], [1, [2]]])
+def test_what_is_wrong_in_a_prompt_is_named(tmp_path: Path, prompt: Any) -> None:
+    """Of a list the one that does not go with the first."""
+    ids = isinstance(prompt[0], int)
+    wrong = next(each for each in prompt if isinstance(each, int) != ids)
+    log = LogReader(lines_of(tmp_path / "log.jsonl", {"prompt": prompt}))
+    assert list(log) == [] and repr(wrong) in log.left_out[0].why.rpartition("such")[2]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("head", ["", "\ufeff", "\n"])
+def test_lengths_are_known_by_any_line_ends(tmp_path: Path, head: str, end: str) -> None:
+    path = tmp_path / "trace.csv"
+    lines = (LOGS / "azure.csv").read_text(encoding="utf-8").splitlines()
+    path.write_bytes((head + end.join(lines)).encode())
+    with pytest.raises(ValueError, match=r"trace\.csv is a trace as Azure's"):
+        next(iter(LogReader(path)))
+
+
+@pytest.mark.parametrize("word", ["simulate", "why"])
+@pytest.mark.parametrize(
+    "text", ["a,b\rc,d\n", "a,b\r", '"a,\rb\n', "a," + "b" * 200_000, '"a,' + "b" * 200_000, "a,\0b\n", ","]
+)
+def test_a_table_that_is_no_log_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, text: str
+) -> None:
+    (tmp_path / "table.csv").write_bytes(text.encode())
+    assert main([word, str(tmp_path / "table.csv")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "table.csv" in err
+
+
 # ---------------------------------------------------------------------- what stands in prompts
 
 

@@ -275,7 +275,7 @@ def test_stretched_positions_of_llama_3_divide_the_frequencies(tmp_path: Path) -
     ("asked", "said"),
     [
         ({"quantization": "awq"}, "unknown quantization 'awq'; known: gguf"),
-        ({"quantization": "gguf"}, "model 'None' is no GGUF file"),
+        ({"quantization": "gguf"}, "quantization 'gguf' needs a model that is a GGUF file: name one"),
         ({"quantization": "gguf", "model": str(WEIGHTS)}, "is no GGUF file"),
         ({"model": "nowhere.gguf"}, "model 'nowhere.gguf' is no GGUF file"),
         ({"dtype": "bfloat16"}, "dtype 'bfloat16': quantised weights are multiplied by float32"),

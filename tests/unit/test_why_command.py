@@ -323,6 +323,7 @@ def test_what_was_asked_before_is_in_another_file(
     assert main(["why", "-", "--log", str(log)]) == 0
     said = capsys.readouterr().out
     assert "old.jsonl, line 1: ..." in said and "line 1: " in said and "because" in said
+    assert f"{log}, and - behind it: 3 requests, " in said
 
 
 def test_all_of_a_log_the_worst_first_and_malformed_lines_between(
@@ -335,6 +336,14 @@ def test_all_of_a_log_the_worst_first_and_malformed_lines_between(
     told = [line for line in out.splitlines() if line.startswith("line ")]
     assert [line.split(":")[0] for line in told] == ["line 1", "line 6"]
     assert "line 2: no JSON" in err and "line 4: " in err and err.count("left out") == 2
+    assert "... and 3 more, which computed no more than these" in out
+    page = tmp_path / "page.html"
+    assert main(["why", str(log), "--all", "--html", str(page)]) == 0
+    assert " more, which" not in capsys.readouterr().out and "... and " not in page.read_text("utf-8")
+    written(log, [chat(f"Where is book {number}?") for number in range(14)])
+    for top in ("2", "12"):  # a page has room for ten
+        assert main(["why", str(log), "--all", "--top", top, "--html", str(page)]) == 0
+        assert f"<li>... and {14 - min(int(top), 10)} more</li>" in page.read_text("utf-8")
 
 
 def test_the_page_and_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,6 +372,7 @@ def test_the_page_and_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--html", "page.pdf"], "--html: a file's name must end in .html"),
         (["--log", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--all", "--request", "line 1"], "not allowed with argument --all"),
+        (["--top", "3"], "--top 3 goes with --all only"),
     ],
 )
 def test_mistakes_are_one_line(

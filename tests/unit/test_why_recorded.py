@@ -210,10 +210,80 @@ def test_the_command_tells_of_a_recording(tmp_path: Path, capsys: pytest.Capture
     typed = tmp_path / "typed.jsonl"
     typed.write_text(json.dumps({"prompt": [*range(300, 312), 7]}), encoding="utf-8")
     assert main(["why", str(typed), "--log", str(path)]) == 0
-    assert capsys.readouterr().out.startswith("line 1: 12 of 13 tokens from the cache")
+    text = capsys.readouterr().out
+    assert text.startswith("line 1: 12 of 13 tokens from the cache")
+    assert f"{typed}, at the end of {path}: 1 request, 13 prompt tokens, 12 from" in text
     typed.write_text('{"prompt": "a text"}', encoding="utf-8")
     assert main(["why", str(typed), "--log", str(path)]) == 2
     assert "has no tokenizer: say --tokenizer" in capsys.readouterr().err
+
+
+OF_A_LOG = ["--cache 200", "--page-size 4", "--eviction-policy lfu", "--prompts-only", "--format openai"]
+
+
+@pytest.mark.parametrize("option", OF_A_LOG)
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_recording_takes_nothing_of_a_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, beside: bool
+) -> None:
+    run, asked = engine(32), tmp_path / "asked.jsonl"
+    with Recorder(run) as recording:
+        ask(run, range(12))
+    recording.save(tmp_path / "run.jsonl")
+    asked.write_text('{"prompt": [1, 2]}', encoding="utf-8")
+    words = ["why", str(asked), "--log"] if beside else ["why"]
+    read = beside and "--format" in option  # FILE is a log
+    assert main([*words, str(tmp_path / "run.jsonl"), *option.split()]) == (0 if read else 2)
+    err = capsys.readouterr().err
+    assert err == "" if read else err.startswith(f"minirad: {option} goes with a log only: ")
+
+
+def test_a_recording_may_begin_with_a_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An editor of Windows puts it there."""
+    run, path, asked = engine(32), tmp_path / "run.jsonl", tmp_path / "asked.jsonl"
+    with Recorder(run) as recording:
+        ask(run, range(12))
+    recording.save(path)
+    asked.write_text('{"prompt": [1, 2]}', encoding="utf-8")
+    lines = path.read_bytes()
+    for words in (["why", str(path)], ["why", str(asked), "--log", str(path)]):
+        said = []
+        for mark in (b"", b"\xef\xbb\xbf"):
+            path.write_bytes(mark + lines)
+            assert main(words) == 0
+            said.append(capsys.readouterr())
+        assert said[0] == said[1] and said[0].out
+
+
+@pytest.mark.parametrize("retracted", [False, True])
+def test_what_is_said_of_all_is_what_the_engine_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], retracted: bool
+) -> None:
+    """A request that was retracted is one, and is looked up again: its admissions are what is summed up."""
+    run = engine(24 if retracted else 64, schedule_policy="fcfs")
+    with Recorder(run) as recording:
+        for first in (100, 200):
+            run.add_request([*range(first, first + 8)], SamplingParams(max_new_tokens=10, ignore_eos=True))
+        while run.has_work:
+            run.step()
+    path, page = tmp_path / "run.jsonl", tmp_path / "page.html"
+    recording.save(path)
+    found = [e for frame in recording.frames for e in frame.events if isinstance(e, ev.RequestAdmitted)]
+    tokens, cached = sum(each.length for each in found), sum(each.cached for each in found)
+    assert (len(found) > 2) == retracted
+    counted = f"{len(found)} admissions of 2 requests" if retracted else "2 requests"
+    told = f"{counted}, {tokens} {'' if retracted else 'prompt '}tokens, "
+    assert main(["why", str(path), "--all", "--html", str(page)]) == 0
+    text = capsys.readouterr().out
+    assert f"{path}: {told}{cached} from the cache" in text and f": {told}" in page.read_text(
+        encoding="utf-8"
+    )
+    names = [f"{each.request}{f'#{each.attempt}' * (each.attempt > 1)}" for each in found]
+    assert all(text.count(f"{name}: ") == 1 for name in names)
+    assert main(["why", str(path), "--request", names[-1], "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [each["request"] for each in report["answers"]] == names[-1:]
+    assert (report["requests"], report["count"]) == (2, len(found))
 
 
 class Refusing(NothingToCopy):

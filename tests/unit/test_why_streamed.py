@@ -150,6 +150,9 @@ def test_the_command_asks_every_rank(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("line 1 on rank 2", 2, "namespace"), ("line 1 on rank 0", 4, "new"),
     ]  # fmt: skip
     assert "2 there for rank 0 only" in report["answers"][0]["say"]
+    assert main(["why", str(asked), "--log", str(stream)]) == 0
+    said = f"{asked}, on each of 2 ranks of {stream}: 2 answers of 1 request, 10 tokens, 6 from the cache"
+    assert said in capsys.readouterr().out
     assert main(["why", str(stream)]) == 2
     assert "does not tell what was asked" in capsys.readouterr().err
 

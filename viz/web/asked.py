@@ -20,6 +20,7 @@ _OF_AN_ENGINE = (
     "host_write", "disk_dir", "disk_mb", "lora", "bigram_keys", "tp", "compare", "cache", "speed", "paused",
     "publish", "publish_replay", "serve", "speculative", "draft_tokens", "jump_forward",
 )  # fmt: skip
+_OF_A_REPLAY = ("speed", "paused", "compare", "publish", "publish_replay", "serve")  # or refused elsewhere
 _LIMITS = ("api_key", "max_queue", "max_body", "served_model_name")
 _WITHOUT_WORKERS = {
     "compare": "two engines are compared without a router",
@@ -98,6 +99,18 @@ def check_stream(options: argparse.Namespace, parser: argparse.ArgumentParser) -
     if options.steps is not None and not options.export:
         raise ValueError(f"--steps {options.steps} goes with --export only: a page runs until Ctrl-C")
     endpoints_of(options)
+
+
+def check_replay(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """ValueError for options of an engine beside a recording, which is shown as it was."""
+    if options.replay is None:
+        return
+    names = [name for name in (*_OF_AN_ENGINE, "steps") if name not in _OF_A_REPLAY]
+    for name in names:
+        value = getattr(options, name, None)
+        if value != parser.get_default(name):
+            option = f"--{name.replace('_', '-')}{f' {value}' if type(value) in (int, str) else ''}"
+            raise ValueError(f"{option} with --replay {options.replay}: nothing runs, it is shown as it was")
 
 
 def endpoints_of(options: argparse.Namespace) -> tuple[list[str], list[str]]:
