@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -179,22 +180,49 @@ def named(path: str | Path) -> Iterator[None]:
 
 
 def write_whole(path: str | Path, text: str, errors: str = "strict") -> None:
-    """Writes a text to a file, or leaves what was there; an OSError names the file."""
-    file = Path(path).resolve()  # a link stays one
-    half = file.with_name(f".minirad-{os.getpid()}.half")
+    """Writes a text to a file; if that fails, what was there before stays. An OSError names the file.
+
+    It stays where a new file may take its place. Else it is written over: in a folder that is not ours, or
+    where the file is another user's, has other names, or is none (a pipe).
+    """
+    data = text.encode("utf-8", errors)
     try:
-        if file.exists() and not file.is_file():  # such as a pipe: nothing is lost in it
-            half = file
-        half.write_text(text, encoding="utf-8", errors=errors)
-        if half != file:
-            if file.exists():
-                half.chmod(file.stat().st_mode)
-            half.replace(file)
+        if not _replaced(Path(os.path.realpath(path)), data):  # a link stays one
+            Path(path).write_bytes(data)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replaced(file: Path, data: bytes) -> bool:
+    """Whether a new file with this data has taken the old one's place."""
+    if file.is_symlink():  # to itself
+        return False
+    old = file.stat() if file.exists() else None
+    if old is not None:
+        if not stat.S_ISREG(old.st_mode) or old.st_nlink > 1:
+            return False
+        file.open("r+b").close()  # one that is protected is not replaced either
+    half = file.with_name(f".minirad-{os.getpid()}.half")
+    try:
+        made = half.open("wb")
+    except OSError:  # the file itself says what is wrong, if something is
+        return False
+    try:
+        with made:
+            made.write(data)
+        if old is not None:
+            new = half.stat()
+            if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+                return False
+            half.chmod(stat.S_IMODE(old.st_mode))
+        try:
+            half.replace(file)
+        except OSError:  # such as of a file that is mounted alone
+            return False
+        return True
     finally:
-        if half != file:
-            half.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            half.unlink()
 
 
 class _Output:

@@ -228,7 +228,8 @@ class Script:
         pass
 
     def has_ended(self, request: Request) -> bool:
-        return len(request.output) >= len(self.reply(request))
+        said = len(request.output)  # a reply as long as it may be ends by its length, as a model's does
+        return len(self.reply(request)) <= said < request.params.max_new_tokens
 
     def final(self, request: Request) -> str:
         self._replies.pop(request.id, None)
@@ -1195,7 +1196,10 @@ def main(args: argparse.Namespace) -> int:
         command.may_be_written("--figure", args.figure, (".html",), args.sources)
     plan = plan_of(args)
     try:
-        reports = [_one(name, args, plan) for name in names_of(args.sources)]
+        sources = [
+            source_of(name, args) for name in names_of(args.sources)
+        ]  # one may be wrong: all before any runs
+        reports = [_simulated(source, plan) for source in sources]
     except own_policy.PolicyBroke as error:
         raise ValueError(str(error)) from error
     if args.figure is not None:
@@ -1217,9 +1221,8 @@ def _all_workloads() -> list[str]:
     return [name for name in WORKLOADS if name != "none"]
 
 
-def _one(name: str, args: argparse.Namespace, plan: Plan) -> Report:
-    source = source_of(name, args)
-    runs = len(plan.combinations(source, source.units)) if source.prompts else 0
+def _simulated(source: Source, plan: Plan) -> Report:
+    runs = len(plan.combinations(source, source.units))
     with tqdm(
         total=runs * len(source.prompts), desc=f"simulating {source.name}", unit=" requests", delay=0.5,
         leave=False, disable=None,

@@ -505,9 +505,10 @@ def _notes(recording: Any, name: str, sessions: Sequence[Session]) -> tuple[str,
     replies = "replies" if every else f"{told} of {len(sessions)} replies (the others are made up)"
     config = recording.header.get("config") or {}
     own = ", ".join(f"{key} {config[key]}" for key in _SERVED_WITH if key in config)
+    had = f" (the recording had {own})" if own else ""
     settings = (
-        f"{name}: prompts, times and {replies} are the recording's; page size, policies, chunks and tiers "
-        f"are those of this run{f' (the recording had {own})' if own else ''}"
+        f"{name}: prompts are the recording's, and so are times and {replies} where they come over time; "
+        f"page size, policies, chunks and tiers are those of this run{had}"
     )
     return (*([recording.missing] if recording.missing else []), settings)
 

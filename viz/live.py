@@ -242,11 +242,11 @@ def _main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     asked.check_replay(options, parser)
     settings = settings_of(options)
     config = settings.config(settings.load_workload().kv_tokens)
-    if settings.workload == "records" and not options.replay:
+    if settings.workload == "records":
         _check_grammar()
     settings.students_tree()
     code = settings.students_code()
-    if code is not None and options.replay is None:
+    if code is not None:
         print(code.note(config), flush=True)
     if settings.compare is not None:
         settings.sides()

@@ -61,18 +61,20 @@ def expect_plain(name: str, answer: Any, folder: Path) -> None:
     """A Failure for an answer whose == or != was written in this folder, a submission's: it may say that it
     is equal to whatever is right.
 
-    Looks into lists, tuples, sets and dictionaries. An object of an own class may have an == (a learner
-    keeps it, and is given it again), unless it is equal to what it has never seen.
+    Looks into lists, tuples, sets, dictionaries and numpy's arrays of objects. An object of an own class may
+    have an == (a learner keeps it, and is given it again), unless it is equal to what it has never seen.
     """
     left, seen = [answer], set()
     while left:
         value = left.pop()
         wrong = _own_equality(type(value), folder) and (isinstance(value, PLAIN) or _equals_all(value))
         expect(not wrong, f"{name} returned {shown(value)}, which has an == of its own: return a plain value")
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            value = value.ravel().tolist()
         if isinstance(value, CONTAINERS) and id(value) not in seen:
             seen.add(id(value))  # a list may hold itself
             within = [*value, *value.values()] if isinstance(value, dict) else list(value)
-            left += [each for each in within if isinstance(each, CONTAINERS)]
+            left += [each for each in within if isinstance(each, (*CONTAINERS, np.ndarray))]
             left += {type(each): each for each in within if not isinstance(each, CONTAINERS)}.values()
 
 

@@ -192,7 +192,7 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How an attempt ended: answered, refused (the client is to blame), failed, full, broken (after output
-    was sent on) or gone (the client).
+    was sent on) or gone (the client, or the router ends).
     """
 
     outcome: str

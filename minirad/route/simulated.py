@@ -462,7 +462,8 @@ def main(args: argparse.Namespace) -> int:
     if args.figure is not None:
         command.may_be_written("--figure", args.figure, (".html",), args.sources)
     plan = _route_plan(args)
-    reports = [_one(name, args, plan) for name in names_of(args.sources)]
+    sources = [source_of(name, args) for name in names_of(args.sources)]  # all are right before any runs
+    reports = [_routed(source, plan) for source in sources]
     if args.figure is not None:
         command.figure_writer("simulate", "--figure")([report.as_dict() for report in reports], args.figure)
         print(f"figure written to {args.figure}", file=sys.stderr)
@@ -473,8 +474,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _one(name: str, args: argparse.Namespace, plan: RoutePlan) -> RouteReport:
-    source = source_of(name, args)
+def _routed(source: Source, plan: RoutePlan) -> RouteReport:
     with tqdm(
         total=len(plan.workers) * len(plan.policies) * len(source.prompts), desc=f"routing {source.name}",
         unit=" requests", delay=0.5, leave=False, disable=None, file=sys.stderr,

@@ -206,7 +206,8 @@ def streamed(recording: Recording, args: argparse.Namespace) -> Report:
     _expect_some(totals, args)
     policy = recording.header["start"]["tree"]["eviction_policy"]
     cache = {"capacity": None, "page_size": told.block_size, "eviction_policy": policy}
-    log = f"{args.file}, on each of {len(told.ranks)} ranks of {args.log}"
+    ranks = f"each of {len(told.ranks)} ranks" if len(told.ranks) > 1 else "the one rank"
+    log = f"{args.file}, on {ranks} of {args.log}"
     report = totals.report(log, "token", cache, "answer", len(asked))
     words = Words.of(recording.header, _decode(args.tokenizer, recording.header))
     report["answers"] = [{**words.as_data(each.answer), "repairs": []} for each in totals.picked]

@@ -191,6 +191,8 @@ def test_what_says_that_it_equals_everything_is_no_number() -> None:
 
 
 LIARS = """
+import functools, numpy
+
 def liar(base):
     lies = {"__eq__": lambda *_: True, "__ne__": lambda *_: False, "__hash__": lambda _: 1}
     return type("Liar", (base,), lies)
@@ -203,22 +205,21 @@ def lying(function, *arguments, **more):
         return None
     LIED.append(right)
     if WITHIN and isinstance(right, (list, tuple)):
-        return type(right)([liar(object)()] * len(right))
+        lies = [liar(object)()] * len(right)
+        return numpy.array(lies, dtype=object) if WITHIN == "array" else type(right)(lies)
     return OF[type(right)](right) if type(right) in OF else liar(object)()
 """
 
 
-@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("within", ["", "list", "array"])
 @pytest.mark.parametrize("lesson", ALL, ids=lambda lesson: lesson.name[:2])
-def test_what_says_that_it_is_right_is_no_answer(lesson: Lesson, within: bool, tmp_path: Path) -> None:
+def test_what_says_that_it_is_right_is_no_answer(lesson: Lesson, within: str, tmp_path: Path) -> None:
     """Each function in turn, whatever its answer is, in a file as a learner hands it in."""
     source = (lesson.folder / "solution.py").read_text(encoding="utf-8")
     for exercise in lesson.exercises:
         for name in exercise.asks_for:
-            lies = (
-                f"WITHIN = {within}\n{LIARS}\nimport functools\n{name} = functools.partial(lying, {name})\n"
-            )
-            (tmp_path / "mine.py").write_text(f"{source}\n{lies}", encoding="utf-8")
+            lied = f"WITHIN = {within!r}\n{LIARS}\n{name} = functools.partial(lying, {name})\n"
+            (tmp_path / "mine.py").write_text(f"{source}\n{lied}", encoding="utf-8")
             impl = load_file(tmp_path / "mine.py")
             if inspect.iscoroutinefunction(inspect.unwrap(getattr(impl, name).args[0])):
                 continue  # the engine awaits it, and what it computes is compared

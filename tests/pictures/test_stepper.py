@@ -1074,6 +1074,8 @@ def test_what_is_of_another_kind_is_named(stepper: Stepper) -> None:
         stepper.submit([1, 2])
     with pytest.raises(ValueError, match="an Engine or a Recording, got 5"):
         Stepper(5)
+    with pytest.raises(ValueError, match="an Engine or a Recording, got 'it'"):
+        Stepper("it", recording=stepper.recording)
     for place in (1.5, "1", None, True):
         with pytest.raises(ValueError, match="position must be a whole number"):
             stepper.go(place)

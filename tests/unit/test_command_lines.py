@@ -264,6 +264,65 @@ def test_a_file_is_written_as_a_whole(tmp_path: Path) -> None:
     assert old.read_text(encoding="utf-8") == "“all”" and len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.parametrize("kind", ["protected", "loop", "hard link", "no folder", "a pipe"])
+def test_what_may_not_be_replaced(kind: str, tmp_path: Path) -> None:
+    """It is written as open() would write it, or stays as it is; the error names what was asked for."""
+    page, other = tmp_path / "page.html", tmp_path / "other.html"
+    page.write_text("mine")
+    if kind == "protected":
+        page.chmod(0o444)
+        refused = "page.html" if os.geteuid() else None  # root may write all
+    elif kind == "loop":
+        page.unlink()
+        page.symlink_to(page)
+        refused = "page.html"
+    elif kind == "hard link":
+        other.hardlink_to(page)
+        refused = None
+    elif kind == "no folder":
+        page, refused = page / "page.html", "page.html/page.html"
+    else:
+        page.unlink()
+        os.mkfifo(page)
+        reader, refused = os.open(page, os.O_RDONLY | os.O_NONBLOCK), None
+    if refused is not None:
+        with pytest.raises(OSError, match=re.escape(repr(str(tmp_path / refused)))):
+            command.write_whole(page, "new")
+    else:
+        command.write_whole(page, "new")
+    if kind == "a pipe":
+        assert os.read(reader, 9) == b"new"
+        os.close(reader)
+    elif kind == "hard link":
+        assert page.read_text() == other.read_text() == "new" and page.samefile(other)
+    elif kind == "protected":
+        assert page.read_text() == ("mine" if refused else "new")
+        assert page.stat().st_mode & 0o777 == 0o444
+    assert len(list(tmp_path.iterdir())) == 1 + (kind == "hard link")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_file_of_ours_in_a_folder_that_is_not(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    tmp_path.chmod(0o555)
+    try:
+        command.write_whole(page, "new")
+        assert page.read_text() == "new"
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_another_users_file_stays_theirs(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root may give a file away")
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    os.chown(page, 65534, 65534)
+    command.write_whole(page, "new")
+    assert page.read_text() == "new" and page.stat().st_uid == 65534
+
+
 def test_an_import_that_hides_ctrl_c_does_not_hide_it_from_a_command() -> None:
     """numpy's import makes an ImportError of it."""
     body = (

@@ -315,7 +315,7 @@ def served(source: Source, capacity: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("capacity", [10, 150, 300, None])
-@pytest.mark.parametrize("name", ["chat", "mixed", "agents", "multi-turn"])
+@pytest.mark.parametrize("name", ["chat", "mixed", "agents", "multi-turn", "drafts", "tiers"])
 def test_a_table_says_what_its_rates_are_of(name: str, capacity: int | None) -> None:
     """Where a request is refused its session ends: what is not asked is in no rate, and that is said."""
     source = from_workload(load(name), TEXT)

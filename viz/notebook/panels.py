@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from minirad.observe import events as ev
+from minirad.observe.fleet_events import counted
 from minirad.observe.recording import Recording
 from minirad.observe.snapshot import State
 from viz.draw.charts import OWNERS
@@ -119,9 +120,9 @@ def ranks_told(state: State) -> dict[str, Any]:
 
 
 def _rank_told(row: State) -> str:
-    media = [f"{letters(name)} {blocks:,}" for name, blocks in row["media"].items() if blocks]
-    held = f"{' · '.join(media)} blocks" if media else "no blocks"
-    lost = f" · {row['lost']} batches lost" if row["lost"] else ""
+    media = [f"{letters(name)} {counted(blocks, 'block')}" for name, blocks in row["media"].items() if blocks]
+    held = " · ".join(media) or "no blocks"
+    lost = f" · {row['lost']:,} batch{'es' * (row['lost'] != 1)} lost" if row["lost"] else ""
     return f"rank {row['rank']} ({row['state']}): {held}{lost}"
 
 

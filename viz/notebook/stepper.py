@@ -144,7 +144,7 @@ class Stepper:
         self._in_press = False  # of a button or key
         engine = source if isinstance(source, Engine) else None
         taped = recording or (Recorder(source) if isinstance(source, Engine) else source)
-        if not isinstance(taped, Recording):
+        if not isinstance(taped, Recording) or not isinstance(source, Engine | Recording | None):
             raise ValueError(f"a stepper takes an Engine or a Recording, got {said(source)}")
         self._session = _Session(engine, taped, decode)
         self.last()
@@ -465,7 +465,7 @@ class Stepper:
         False (and nothing changed) if that cannot be; `message` says why. `original` goes back.
         """
         if self.engine is None:
-            self._say("Only an engine can be forked, this is a recording: use viz.stepper.fork.")
+            self._refuse("Only an engine can be forked, this is a recording: use viz.stepper.fork.")
             return False
         engine = self.engine
         made = self._guarded(lambda _: self._forked(engine, config_changes))
