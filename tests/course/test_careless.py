@@ -211,6 +211,7 @@ def lying(function, *arguments, **more):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("within", ["", "list", "array"])
 @pytest.mark.parametrize("lesson", ALL, ids=lambda lesson: lesson.name[:2])
 def test_what_says_that_it_is_right_is_no_answer(lesson: Lesson, within: str, tmp_path: Path) -> None:
