@@ -201,9 +201,7 @@ class Script:
     def reply(self, request: Request) -> list[int]:
         """All that a request will say."""
         if request.id not in self._replies:
-            given = self.given.get(request.group)
-            reply = scripted_reply(request) if given is None else list(given)
-            self._replies[request.id] = reply[: request.params.max_new_tokens]
+            self._replies[request.id] = scripted_reply(request, self.given.get(request.group))
         return self._replies[request.id]
 
     # A runner's part (parts.Runner): it computes nothing.
@@ -332,13 +330,16 @@ class ModelFreeEngine(Engine):
             self.order.append(event.request)
 
 
-def scripted_reply(request: Request) -> list[int]:
-    """Made-up ids, as many as are drawn between 1 and `max_new_tokens` (all of them with ignore_eos).
+def scripted_reply(request: Request, given: Sequence[int] | None = None) -> list[int]:
+    """The reply that is given, as far as `max_new_tokens` allow; else made-up ids, as many as are drawn
+    between 1 and these (all of them with ignore_eos).
 
-    They depend on the prompt alone, and on the sample where it is sampled: equal questions get equal
+    Those depend on the prompt alone, and on the sample where it is sampled: equal questions get equal
     answers, as a greedy model gives them.
     """
     params = request.params
+    if given is not None:
+        return list(given[: params.max_new_tokens])
     seed = zlib.crc32(request.prompt.tobytes())
     if params.temperature > 0:
         seed += 1 + request.index + 1_000 * (params.seed or request.arrival)
@@ -517,7 +518,7 @@ def from_workload(workload: Workload, text: Tokenizer, limit: int | None = None)
             number, new = len(prompts) + 1, due.params.max_new_tokens
             request = Request(f"R{number}", tokens, due.params, number, number)
             feed.sent(due, request.id)
-            reply = scripted_reply(request) if due.reply is None else list(due.reply[:new])
+            reply = scripted_reply(request, due.reply)
             reason = "length" if len(reply) == new else "stop"
             feed.finished(Answer(request.id, 0, reply, reason), step)
             prompts.append(
@@ -1196,10 +1197,7 @@ def main(args: argparse.Namespace) -> int:
         command.may_be_written("--figure", args.figure, (".html",), args.sources)
     plan = plan_of(args)
     try:
-        sources = [
-            source_of(name, args) for name in names_of(args.sources)
-        ]  # one may be wrong: all before any runs
-        reports = [_simulated(source, plan) for source in sources]
+        reports = [_simulated(source, plan) for source in sources_of(args)]
     except own_policy.PolicyBroke as error:
         raise ValueError(str(error)) from error
     if args.figure is not None:
@@ -1212,9 +1210,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def names_of(sources: Sequence[str]) -> list[str]:
-    """What a command names, `all` written out."""
-    return [n for name in sources for n in (_all_workloads() if name == "all" else [name])]
+def sources_of(args: argparse.Namespace) -> list[Source]:
+    """What a command names, `all` written out, and all of it read: one may be wrong, and then none runs."""
+    names = [n for name in args.sources for n in (_all_workloads() if name == "all" else [name])]
+    return [source_of(name, args) for name in names]
 
 
 def _all_workloads() -> list[str]:

@@ -6,6 +6,7 @@ were not there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 from lessons.grading.run import WORDS, Result
 from lessons.grading.spec import ROOT, lesson_folders, lesson_title, load_lesson
+from minirad import command
 
 FILE = ".minirad-progress.json"
 PREDICTIONS = "predictions"  # the key that stands among the lessons' names
@@ -35,13 +37,8 @@ def _read() -> dict[str, Any]:
 
 def _write(data: dict[str, Any]) -> None:
     """A file that cannot be written is no reason to fail."""
-    path = progress_file()
-    temporary = path.with_name(path.name + ".new")
-    try:
-        temporary.write_text(json.dumps(data, indent=1, sort_keys=True), encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        command.write_whole(progress_file(), json.dumps(data, indent=1, sort_keys=True))
 
 
 def _rows(data: dict[str, Any], name: str, **kinds: Any) -> dict[str, dict[str, Any]]:

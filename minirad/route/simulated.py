@@ -55,11 +55,10 @@ from minirad.simulate import (
     in_order,
     items,
     legend,
-    names_of,
     one_by_one,
     percent,
     plan_of,
-    source_of,
+    sources_of,
 )
 
 PART_OF_A_TRACE = 16  # a worker's pool, where none is named: all distinct units of the trace divided by this
@@ -462,8 +461,7 @@ def main(args: argparse.Namespace) -> int:
     if args.figure is not None:
         command.may_be_written("--figure", args.figure, (".html",), args.sources)
     plan = _route_plan(args)
-    sources = [source_of(name, args) for name in names_of(args.sources)]  # all are right before any runs
-    reports = [_routed(source, plan) for source in sources]
+    reports = [_routed(source, plan) for source in sources_of(args)]
     if args.figure is not None:
         command.figure_writer("simulate", "--figure")([report.as_dict() for report in reports], args.figure)
         print(f"figure written to {args.figure}", file=sys.stderr)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from heapq import heappush, heapreplace
 from typing import Any
 
+from minirad.observe.fleet_events import counted
 from minirad.text import escaped
 from minirad.why.answer import CAUSES, Answer
 from minirad.why.turns import BREAKS
@@ -220,14 +221,10 @@ def _told(answer: dict[str, Any], report: dict[str, Any]) -> list[str]:
 def asked_for(report: Report) -> str:
     """How many requests there were (and answers, where they had several), and of how many tokens."""
     each, unit = report["each"], report["unit"]
-    requests = _several(report["requests"], "request")
+    requests = counted(report["requests"], "request")
     if each == "request":
-        return f"{requests}, {_several(report['tokens'], f'prompt {unit}')}"
-    return f"{_several(report['count'], each)} of {requests}, {_several(report['tokens'], unit)}"
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
+        return f"{requests}, {counted(report['tokens'], f'prompt {unit}')}"
+    return f"{counted(report['count'], each)} of {requests}, {counted(report['tokens'], unit)}"
 
 
 def _marked(before: str, text: str) -> str:

@@ -6,7 +6,8 @@ What a moment is called is the clock's: a recording has steps, a log has request
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from minirad.observe.events import listed
@@ -15,6 +16,7 @@ from minirad.why.answer import CAUSES, Answer, Decode, Loss
 from minirad.why.memory import CPU, GPU, Departure
 from minirad.why.streamed import Streamed
 
+LAST = "the last one, as always"
 MEDIA = {GPU: "the device", CPU: "the host"}
 
 
@@ -72,20 +74,15 @@ class Words:
 
     def clauses(self, answer: Answer) -> list[str]:
         """What all of the rest is computed for, in order; neighbours of which the same is said are one."""
-        told: list[Loss] = []
-        for loss in answer.losses:
-            if told and self.clause(replace(told[-1], tokens=loss.tokens), answer) == self.clause(
-                loss, answer
-            ):
-                told[-1] = replace(told[-1], tokens=told[-1].tokens + loss.tokens)
-            else:
-                told.append(loss)
-        return [self.clause(loss, answer) for loss in told]
+        alike = groupby(answer.losses, lambda loss: self.because(loss, answer))
+        return [_numbered(sum(loss.tokens for loss in losses), words) for words, losses in alike]
 
     def clause(self, loss: Loss, answer: Answer) -> str:
         """What some tokens are computed for: "12 that were evicted from the device in step 9 for R5"."""
-        if loss.cause == "last":
-            return "the last one, as always"
+        return _numbered(loss.tokens, self.because(loss, answer))
+
+    def because(self, loss: Loss, answer: Answer) -> str:
+        """The same without how many they are."""
         clock, other = self.clock, loss.other or "another request"
         said: dict[str, Callable[[], str]] = {
             "new": lambda: "never seen" + (f", behind what {loss.other} had" if loss.other else ""),
@@ -119,8 +116,9 @@ class Words:
             "unknown": lambda: "of which nothing is known",
             "page": lambda: f"that make no whole page of {answer.page_size}",
             "logprobs": lambda: "for their log-probabilities",
+            "last": lambda: LAST,
         }
-        return f"{loss.tokens:,} {said[loss.cause]()}"
+        return said[loss.cause]()
 
     def shown(self, ids: Sequence[int]) -> str:
         """Some tokens as they are shown."""
@@ -152,6 +150,10 @@ class Words:
             "page_size": answer.page_size, "cause": answer.main.cause, "losses": losses,
             "say": self.sentence(answer),
         }  # fmt: skip
+
+
+def _numbered(tokens: int, words: str) -> str:
+    return words if words == LAST else f"{tokens:,} {words}"
 
 
 def _whose(loss: Loss, answer: Answer) -> str:

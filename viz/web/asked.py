@@ -7,6 +7,7 @@ Apart from stream.py, served.py and routed.py, which do it, so that a page witho
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
 
 from minirad import command, own_policy
 from minirad.server.settings import add_limits, needed
@@ -90,9 +91,9 @@ def check_stream(options: argparse.Namespace, parser: argparse.ArgumentParser) -
     given = [name for name in ("connect", "server", "bind") if getattr(options, name) is not None]
     if len(given) > 1:
         raise ValueError(f"--{given[0]} and --{given[1]} name two streams: only one can be followed")
-    own = [name for name in _OF_AN_ENGINE if getattr(options, name, None) != parser.get_default(name)]
-    if own:
-        option = f"--{own[0].replace('_', '-')}"
+    own = next(_given(options, parser, _OF_AN_ENGINE), None)
+    if own is not None:
+        option = f"--{own.replace('_', '-')}"
         raise ValueError(f"{option} with --{given[0]}: no engine runs here, its server is another's")
     if options.server is not None and options.ranks is not None:
         raise ValueError(f"--ranks {options.ranks} with --server: the server says how many there are")
@@ -105,12 +106,18 @@ def check_replay(options: argparse.Namespace, parser: argparse.ArgumentParser) -
     """ValueError for options of an engine beside a recording, which is shown as it was."""
     if options.replay is None:
         return
-    names = [name for name in (*_OF_AN_ENGINE, "steps") if name not in _OF_A_REPLAY]
-    for name in names:
-        value = getattr(options, name, None)
-        if value != parser.get_default(name):
-            option = f"--{name.replace('_', '-')}{f' {value}' if type(value) in (int, str) else ''}"
+    for name in _given(options, parser, (*_OF_AN_ENGINE, "steps")):
+        value = getattr(options, name)
+        option = f"--{name.replace('_', '-')}{f' {value}' if type(value) in (int, str) else ''}"
+        if name not in _OF_A_REPLAY:
             raise ValueError(f"{option} with --replay {options.replay}: nothing runs, it is shown as it was")
+
+
+def _given(
+    options: argparse.Namespace, parser: argparse.ArgumentParser, names: Iterable[str]
+) -> Iterator[str]:
+    """Those options that are not as they are by default."""
+    return (name for name in names if getattr(options, name, None) != parser.get_default(name))
 
 
 def endpoints_of(options: argparse.Namespace) -> tuple[list[str], list[str]]:

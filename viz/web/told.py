@@ -43,7 +43,7 @@ def reasons(words: Words, answer: Answer) -> dict[str, int]:
     found: dict[str, int] = {}
     for loss in answer.losses:
         if loss.cause not in LESSER:
-            said = words.clause(loss, answer).partition(" ")[2]
+            said = words.because(loss, answer)
             found[said] = found.get(said, 0) + loss.tokens
     return found
 
