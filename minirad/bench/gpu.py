@@ -406,7 +406,8 @@ def make_engine(subject: Subject, lengths: Sequence[int], page: int, cache: bool
 
 
 def run_workload(subject: Subject, work: Workload, page: int, cache: bool, bandwidth: float) -> Row:
-    """One workload from an empty cache to the last token."""
+    """One workload from an empty cache to the last token. Of its decode steps the median counts: in some of
+    them a graph is captured."""
     model = subject.model
     requests = make_requests(work, model.config.vocab_size)
     engine = make_engine(subject, [len(prompt) + new for prompt, new in requests], page, cache)
@@ -414,7 +415,8 @@ def run_workload(subject: Subject, work: Workload, page: int, cache: bool, bandw
     started = time.perf_counter()
     for prompt, new in requests:
         engine.add_request(prompt, SamplingParams(max_new_tokens=new, ignore_eos=True))
-    decode, prefill, steps, bytes_read, computed, hits, retracted = 0.0, 0.0, 0, 0, 0, 0, 0
+    decodes: list[tuple[float, float]] = []  # seconds, bytes read per second
+    prefill, computed, hits, retracted = 0.0, 0, 0, 0
     while engine.has_work:
         report = engine.step()
         hits += report.hit_tokens
@@ -422,14 +424,15 @@ def run_workload(subject: Subject, work: Workload, page: int, cache: bool, bandw
         retracted += len(report.retracted)
         if report.kind == "decode":
             live = sum(request.kv_len for request in engine.scheduler.running)
-            bytes_read += weight_bytes(model) + live * engine.pool.bytes_per_token
-            decode, steps = decode + report.seconds, steps + 1
+            read = weight_bytes(model) + live * engine.pool.bytes_per_token
+            decodes.append((report.seconds, read / report.seconds))
         else:
             prefill += report.seconds
     stepwise = time.perf_counter() - started
     engine.flush_cache()
     seconds = generate_all(engine, requests)
     new_tokens = sum(new for _, new in requests)
+    step, speed = map(statistics.median, zip(*decodes, strict=True)) if decodes else (None, None)
     return {
         "workload": work.name if work in WORKLOADS else f"{work.name} (scaled: {work.requests})",
         "page_size": page,
@@ -442,8 +445,8 @@ def run_workload(subject: Subject, work: Workload, page: int, cache: bool, bandw
         "hit_share": round(hits / (hits + computed), 4),
         "prompt_tokens_computed": computed,
         "prefill_tokens_per_s": round(computed / prefill) if prefill else None,
-        "decode_ms_per_step": round(decode / steps * 1e3, 3) if steps else None,
-        "decode_bandwidth_share": round(bytes_read / decode / bandwidth, 4) if steps else None,
+        "decode_ms_per_step": None if step is None else round(step * 1e3, 3),
+        "decode_bandwidth_share": None if speed is None else round(speed / bandwidth, 4),
         "retracted": retracted,
     }
 

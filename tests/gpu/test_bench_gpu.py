@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from minirad.attention import BatchEntry, build_metadata
 from minirad.bench import gpu
 from minirad.bench.dummy import SHAPES, dummy_config, dummy_model
 from minirad.config import EngineConfig
+from minirad.engine import Engine
 from minirad.fast.paged import TorchPagedAttention
 from minirad.model.llama import LlamaModel
 from minirad.model.load import load_model, resolve_model
+from minirad.outputs import StepReport
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +99,22 @@ def test_every_workload_runs_with_and_without_the_cache(subject: gpu.Subject) ->
         assert row["output_tokens_per_s"] > 0 and row["retracted"] == 0
         assert row["decode_bandwidth_share"] is None or 0 < row["decode_bandwidth_share"] < 10
     assert {row["hit_share"] for row in rows if not row["radix_cache"]} == {0.0}
+
+
+def test_a_step_in_which_a_graph_is_captured_does_not_count(
+    subject: gpu.Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, slow = Engine.step, [0.001, 5.0, 0.001, 0.001, 0.001, 0.001, 4.0]
+
+    def timed(engine: Engine) -> StepReport:
+        report = step(engine)
+        return replace(report, seconds=slow.pop() if report.kind == "decode" else 1.0)
+
+    monkeypatch.setattr(Engine, "step", timed)
+    row = gpu.run_workload(subject, gpu.Workload("", 2, (6, 6), (8, 8)), 1, True, 1e9)
+    assert not slow and row["decode_ms_per_step"] == 1.0
+    weights, kv = gpu.weight_bytes(subject.model), 2 * subject.model.new_pool(2).bytes_per_token
+    assert weights + kv * 7 < row["decode_bandwidth_share"] * 1e6 < weights + kv * 14
 
 
 def test_what_was_measured_before_it_was_cut_short_is_kept(
