@@ -402,7 +402,7 @@ class RadixCache(TreeHooks):
 
     def reset(self) -> None:
         """Forgets everything. The caller frees the slots (see `walk`); locks are forgotten too."""
-        total = self.total_size
+        total = sum(node.units for node in self.walk())
         for node in self.walk():
             node.parent = None
         self._plant()

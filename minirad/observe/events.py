@@ -603,8 +603,8 @@ class NodeEvicted(Event):
     mark, status, victim = "evict", "evicted", "evicted"
 
     def describe(self) -> str:
-        free = _n(len(self.slots), "slot")
-        return f"{node_name(self.node)} evicted, {free} free: {self.reason}{_next(self.runner_up)}"
+        freed = _n(len(self.slots), "slot")
+        return f"{node_name(self.node)} evicted, {freed} freed: {self.reason}{_next(self.runner_up)}"
 
     def apply(self, state: ReplayState) -> None:
         del state.nodes[self.node]
@@ -618,7 +618,7 @@ class NodeEvicted(Event):
         if len(events) > 1:
             names, slots = _names_and_slots(events)
             each = f"each the {events[-1].policy} policy's next unlocked leaf"
-            text = f"{names} evicted, {slots} slots free: {each}"
+            text = f"{names} evicted, {slots} slots freed: {each}"
         return cls.headline.tone, text
 
 
@@ -695,7 +695,7 @@ class NodeDemoted(Event):
 
     def describe(self) -> str:
         return (
-            f"{node_name(self.node)} lives on the host only, {_n(len(self.slots), 'slot')} free: "
+            f"{node_name(self.node)} lives on the host only, {_n(len(self.slots), 'slot')} freed: "
             f"{self.reason}{_next(self.runner_up)}"
         )
 
@@ -714,7 +714,7 @@ class NodeDemoted(Event):
         if len(events) > 1:
             names, slots = _names_and_slots(events)
             each = f"each the {events[-1].policy} policy's next"
-            text = f"{names} live on the host only, {slots} slots free: {each}"
+            text = f"{names} live on the host only, {slots} slots freed: {each}"
         return cls.headline.tone, text
 
 
@@ -823,7 +823,7 @@ class HostEvicted(Event):
 
     def describe(self) -> str:
         return (
-            f"{node_name(self.node)} evicted from the host, {_n(len(self.host_slots), 'host slot')} free: "
+            f"{node_name(self.node)} evicted from the host, {_n(len(self.host_slots), 'host slot')} freed: "
             f"{self.reason}{_next(self.runner_up)}"
         )
 

@@ -17,6 +17,7 @@ from minirad.config import HOST_WRITE, EngineConfig, SamplingParams
 from minirad.engine import Engine
 from minirad.kv.kv_pool import KVPool
 from minirad.model.llama import LlamaModel
+from minirad.observe import events as ev
 from minirad.tiers.host_tier import HostTier, _runs
 
 MakeEngine = Callable[..., CheckedEngine]
@@ -159,3 +160,17 @@ def test_on_a_gpu_copies_run_beside_the_computing_and_no_answer_changes(write: s
         assert found.token_ids == wanted.token_ids
         assert np.allclose(found.logprobs, wanted.logprobs, atol=1e-3)
     assert tiered.cache_manager.loaded_tokens > 1000
+
+
+@pytest.mark.parametrize("host", [0, 40])
+def test_a_flush_tells_of_all_that_it_forgets(make_engine: MakeEngine, host: int) -> None:
+    """What lies on the host only is forgotten, too."""
+    engine = make_engine(kv_tokens=24, host_kv_tokens=host, max_running=1)
+    told: list[ev.CacheFlushed] = []
+    engine.bus.subscribe(ev.CacheFlushed, told.append)
+    for first in range(3):
+        engine.generate([10 * first + token for token in range(1, 10)], REPLY)
+    kept = sum(node.units for node in engine.cache.walk())
+    assert (kept > engine.cache.total_size) == (host > 0)
+    engine.flush_cache()
+    assert [event.tokens for event in told] == [kept]

@@ -147,7 +147,7 @@ def test_the_event_names_reason_and_runner_up() -> None:
     assert [(e.node, e.runner_up) for e in told] == [(first.id, second.id), (second.id, None)]
     assert told[0].policy == "lru" and told[0].slots == (0, 1) and told[0].parent == 0
     assert told[0].describe() == (
-        f"n{first.id} evicted, 2 slots free: oldest unlocked leaf (last used at tick 1), "
+        f"n{first.id} evicted, 2 slots freed: oldest unlocked leaf (last used at tick 1), "
         f"next would be n{second.id}"
     )
     assert "next" not in told[1].describe()
