@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import threading
@@ -420,6 +421,26 @@ def test_after_a_fork_the_address_is_of_the_new_run(tab):
         last = driver.run_now.trace.count() - 1
         at(tab, f"step {last}")
         until(tab, f"{HASH} === '#step={last}'")
+        tab.get_by_role("button", name="restart…").click()
+        assert tab.input_value(".restart select >> nth=0") == "chat", "what a restart begins anew"
+
+
+def test_a_restart_begins_a_workload_of_a_file_anew(tab, tmp_path):
+    file = tmp_path / "mine.json"
+    mine = {"name": "raw", "title": "Mine", "sessions": [{"turns": [{"text": "Who are you?"}]}]}
+    file.write_text(json.dumps(mine), encoding="utf-8")
+    driver = Driver(Settings(workload=str(file)), speed=0)
+    with leaving(tab, Live(driver)) as server:
+        until_idle(driver)
+        tab.goto(server.url)
+        tab.get_by_role("button", name="restart…").click()
+        assert tab.input_value(".restart select >> nth=0") == "mine.json"
+        tab.select_option(".restart select >> nth=2", "mru")
+        tab.click(".restart >> text=restart")
+        until(tab, "document.querySelector('.restart').hidden")  # it has begun
+        until_idle(driver)
+        assert driver.run_now.number == 2 and driver.run_now.workload.title == "Mine"
+        assert driver.run_now.engine.config.eviction_policy == "mru"
 
 
 def test_refused_requests_are_seen(tab, tmp_path):

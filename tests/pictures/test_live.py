@@ -348,6 +348,7 @@ def test_restart_and_fork(own):
     config = driver.run_now.engine.config
     assert (config.eviction_policy, config.page_size, config.kv_tokens) == ("fifo", 4, 400)
     assert driver.run_now.recorder.frames[0].events[0].request == "R1"
+    assert driver.hello(driver.run_now)["settings"]["workload"] == driver.settings.workload, "what restarts"
     assert client.request("GET", f"/view?run={first}&g=step&i=0")[0].status == 409
     assert client.do("restart", eviction_policy="nonsense")[0] == 400
     for bad in ({"page_size": 0}, {"kv_tokens": -5}, {"page_size": "many"}, {"kv_tokens": 2, "page_size": 4}):

@@ -843,11 +843,12 @@ async function advanceFromPresent() {
 
 function fillRestart() {
   if (!source.choices) return el.restart.replaceChildren(h("p", {}, source.status.error ? "There is no engine to restart: run python -m viz.live again." : "This is a recording in a file: there is no engine to restart. Run python -m viz.live."));
-  const now = source.settings, fields = {};
+  const now = source.settings, fields = {}, known = source.choices.workload;
+  const ours = known.includes(now.workload) ? known : [now.workload, ...known]; // one of a file is kept
   const select = (name, label, values, set) => h("label", {}, label, (fields[name] = h("select", {}, ...values.map((v) => h("option", { value: v, selected: String(v) === String(set || now[name]) }, String(v))))));
   const host = h("input", { type: "number", min: 0, max: 1000000, step: 16, value: now.host_kv_tokens ?? 0 });
   const forms = h("div.fields", {},
-    select("workload", "workload", source.choices.workload), select("schedule_policy", "schedule", source.choices.schedule_policy), select("eviction_policy", "eviction", source.choices.eviction_policy, source.status.policy), select("page_size", "page size", source.choices.page_size),
+    select("workload", "workload", ours), select("schedule_policy", "schedule", source.choices.schedule_policy), select("eviction_policy", "eviction", source.choices.eviction_policy, source.status.policy), select("page_size", "page size", source.choices.page_size),
     h("label", {}, "pool (tokens)", (fields.kv_tokens = h("input", { type: "number", min: 16, max: 1000000, step: 16, value: source.meta.kv_tokens }))),
     h("label", {}, "host memory", (fields.host_kv_tokens = host)), select("host_write", "copied", source.choices.host_write));
   const values = () => Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
