@@ -5,9 +5,12 @@ Does not draw anything and does not need a model: viz/ does the one, and neither
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,9 @@ class _Lines:
         self._torn = False
 
     def close(self) -> None:
+        if self._torn:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._whole)
         self._file.close()
 
 
@@ -75,6 +81,7 @@ class Recorder(Recording):
 
     path: written to as it goes (a crash loses at most the step in progress). A frame that cannot be written
     (a full disk) is raised as OSError, and written before the next one: the file has no holes.
+    tell: called with that error, once, instead: the file ends there, and recording in memory goes on.
     A cache on its own has no steps: `cut()` ends a frame. A tree that emits no events (a student's)
     is compared with what it was at each step's end, and gets a keyframe every time.
     notes: anything else worth knowing, as JSON, kept in header["notes"]. It may still change while the
@@ -83,7 +90,7 @@ class Recorder(Recording):
 
     def __init__(
         self, source: Any, path: str | Path | None = None, *, keyframe_every: int = 100,
-        notes: dict[str, Any] | None = None,
+        notes: dict[str, Any] | None = None, tell: Callable[[OSError], Any] | None = None,
     ) -> None:  # fmt: skip
         whole("keyframe_every", keyframe_every, 1)
         path = None if path is None else a_path("path", path)
@@ -105,7 +112,7 @@ class Recorder(Recording):
         self._last_keyframe: State = self.header["start"]
         self._scene: str | None = None
         self._before = nodes_by_id(self._cache) if self._silent else {}
-        self._path, self._first_line = path, header_line(self.header)
+        self._path, self._first_line, self._tell = path, header_line(self.header), tell
         self._file = None if path is None else _Lines(Path(path), self._first_line)
         self._unsubscribe = self._bus.subscribe(None, self._take)
 
@@ -125,16 +132,27 @@ class Recorder(Recording):
     def close(self) -> None:
         """Stops recording; what happened since the last step becomes a last frame."""
         self._unsubscribe()
-        file = self._file
         try:
             self.cut()
-            if file is not None:
-                file.write_owed()
+            if self._file is not None:
+                self._or_tell(self._file.write_owed)
         finally:
-            self._file = None
+            file, self._file = self._file, None
             if file is not None:
                 file.close()
-                self._renew_header()
+                self._or_tell(self._renew_header)
+
+    def _or_tell(self, write: Callable[[], None]) -> None:
+        """Where it fails, the file ends and its owner is told; or OSError."""
+        try:
+            write()
+        except OSError as error:
+            if self._tell is None:
+                raise
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
+            self._tell(error)
 
     def _renew_header(self) -> None:
         """Exchanges the file's first line if the notes have changed; the file is whole at any moment."""
@@ -183,7 +201,7 @@ class Recorder(Recording):
         self._events, self._scene = [], None
         self.frames.append(frame)
         if self._file is not None:
-            self._file.add(frame)
+            self._or_tell(partial(self._file.add, frame))
 
     def _snapshot(self) -> State:
         source = self._engine

@@ -64,12 +64,16 @@ def main(args: argparse.Namespace) -> int:
         if args.record is not None:
             from minirad.observe.recorder import Recorder
 
-            stack.enter_context(Recorder(engine, args.record))
+            stack.enter_context(Recorder(engine, args.record, tell=_record_ends))
         publisher = None
         if args.kv_events is not None:
             replay = args.kv_replay or beside(args.kv_events)
             publisher = stack.enter_context(Publisher(engine, args.kv_events, replay))
         return _serve(args, engine, settings, publisher, watch)
+
+
+def _record_ends(error: OSError) -> None:
+    print(f"minirad serve: the recording ends, the server goes on: {error}", file=sys.stderr, flush=True)
 
 
 def _checked(args: argparse.Namespace) -> Settings:

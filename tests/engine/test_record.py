@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -313,6 +314,38 @@ def test_a_disk_full_for_a_moment_leaves_no_hole(make_engine: MakeEngine, tmp_pa
         engine.generate(PROMPT, SamplingParams(max_new_tokens=2))
     loaded = Recorder.load(path)
     assert loaded.frames == recording.frames and loaded.missing == ""
+
+
+def test_who_is_told_that_the_file_ends_goes_on_recording(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path, told = make_engine(**TIGHT), tmp_path / "run.jsonl", list[OSError]()
+    with Recorder(engine, path, notes={"title": "old"}, tell=told.append) as recording:
+        engine.generate(PROMPT, SamplingParams(max_new_tokens=2))
+        before = len(recording)
+        assert recording._file is not None
+        recording._file._file = FullDisk(recording._file._file, 300)
+        engine.generate(PROMPT, SamplingParams(max_new_tokens=9))
+        recording.header["notes"]["title"] = "new"  # what there is no room for either
+        assert [str(path) in str(error) for error in told] == [True] and len(recording) > before + 2
+    kept = Recorder.load(path)
+    assert before <= len(kept) < len(recording) and not kept.missing, "whole lines only"
+    assert kept.frames == recording.frames[: len(kept)] and len(told) == 1
+
+
+def test_a_header_that_cannot_be_renewed_is_told(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, told = tmp_path / "run.jsonl", list[OSError]()
+    with Recorder(make_engine(), path, notes={"title": "old"}, tell=told.append) as recording:
+        recording.header["notes"]["title"] = "new"
+        monkeypatch.setattr(shutil, "copyfileobj", raising(OSError(28, "No space left on device")))
+    assert len(told) == 1 and Recorder.load(path).header["notes"] == {"title": "old"}
+
+
+def raising(error: OSError) -> Callable[..., None]:
+    def fail(*args: Any) -> None:
+        raise error
+
+    return fail
 
 
 def test_a_text_that_is_no_unicode_does_not_keep_its_frame_out(run: Recorder, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ refused. notices: what the page should tell. missing: what a recording has lost,
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ class Run:
             disk.flush(DISK_WAIT)  # by then the folder was looked at
             notes["disk"] = {"files": disk.files.files, "bytes": disk.files.nbytes}
         self.path = _numbered(settings.record, number)
-        self.recorder = Recorder(self.engine, self.path, keyframe_every=50, notes=notes)
+        self.recorder = Recorder(
+            self.engine, self.path, keyframe_every=50, notes=notes, tell=self._record_ends
+        )
         self.clock = self.asked = 0
         code = getattr(self.engine, "yours", None)  # a learner's
         self.notices: list[str] = [] if code is None else [code.note(self.engine.config)]
@@ -61,6 +64,11 @@ class Run:
         self.trace = Trace(self.recorder, decoder_of(self.engine.tokenizer) if own else None)
         self.page = Page(self.trace, self.player.labels)
         self.note_idle()
+
+    def _record_ends(self, error: OSError) -> None:
+        said = f"The recording in a file ends here, the page goes on: {error}"
+        self.notices.append(said)
+        print(said, file=sys.stderr, flush=True)
 
     def _encode(self, text: str) -> list[int]:
         return [int(token) for token in self.engine.encode(text)]
