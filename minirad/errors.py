@@ -100,11 +100,14 @@ def mask(value: Any) -> None:
 
 
 def extra_key(value: Any) -> Hashable:
-    """ValueError for what cannot be hashed."""
+    """ValueError for what cannot be hashed, or cannot be said to be equal to another (a tensor)."""
     try:
         hash(value)
-    except TypeError:
-        raise ValueError(f"extra_key must be hashable, got {said(value)}") from None
+        bool(value == value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"extra_key must be hashable, and equal to another or not, got {said(value)}"
+        ) from None
     key: Hashable = value
     return key
 

@@ -162,6 +162,11 @@ class RequestAdmitted(Event):
     word, headline, status = Word("admit", "hit"), Headline(120), "hit"
     begins_scene = is_turn = True
 
+    @classmethod
+    def of(cls, request: Any, matched: int, cached: int) -> RequestAdmitted:
+        place = request.id, request.row, request.node.id
+        return cls(*place, matched, cached, request.length, request.attempts)
+
     def describe(self) -> str:
         again = f" (attempt {self.attempt})" if self.attempt > 1 else ""
         return (
@@ -963,6 +968,11 @@ class BatchScheduled(Event):
     tokens: Ints
 
     word, headline = Word("batch"), Headline(90, "decode")
+
+    @classmethod
+    def of(cls, batch: Any) -> BatchScheduled:
+        counts = tuple(r.kv_len - start for r, start in zip(batch.requests, batch.starts, strict=True))
+        return cls(batch.kind, tuple(request.id for request in batch.requests), counts)
 
     def describe(self) -> str:
         who = ", ".join(self.requests)

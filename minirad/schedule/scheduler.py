@@ -117,21 +117,23 @@ class Scheduler:
         self.retracted, self.stuck = [], None
         self.future.step(idle=not self.live)
         batch = Batch()
-        while self.has_work and not batch.requests and self.stuck is None:
-            before = len(self.retracted)
-            self._prefill(batch)
-            if self.options.mixed or not batch.requests:
-                self._decode(batch)
-            if batch.requests or len(self.retracted) > before or self.cache_manager.wait_for_copies():
-                continue  # what was retracted made room, and what was copied is not locked any more
-            if self.chunking:  # it began beside others: alone it may need less, or others may run instead
-                self.retract(self.chunking)
-            else:
-                self.stuck = self.ordered()[0]
+        try:
+            while self.has_work and not batch.requests and self.stuck is None:
+                before = len(self.retracted)
+                self._prefill(batch)
+                if self.options.mixed or not batch.requests:
+                    self._decode(batch)
+                if batch.requests or len(self.retracted) > before or self.cache_manager.wait_for_copies():
+                    continue  # what was retracted made room, and what was copied is not locked any more
+                if self.chunking:  # it began beside others: alone it may need less, or others may run instead
+                    self.retract(self.chunking)
+                else:
+                    self.stuck = self.ordered()[0]
+        except BaseException:  # of a tree or a policy of a caller's: nothing of what was begun is computed
+            self.put_back([*batch.requests, *(r for r in batch.admitted if r not in batch.requests)])
+            raise
         if batch.requests and self.bus.wants(ev.BatchScheduled):
-            names = tuple(request.id for request in batch.requests)
-            counts = tuple(r.kv_len - s for r, s in zip(batch.requests, batch.starts, strict=True))
-            self.bus.emit(ev.BatchScheduled(batch.kind, names, counts))
+            self.bus.emit(ev.BatchScheduled.of(batch))
         return batch if batch.requests else None
 
     # ------------------------------------------------------------ order
@@ -202,14 +204,13 @@ class Scheduler:
     def _try_admit(self, request: Request, budget: PrefillBudget) -> Admission | Refusal:
         """Admits a request, if need be by preempting running ones of smaller priority."""
         outcome = budget.try_admit(request, self._find(request))
-        if isinstance(outcome, Refusal) and self.options.preemption:
-            victims = preemption.choose_victims(request, self.running, budget)
-            if victims:
-                budget.preempted(victims)
-                self.stats.preemptions += len(victims)
-                self.put_back(victims, by=request.id)
-                self.cache_manager.wait_for_copies()
-                return budget.try_admit(request, self._find(request))
+        may = isinstance(outcome, Refusal) and self.options.preemption
+        if may and (victims := preemption.choose_victims(request, self.running, budget)):
+            budget.preempted(victims)
+            self.stats.preemptions += len(victims)
+            self.put_back(victims, by=request.id)
+            self.cache_manager.wait_for_copies()
+            return budget.try_admit(request, self._find(request))
         return outcome
 
     def _begin(self, request: Request, match: Any, batch: Batch, budget: PrefillBudget) -> None:
@@ -224,8 +225,7 @@ class Scheduler:
             request.cached_tokens = cached
         self.stats.admitted(request, cached)
         if self.bus.wants(ev.RequestAdmitted):
-            sizes = (match.length, cached, request.length, request.attempts)
-            self.bus.emit(ev.RequestAdmitted(request.id, request.row, request.node.id, *sizes))
+            self.bus.emit(ev.RequestAdmitted.of(request, match.length, cached))
         budget.rows -= 1
         require(self._extend(request, batch, budget), f"{request.id} was admitted without room")
 

@@ -82,8 +82,9 @@ def test_what_is_no_priority_or_key_is_refused(make_engine: MakeEngine) -> None:
     for priority in (1.5, True, "high", None):
         with pytest.raises(ValueError, match="priority must be a whole number, got"):
             engine.add_request(PROMPT, FOUR, priority=priority)
-    with pytest.raises(ValueError, match=r"extra_key must be hashable, got \['a'\]"):
-        engine.add_request(PROMPT, FOUR, extra_key=["a"])
+    for key in (["a"], torch.tensor([1, 2]), np.zeros(2)):  # a tensor can be hashed, and is not equal or not
+        with pytest.raises(ValueError, match=r"extra_key must be hashable, and equal to another or not, got"):
+            engine.add_request(PROMPT, FOUR, extra_key=key)
     assert not engine.has_work
 
 
