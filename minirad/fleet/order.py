@@ -84,7 +84,8 @@ class Order:
     def live(self, seq: int, payload: bytes, now: float) -> None:
         """A live message."""
         self._heard, self._wait = now, SILENCE
-        if seq <= self._live:
+        anew = seq <= self._live
+        if anew:
             self._drop_held()
             self._restart(f"message {seq} came after message {self._live}", now)
         elif self._doubt:
@@ -101,9 +102,10 @@ class Order:
             self._hold(seq, payload)
             self._ask(now)
         else:
-            late = (
-                "they were sent before this began to listen" if self.last < 0 else "they were lost on the way"
-            )
+            late = "they were lost on the way"
+            if self.last < 0:
+                before = "there was a connection to who began anew" if anew else "this began to listen"
+                late = f"they were sent before {before}"
             self._next(seq, payload, False, now, f"{late}, and there is no replay endpoint to ask")
 
     def answer(self, seq: int, payload: bytes, now: float) -> None:

@@ -78,6 +78,8 @@ class Publisher:
         self.rank, self._keep = whole("rank", rank, 0), whole("buffer", buffer, 1)
         asked = with_rank("endpoint", endpoint, self.rank)
         asked_replay = None if replay is None else with_rank("replay", replay, self.rank)
+        if asked == asked_replay and not asked.endswith(":0"):  # which is any free port
+            raise ValueError(f"events, and answers on those missed, need an endpoint each: both are {asked}")
         self._topic, self.batches, self.trouble = topic.encode(), 0, ""
         self._engine: Engine | None = None
         self._stream: KVEventStream | None = None

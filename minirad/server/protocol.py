@@ -7,6 +7,7 @@ unknown one is a mistake. `null` is as good as absent. Knows no tokenizer and no
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
@@ -181,10 +182,21 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(f"the body is no JSON: {error}") from None
+        raise ApiError(_no_json(body, error)) from None
     if not isinstance(data, dict):
         raise ApiError(f"the body must be a JSON object, got {said(data)}")
     return data
+
+
+def _no_json(body: bytes, error: Exception) -> str:
+    """Half of a surrogate pair may stand in JSON, and is no text: msgspec says then that the body was cut."""
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError as half:
+        return f"the body holds half of a surrogate pair, {half.object[half.start]!r}, which is no text"
+    except (ValueError, RecursionError):
+        pass
+    return f"the body is no JSON: {error}"
 
 
 def _fields(kind: type[B], data: dict[str, Any], problems: Problems) -> dict[str, Any]:

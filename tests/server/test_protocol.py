@@ -214,3 +214,16 @@ def test_bytes_are_a_request_or_a_refusal(data: bytes) -> None:
     for parse in (completion, chat):
         with pytest.raises(ApiError):
             parse(data)
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop"])
+def test_half_of_a_surrogate_pair_is_named(field: str) -> None:
+    """What a client in JavaScript sends of an emoji that it cut in half."""
+    data = body(**{"prompt": "a", field: "b\ud83d"})
+    assert rb"\ud83d" in data, "it travels as ASCII"
+    assert (
+        str(refusal(completion, data))
+        == "the body holds half of a surrogate pair, '\\ud83d', which is no text"
+    )
+    assert str(refusal(completion, data[:-1])).startswith("the body is no JSON: ")
+    assert completion(body(prompt="\U0001f600")).prompt == ["\U0001f600"]

@@ -231,7 +231,12 @@ def test_without_a_replay_gaps_are_told_at_once() -> None:
     ordered.live(*message(7), 0.2)
     ordered.live(*message(2, epoch=1), 0.3)
     ordered.tick(99.0)
-    kinds = [each[:3] if each[0] == "gap" else each for each in told.take()]
+    said = told.take()
+    assert [each[3].split(",")[0] for each in said if each[0] == "gap"] == [
+        "they were sent before this began to listen", "they were lost on the way",
+        "they were sent before there was a connection to who began anew",
+    ]  # fmt: skip
+    kinds = [each[:3] if each[0] == "gap" else each for each in said]
     assert kinds == [
         ("gap", 0, 3), (*message(4), False), ("gap", 5, 6), (*message(7), False),
         ("restart", "message 2 came after message 7"), ("gap", 0, 1), (*message(2, epoch=1), False),

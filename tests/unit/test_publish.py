@@ -272,6 +272,8 @@ def test_a_port_that_is_taken_is_named(engine: Engine) -> None:
         assert publisher.flush(60) and publisher.batches  # it goes on
     again = Publisher(engine, publisher.endpoint, publisher.replay)
     again.close()
+    with pytest.raises(ValueError, match=f"need an endpoint each: both are {publisher.endpoint}$"):
+        Publisher(engine, publisher.endpoint, publisher.endpoint)
 
 
 @pytest.mark.parametrize(
