@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -140,10 +141,11 @@ def merge(tables: Sequence[Path], target: Path) -> int:
             if row[0] in rows:
                 raise ValueError(f"{row[0]} is in {rows[row[0]][0]} and in {table}")
             rows[row[0]] = table, row
-    with command.named(target), target.open("w", newline="", encoding=ENCODING) as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows([_harmless(cell) for cell in rows[name][1]] for name in sorted(rows))
+    made = io.StringIO(newline="")
+    writer = csv.writer(made)
+    writer.writerow(header)
+    writer.writerows([_harmless(cell) for cell in rows[name][1]] for name in sorted(rows))
+    command.write_whole(target, f"\ufeff{made.getvalue()}")  # its mark, as in ENCODING
     return len(rows)
 
 

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -601,6 +602,29 @@ def test_tables_are_merged(tmp_path: Path) -> None:
     assert main(["merge", str(one), str(two), str(three), "--csv", str(out)]) == 0
     rows = list(csv.DictReader(out.open(encoding="utf-8-sig")))
     assert [row["student"] for row in rows] == ["'=cmd()", "ada", "zoe"] and rows[0]["remarks"] == "a, b"
+    assert out.read_bytes().startswith(b"\xef\xbb\xbfstudent,") and out.read_bytes().count(b"\r\n") == 4
+
+
+def test_a_merge_that_cannot_be_written_leaves_what_was_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, out = table_of(tmp_path / "1.csv", "zoe,2,2,2,"), tmp_path / "all.csv"
+    out.write_text("of last year", encoding="utf-8")
+
+    opened = Path.open
+
+    def limited(path: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
+        file = opened(path, mode, *args, **more)
+        return mock.MagicMock(wraps=file, write=full) if "w" in mode else file
+
+    def full(data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", limited)
+    assert main(["merge", str(one), "--csv", str(out)]) == 2
+    assert f"No space left on device: '{out}'" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert out.read_text(encoding="utf-8") == "of last year"
 
 
 @pytest.mark.parametrize(
