@@ -94,11 +94,12 @@ class Recorder(Recording):
     ) -> None:  # fmt: skip
         whole("keyframe_every", keyframe_every, 1)
         path = None if path is None else a_path("path", path)
-        if isinstance(source, type) or not (hasattr(source, "step") or hasattr(source, "walk")):
+        runs = callable(getattr(source, "step", None))
+        if isinstance(source, type) or not (runs or hasattr(source, "walk")):
             raise ValueError(f"an engine or a tree can be recorded, not {said(source)}")
         if notes is not None and not isinstance(notes, dict):
             raise ValueError(f"notes must be a dict that JSON can hold, or None, got {said(notes)}")
-        self._engine = source if hasattr(source, "step") else None
+        self._engine = source if runs else None
         self._cache = source.cache if self._engine is not None else source
         bus = getattr(source, "bus", None)
         self._bus: EventBus = bus if bus is not None else EventBus()

@@ -566,3 +566,8 @@ def test_a_fresh_process_opens_a_recording(make_engine: Any, tmp_path: Path, ope
     code = f"path = {str(path)!r}\n{opens}\nassert frames"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_only_has_a_step_is_no_engine() -> None:
+    with pytest.raises(ValueError, match=r"an engine or a tree can be recorded, not range\(0, 3\)"):
+        Recorder(range(3))
