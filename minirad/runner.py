@@ -179,8 +179,8 @@ class Computed:
 
 
 def checked_mask(allowed: Any, vocab: int) -> Tensor:
-    """A caller's mask as a tensor; ValueError unless it is bool `[vocab]` and allows something."""
-    mask = torch.as_tensor(allowed)
+    """A caller's mask as a tensor of its own; ValueError unless it is bool `[vocab]` and allows something."""
+    mask = torch.as_tensor(allowed).clone()  # the caller may use the same memory for the next one
     if mask.dtype != torch.bool or mask.shape != (vocab,):
         raise ValueError(f"a mask is bool [{vocab}], got {mask.dtype} {list(mask.shape)}")
     if not bool(mask.any()):

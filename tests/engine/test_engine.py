@@ -586,6 +586,28 @@ def test_a_mask_that_fails_ends_its_own_request_only(
     assert_all_given_back(engine)
 
 
+@pytest.mark.parametrize("how", [{}, {"speculative": "ngram"}, {"jump_forward": True}], ids=str)
+@pytest.mark.parametrize("wrapped", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_a_mask_may_use_its_memory_again(
+    make_engine: MakeEngine, wrapped: Callable[[np.ndarray], Any], how: dict[str, Any]
+) -> None:
+    """All masks of a batch are asked before any of its tokens is drawn."""
+    memory = np.zeros(61, dtype=bool)
+
+    def mask(output: list[int]) -> Any:
+        memory[:] = allow(30 + len(output))
+        return wrapped(memory)
+
+    engine = make_engine(**how)
+    params = SamplingParams(max_new_tokens=4, n=2, ignore_eos=True)
+    engine.add_request(PROMPT, params, token_mask=mask)
+    engine.step()
+    engine.step()
+    engine.add_request([8, 9, 10], FOUR, token_mask=mask)
+    outputs = drive(engine)
+    assert [out.token_ids for out in outputs] == [[30, 31, 32, 33]] * 3
+
+
 # ---------------------------------------------------------------------- text: stops and streams
 
 BODY = "One, two! Ünïcödé 🙂🚀 and 漢字, then more. "
