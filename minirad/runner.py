@@ -70,7 +70,8 @@ class TorchRunner:
 
     def use(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape."""
-        self.model = model
+        # Adapters are their engine's, and so is whose rows have them: only the own ones come with a model.
+        self.model = model if hasattr(self.model, "plain") else getattr(model, "plain", model)
 
     def copy_slots(self, source: Slots, target: Slots) -> None:
         """Copies KV, all layers: a sample that branches off within a page gets its own copy of the tail."""
