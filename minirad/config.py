@@ -45,7 +45,7 @@ def share(name: str, value: float) -> None:
     """ValueError naming the value, unless it is a number from 0 to 1."""
     number(name, value)
     if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
+        raise ValueError(f"{name} must be from 0 to 1, got {said(value)}")
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -59,10 +59,14 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     return ids
 
 
-def number(name: str, value: float) -> None:
-    """ValueError naming the value, unless it is a number."""
+def number(name: str, value: float) -> float:
+    """A number as a float; ValueError naming the value for anything else, and for one that none can be."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be a number, got {said(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must fit into a float, got {said(value)}") from None
 
 
 def _simple(config: Any) -> None:
@@ -373,8 +377,8 @@ class SamplingParams:
         at_least("max_new_tokens", self.max_new_tokens, 0)
         at_least("top_k", self.top_k, 0)
         at_least("n", self.n, 1)
-        for name in ("temperature", "top_p"):
-            number(name, getattr(self, name))
+        for name in ("temperature", "top_p"):  # torch takes no whole number of more than 64 bits
+            object.__setattr__(self, name, number(name, getattr(self, name)))
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:

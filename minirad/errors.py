@@ -50,7 +50,10 @@ def said(value: Any) -> str:
     """A value in a sentence, shortened."""
     if inspect.isclass(value):
         return f"the class {value.__name__}"
-    return reprlib.repr(value)
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no number of more than some thousand digits
+        return f"{type(value).__name__} with too many digits"
 
 
 def plain(value: Any) -> Any:

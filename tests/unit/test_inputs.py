@@ -134,6 +134,30 @@ def test_wrong_sampling_parameters(field: str, value: Any, message: str) -> None
         SamplingParams(**{field: value})
 
 
+def test_a_number_that_is_too_long_is_refused_by_name() -> None:
+    for name in ("temperature", "top_p"):
+        with pytest.raises(ValueError, match=f"{name} must fit into a float, got 1000.*000"):
+            SamplingParams(**{name: 10**400})
+    long = 10**5000
+    for call, told in (
+        (lambda: SamplingParams(temperature=-long), "temperature must fit into a float"),
+        (lambda: SamplingParams(max_new_tokens=long), "max_new_tokens must fit into 64 bits"),
+        (lambda: SamplingParams(stop=["a", long]), "stop must be non-empty texts"),  # type: ignore[list-item]
+        (lambda: EngineConfig(new_token_ratio=long), "new_token_ratio must fit into a float"),
+    ):
+        with pytest.raises(ValueError, match=f"{told}, got .*digits"):
+            call()
+
+
+@pytest.mark.parametrize("temperature", [1, 2**63, 2**64, 10**30, np.uint64(2**64 - 1)])
+def test_a_temperature_is_any_number_that_fits_a_float(make_engine: MakeEngine, temperature: Any) -> None:
+    params = SamplingParams(max_new_tokens=4, temperature=temperature, top_p=1, seed=5, ignore_eos=True)
+    same = SamplingParams(max_new_tokens=4, temperature=float(temperature), seed=5, ignore_eos=True)
+    assert params == same and (type(params.temperature), type(params.top_p)) == (float, float)
+    outputs = make_engine().generate([PROMPT, PROMPT], [params, same])
+    assert outputs[0].finish_reason == "length" and outputs[0].token_ids == outputs[1].token_ids
+
+
 # ---------------------------------------------------------------------- configuration
 
 
