@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
         ids = tuple(-1 if isinstance(each, bool) else operator.index(each) for each in value)
     except TypeError:
         ids = (-1,)
-    if min(ids, default=0) < 0:
-        raise ValueError(f"{name} must be a sequence of token ids, 0 or more, got {value!r}")
+    if min(ids, default=0) < 0 or isinstance(value, str | bytes | bytearray | memoryview | Mapping):
+        raise ValueError(f"{name} must be a sequence of token ids, 0 or more, got {said(value)}")
     return ids
 
 
@@ -298,8 +298,10 @@ class EngineConfig:
 def adapters_by_name(lora: Any) -> tuple[tuple[str, str], ...]:
     """Adapters as pairs of name and directory, of a dict, of pairs, or of texts "name=DIR" and "name"."""
     given = lora.items() if isinstance(lora, Mapping) else [lora] if isinstance(lora, str) else lora
-    if not isinstance(given, Iterable):
-        raise ValueError(f"lora must be adapters by name, got {said(lora)}")
+    try:
+        given = list(given)
+    except TypeError:  # an array of no dimension has an iterator, too
+        raise ValueError(f"lora must be adapters by name, got {said(lora)}") from None
     pairs: dict[str, str] = {}
     for each in given:
         pair = each.partition("=")[::2] if isinstance(each, str) else each
@@ -308,7 +310,8 @@ def adapters_by_name(lora: Any) -> tuple[tuple[str, str], ...]:
         name = errors.adapter_name(pair[0])
         if name in pairs:
             raise ValueError(f"two adapters have the name {name!r}")
-        pairs[name] = str(path(f"the adapter {name}", pair[1] or name))
+        where = name if pair[1] is None or (isinstance(pair[1], str) and not pair[1]) else pair[1]
+        pairs[name] = str(path(f"the adapter {name}", where))
     return tuple(pairs.items())
 
 
@@ -331,7 +334,7 @@ def namespace(config: EngineConfig, extra_key: Hashable, lora: str = "") -> Hash
     known = dict(config.lora)
     if isinstance(extra_key, AdapterKey):
         raise ValueError(f"extra_key {extra_key!r}: an adapter is asked for with lora={extra_key.adapter!r}")
-    if not lora:
+    if isinstance(lora, str) and not lora:
         return errors.extra_key(extra_key)
     if not isinstance(lora, str) or lora not in known:
         raise ValueError(f"unknown adapter {said(lora)}; known: {', '.join(known) or 'none'}")

@@ -316,7 +316,12 @@ def test_weights_of_another_engine_come_without_its_adapters(
 # ---------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("name", ["three", "One", " one", 5, ("one",), b"one"])
+NO_NAMES: list[Any] = [  # some of them as good as "" to an `if`, some that cannot be asked that
+    5, ("one",), b"one", None, False, 0, 0.0, b"", [], (), {}, torch.tensor([1, 2]), np.array(["one", "two"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["three", "One", " one", *NO_NAMES], ids=repr)
 def test_a_wrong_name_changes_nothing(world: World, name: Any) -> None:
     engine = world.engine()
     waiting = engine.add_request(PROMPT, reply(), lora="one")
