@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def share(name: str, value: float) -> None:
     """ValueError naming the value, unless it is a number from 0 to 1."""
     number(name, value)
     if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
+        raise ValueError(f"{name} must be from 0 to 1, got {said(value)}")
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -54,15 +54,19 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
         ids = tuple(-1 if isinstance(each, bool) else operator.index(each) for each in value)
     except TypeError:
         ids = (-1,)
-    if min(ids, default=0) < 0:
-        raise ValueError(f"{name} must be a sequence of token ids, 0 or more, got {value!r}")
+    if min(ids, default=0) < 0 or isinstance(value, str | bytes | bytearray | memoryview | Mapping):
+        raise ValueError(f"{name} must be a sequence of token ids, 0 or more, got {said(value)}")
     return ids
 
 
-def number(name: str, value: float) -> None:
-    """ValueError naming the value, unless it is a number."""
+def number(name: str, value: float) -> float:
+    """A number as a float; ValueError naming the value for anything else, and for one that none can be."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be a number, got {said(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must fit into a float, got {said(value)}") from None
 
 
 def _simple(config: Any) -> None:
@@ -294,8 +298,10 @@ class EngineConfig:
 def adapters_by_name(lora: Any) -> tuple[tuple[str, str], ...]:
     """Adapters as pairs of name and directory, of a dict, of pairs, or of texts "name=DIR" and "name"."""
     given = lora.items() if isinstance(lora, Mapping) else [lora] if isinstance(lora, str) else lora
-    if not isinstance(given, Iterable):
-        raise ValueError(f"lora must be adapters by name, got {said(lora)}")
+    try:
+        given = list(given)
+    except TypeError:  # an array of no dimension has an iterator, too
+        raise ValueError(f"lora must be adapters by name, got {said(lora)}") from None
     pairs: dict[str, str] = {}
     for each in given:
         pair = each.partition("=")[::2] if isinstance(each, str) else each
@@ -304,7 +310,8 @@ def adapters_by_name(lora: Any) -> tuple[tuple[str, str], ...]:
         name = errors.adapter_name(pair[0])
         if name in pairs:
             raise ValueError(f"two adapters have the name {name!r}")
-        pairs[name] = str(path(f"the adapter {name}", pair[1] or name))
+        where = name if pair[1] is None or (isinstance(pair[1], str) and not pair[1]) else pair[1]
+        pairs[name] = str(path(f"the adapter {name}", where))
     return tuple(pairs.items())
 
 
@@ -327,7 +334,7 @@ def namespace(config: EngineConfig, extra_key: Hashable, lora: str = "") -> Hash
     known = dict(config.lora)
     if isinstance(extra_key, AdapterKey):
         raise ValueError(f"extra_key {extra_key!r}: an adapter is asked for with lora={extra_key.adapter!r}")
-    if not lora:
+    if isinstance(lora, str) and not lora:
         return errors.extra_key(extra_key)
     if not isinstance(lora, str) or lora not in known:
         raise ValueError(f"unknown adapter {said(lora)}; known: {', '.join(known) or 'none'}")
@@ -373,8 +380,8 @@ class SamplingParams:
         at_least("max_new_tokens", self.max_new_tokens, 0)
         at_least("top_k", self.top_k, 0)
         at_least("n", self.n, 1)
-        for name in ("temperature", "top_p"):
-            number(name, getattr(self, name))
+        for name in ("temperature", "top_p"):  # torch takes no whole number of more than 64 bits
+            object.__setattr__(self, name, number(name, getattr(self, name)))
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:

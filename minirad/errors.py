@@ -50,7 +50,10 @@ def said(value: Any) -> str:
     """A value in a sentence, shortened."""
     if inspect.isclass(value):
         return f"the class {value.__name__}"
-    return reprlib.repr(value)
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no number of more than some thousand digits
+        return f"{type(value).__name__} with too many digits"
 
 
 def plain(value: Any) -> Any:
@@ -88,7 +91,8 @@ def prompt(value: Any, name: str = "a prompt") -> None:
 
 def prompts(value: Any) -> None:
     """ValueError unless it can be one prompt, or a list of them."""
-    if isinstance(value, dict | set | frozenset) or not hasattr(value, "__len__"):
+    one_number = getattr(value, "ndim", 1) == 0  # an array with a length, which cannot be asked for
+    if isinstance(value, dict | set | frozenset) or not hasattr(value, "__len__") or one_number:
         raise ValueError(f"prompts are one prompt or a list of them, got {said(value)}")
     prompt(value, "prompts")
 

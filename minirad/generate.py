@@ -111,8 +111,14 @@ def _requests(
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several: a text is one, and so is a row of ids."""
     errors.prompts(prompts)
-    if isinstance(prompts, str) or (
-        len(prompts) and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
-    ):
+    if isinstance(prompts, str) or (len(prompts) and _is_id(prompts[0])):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
+
+
+def _is_id(value: Any) -> bool:
+    """A single number, as far as it looks, and no row of them: so it is a prompt that it begins."""
+    try:
+        return not isinstance(value, str) and np.ndim(value) == 0
+    except ValueError:  # rows of different lengths: a wrong prompt, and refused as that
+        return False

@@ -7,8 +7,10 @@ an engine of other parts (simulate.py) needs neither torch nor a model.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 import os
+import weakref
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -246,16 +248,24 @@ def filled_in(config: EngineConfig, model: LlamaModel, device: torch.device, att
 
 def choose_cache(cache: PrefixCache | None, config: EngineConfig, pool: KVPool, runner: Any) -> PrefixCache:
     """The tree: a caller's own, which has to fit the configuration, or ours; with more tiers from tiers/."""
-    if cache is None and not config.host_kv_tokens:
-        return RadixCache(config.page_size, config.eviction_policy)
-    if cache is None:
+    if cache is not None:
+        require_fitting_tree(cache, config)
+    elif not config.host_kv_tokens:
+        cache = RadixCache(config.page_size, config.eviction_policy)
+    else:
         tiers = room("tiers.choose")
         if tiers is None:
             raise ValueError(
                 f"host_kv_tokens={config.host_kv_tokens} needs minirad/tiers/, which is not here"
             )
-        tree: PrefixCache = tiers.choose_cache(config, pool, runner)
-        return tree
+        cache = tiers.choose_cache(config, pool, runner)
+    assert cache is not None
+    require_own_tree(cache, pool)
+    return cache
+
+
+def require_fitting_tree(cache: PrefixCache, config: EngineConfig) -> None:
+    """ValueError unless an engine of this configuration can begin with a caller's tree."""
     if config.host_kv_tokens:
         raise ValueError(
             f"host_kv_tokens={config.host_kv_tokens}: a cache of your own cannot use a host tier"
@@ -265,4 +275,27 @@ def choose_cache(cache: PrefixCache | None, config: EngineConfig, pool: KVPool, 
     held = int(cache.evictable_size) + int(cache.protected_size)
     if held:
         raise ValueError(f"the cache holds {held} tokens already: an engine begins with an empty one")
-    return cache
+
+
+# The tree of each pool, which lives as long as its engine: a reference, or a number where there can be none.
+_trees: weakref.WeakKeyDictionary[KVPool, weakref.ref[Any] | int] = weakref.WeakKeyDictionary()
+
+
+def require_own_tree(tree: Any, pool: KVPool) -> None:
+    """ValueError if another engine has this tree, empty or not: its nodes name slots of one pool only.
+
+    The tree of an engine that is gone may be given to a new one.
+    """
+    if _is_taken(tree):
+        gc.collect()  # who let an engine go need not wait until Python notices
+    if _is_taken(tree):
+        raise ValueError(f"the cache ({type(tree).__name__}) is another engine's: each needs one of its own")
+    try:
+        _trees[pool] = weakref.ref(tree)
+    except TypeError:  # a class with __slots__; held here, it would stay longer than its engine
+        _trees[pool] = id(tree)
+
+
+def _is_taken(tree: Any) -> bool:
+    known = list(_trees.values())
+    return any(id(tree) == each if isinstance(each, int) else each() is tree for each in known)

@@ -70,7 +70,8 @@ class TorchRunner:
 
     def use(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape."""
-        self.model = model
+        # Adapters are their engine's, and so is whose rows have them: only the own ones come with a model.
+        self.model = model if hasattr(self.model, "plain") else getattr(model, "plain", model)
 
     def copy_slots(self, source: Slots, target: Slots) -> None:
         """Copies KV, all layers: a sample that branches off within a page gets its own copy of the tail."""
@@ -179,8 +180,8 @@ class Computed:
 
 
 def checked_mask(allowed: Any, vocab: int) -> Tensor:
-    """A caller's mask as a tensor; ValueError unless it is bool `[vocab]` and allows something."""
-    mask = torch.as_tensor(allowed)
+    """A caller's mask as a tensor of its own; ValueError unless it is bool `[vocab]` and allows something."""
+    mask = torch.as_tensor(allowed).clone()  # the caller may use the same memory for the next one
     if mask.dtype != torch.bool or mask.shape != (vocab,):
         raise ValueError(f"a mask is bool [{vocab}], got {mask.dtype} {list(mask.shape)}")
     if not bool(mask.any()):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minirad import errors
-from minirad.cache.node import Slots
+from minirad.cache.node import MAX_TOKEN, Slots
 from minirad.config import SamplingParams
+from minirad.config import token_ids as as_token_ids
 from minirad.errors import as_int64
 from minirad.parts import Prompt
 from minirad.schedule.request import Request
@@ -61,9 +62,12 @@ class Tokenizing:
         return tokens
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids to text, special tokens left out."""
+        """Token ids to text, special tokens left out; ValueError for what are none."""
+        ids = as_token_ids("token_ids", token_ids)
+        if max(ids, default=0) > MAX_TOKEN:
+            raise ValueError(f"token_ids: {errors.said(max(ids))} is out of range 0 to {MAX_TOKEN}")
         text: str = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
 

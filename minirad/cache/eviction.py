@@ -58,13 +58,14 @@ class EvictionQueue:
         self.rebuild(policy, ())
 
     def rebuild(self, policy: EvictionPolicy, nodes: Iterable[Node]) -> None:
-        """Starts anew, under another policy or another tree."""
-        self.policy = policy
-        self._heap: list[tuple[Any, int, Any]] = []
-        self._superseded = 0  # entries that a later one of the same node made useless
-        for node in nodes:
-            node.queued = None
-            self.offer(node)
+        """Starts anew, under another policy or another tree. A key that cannot be had changes nothing."""
+        keys = [(node, policy.key(node) if node.evictable else None) for node in nodes]
+        heap: list[tuple[Any, int, Any]] = [(key, node.id, node) for node, key in keys if node.evictable]
+        heapq.heapify(heap)  # keys that cannot be compared show here
+        # _superseded: entries that a later one of the same node made useless
+        self.policy, self._heap, self._superseded = policy, heap, 0
+        for node, key in keys:
+            node.queued = key
 
     def offer(self, node: Node) -> None:
         """Makes sure that an evictable leaf is found in time; anything else is ignored."""

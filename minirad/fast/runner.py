@@ -36,7 +36,7 @@ class GraphRunner(TorchRunner):
     def use(self, model: LlamaModel) -> None:
         """Goes on with other weights of the same shape: what was captured used the old ones."""
         super().use(model)
-        self.faster = faster(model)
+        self.faster = faster(self.model)
         config, possible = self._config, DecodeGraphs.possible(self.faster, self.attention)
         if config.cuda_graphs and not possible:
             raise ValueError("cuda_graphs=True: FlashInfer and fused kernels (Triton) are needed, on a GPU")

@@ -391,6 +391,11 @@ def parse_header(line: bytes, path: Path | str) -> State:
     return result
 
 
+def check_notes(line: bytes) -> None:
+    """ValueError unless these notes, as JSON, are taken in a header."""
+    _check_about({"notes": _parsed(line)})
+
+
 def _check_about(header: State) -> None:
     """What the header says of engine, model and workload."""
     for name in ("config", "model", "notes"):

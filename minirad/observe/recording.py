@@ -20,7 +20,7 @@ from minirad.command import named
 from minirad.errors import path as a_path
 from minirad.errors import whole
 from minirad.observe.event import Event, ReplayState
-from minirad.observe.reading import NotJson, check_state, parse_frame, parse_header, read_line
+from minirad.observe.reading import NotJson, check_notes, check_state, parse_frame, parse_header, read_line
 from minirad.observe.replay import Frame, FrameCheck, apply_frame, json_line
 from minirad.observe.snapshot import State
 
@@ -80,8 +80,9 @@ class Recording:
     def save(self, path: str | Path) -> None:
         """Writes header and frames as JSON lines."""
         path = a_path("path", path)
+        first = encoded(header_line(self.header))  # before a file that is there is emptied
         with named(path), path.open("wb") as file:
-            file.write(encoded(header_line(self.header)))
+            file.write(first)
             file.writelines(encoded(frame.to_json() + "\n") for frame in self.frames)
 
     @staticmethod
@@ -145,7 +146,12 @@ def _next_frame(line: bytes, due: int, check: FrameCheck) -> Frame:
 
 
 def header_line(header: State) -> str:
-    """The first line of a file."""
+    """The first line of a file. ValueError for notes that could not be read again."""
+    if "notes" in header:
+        try:
+            check_notes(encoded(json_line(header["notes"])))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"notes must be a dict that JSON can hold: {error}") from error
     return json_line(header) + "\n"
 
 

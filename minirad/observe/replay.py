@@ -55,8 +55,8 @@ def _for_json(value: Any) -> Any:
 
 
 def json_line(data: State) -> str:
-    """Data as one line of JSON, without its line break."""
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, default=_for_json)
+    """Data as one line of JSON, without its line break; ValueError for numbers that JSON has not (NaN)."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_for_json)
 
 
 def apply_frame(

@@ -580,9 +580,14 @@ class HiRadixCache(RadixCache):
         self.host_allocator = PageAllocator(self.host_allocator.num_tokens, self.page_size)
 
     def change_policy(self, name: str) -> EvictionPolicy:
-        """Orders the leaves of both tiers by another policy, and returns it."""
+        """Orders the leaves of both tiers by another policy, and returns it; both or neither."""
+        old = self._queue.policy
         policy = super().change_policy(name)
-        self._host_queue.rebuild(policy, [cast(Any, node).entry for node in self.walk()])
+        try:
+            self._host_queue.rebuild(policy, [cast(Any, node).entry for node in self.walk()])
+        except BaseException:
+            self._queue.rebuild(old, self.walk())
+            raise
         return policy
 
     # -------------------------------------------------------------- looking at it

@@ -12,6 +12,7 @@ import torch
 from conftest import CheckedEngine, tiny_config
 from support import ColdReference, PlainCache, ScriptedModel, drive, listen
 
+from minirad.cache.radix_cache import RadixCache
 from minirad.config import EngineConfig, SamplingParams
 from minirad.model.llama import LlamaModel, random_weights
 from minirad.model.load import load_tokenizer, resolve_model
@@ -180,6 +181,57 @@ def test_a_cache_that_holds_somebody_elses_slots_is_refused(make_engine: MakeEng
     engine.generate(PROMPT, HINT)
     with pytest.raises(ValueError, match="the cache holds 8 tokens already"):
         make_engine(engine.cache)
+
+
+class Slotted:
+    """A tree with no place for a mark: nothing can be noted on it, and it cannot be referred to weakly."""
+
+    __slots__ = ("_inner",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self._inner = PlainCache()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Slotted)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("kind", [RadixCache, PlainCache, Slotted])
+def test_two_engines_cannot_have_one_tree(
+    make_engine: MakeEngine, reference: ColdReference, kind: Callable[[], Any]
+) -> None:
+    """Also while it is empty; and again when it is. An equal one is another one."""
+    tree = kind()
+    first, other = make_engine(tree), make_engine()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"the cache .{kind.__name__}. is another engine's: each needs"):
+            make_engine(tree)
+        make_engine(kind())
+        first.generate(PROMPT, HINT)
+        first.flush_cache()
+    with pytest.raises(ValueError, match="another engine's"):
+        make_engine(other.cache)  # its own, which no caller gave
+    reference.require_equal(PROMPT, FOUR, first.generate(PROMPT, FOUR)[0])
+
+
+@pytest.mark.parametrize("kind", [RadixCache, PlainCache, Slotted])
+def test_the_tree_of_an_engine_that_is_gone_may_have_another(
+    make_engine: MakeEngine, reference: ColdReference, kind: Callable[[], Any]
+) -> None:
+    """If it is empty. An engine is gone when nobody has it, whether Python has noticed or not."""
+    tree = kind()
+    engine = make_engine(tree)
+    ring = [engine]
+    ring.append(ring)  # type: ignore[arg-type]  # freed by the collector only
+    engine.generate(PROMPT, HINT)
+    del engine, ring
+    with pytest.raises(ValueError, match="the cache holds 8 tokens already"):
+        make_engine(tree)
+    tree.reset()
+    reference.require_equal(PROMPT, FOUR, make_engine(tree).generate(PROMPT, FOUR)[0])
 
 
 # ---------------------------------------------------------------------- eviction, retraction, chunks
@@ -584,6 +636,28 @@ def test_a_mask_that_fails_ends_its_own_request_only(
     assert all(re.search(what, out.error) for out in mine)
     reference.require_equal(PROMPT, FOUR, by_id(outputs)[good])
     assert_all_given_back(engine)
+
+
+@pytest.mark.parametrize("how", [{}, {"speculative": "ngram"}, {"jump_forward": True}], ids=str)
+@pytest.mark.parametrize("wrapped", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_a_mask_may_use_its_memory_again(
+    make_engine: MakeEngine, wrapped: Callable[[np.ndarray], Any], how: dict[str, Any]
+) -> None:
+    """All masks of a batch are asked before any of its tokens is drawn."""
+    memory = np.zeros(61, dtype=bool)
+
+    def mask(output: list[int]) -> Any:
+        memory[:] = allow(30 + len(output))
+        return wrapped(memory)
+
+    engine = make_engine(**how)
+    params = SamplingParams(max_new_tokens=4, n=2, ignore_eos=True)
+    engine.add_request(PROMPT, params, token_mask=mask)
+    engine.step()
+    engine.step()
+    engine.add_request([8, 9, 10], FOUR, token_mask=mask)
+    outputs = drive(engine)
+    assert [out.token_ids for out in outputs] == [[30, 31, 32, 33]] * 3
 
 
 # ---------------------------------------------------------------------- text: stops and streams

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import CheckedEngine
 from support import ROOT, PlainCache, drive
@@ -22,7 +24,7 @@ from minirad.observe import events as ev
 from minirad.observe.event import ReplayState
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
-from minirad.observe.replay import Frame
+from minirad.observe.replay import Frame, json_line
 
 MakeEngine = Callable[..., CheckedEngine]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -546,6 +548,54 @@ def test_notes_are_kept_and_may_come_later(tmp_path, make_engine):
     recorder.save(tmp_path / "copy.jsonl")
     assert Recorder.load(tmp_path / "copy.jsonl").header == late.header
     assert "notes" not in Recorder(engine).header
+
+
+def nested(deep: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(deep):
+        found = [found]
+    return found
+
+
+UNREADABLE = {
+    "NaN": {"loss": math.nan},
+    "infinite": {"rows": [1, -math.inf]},
+    "numpy's NaN": {"loss": np.float32("nan")},
+    "a set": {"a": {1}},
+    "a key": {(1, 2): 3},
+    "a key that is NaN": {math.nan: 1},
+    "bytes": {"a": b"x"},
+    "too deep": {"a": nested(100_000)},
+    "no title": {"title": 5},
+    "no labels": {"labels": {"R1": None}},
+    "too long a number": {"a": 10**5000},
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_notes_that_could_not_be_read_again_are_not_written(tmp_path, make_engine, what):
+    """Nor do they cost the file that is there; what comes later leaves the header as it was."""
+    engine, path, notes = make_engine(kv_tokens=64), tmp_path / "run.jsonl", {"workload": "chat"}
+    path.write_text("kept")
+    for where in (path, None):
+        with pytest.raises(ValueError, match="notes must be a dict that JSON can hold"):
+            Recorder(engine, where, notes=UNREADABLE[what])
+    assert path.read_text() == "kept"
+    recorder = Recorder(engine, path, notes=notes)
+    engine.generate([3, 4, 5], SamplingParams(max_new_tokens=2))
+    notes.update(UNREADABLE[what])
+    with pytest.raises(ValueError, match="notes must be a dict that JSON can hold"):
+        recorder.close()
+    with pytest.raises(ValueError, match="notes must be a dict that JSON can hold"):
+        recorder.save(path)
+    read = Recorder.load(path)
+    assert read.frames == recorder.frames and read.header["notes"] == {"workload": "chat"}
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, np.float64("nan")])
+def test_no_line_holds_a_number_that_json_has_not(number):
+    with pytest.raises(ValueError):
+        json_line({"keyframe": {"tree": {"tick": number}}})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from adapter_support import change_tensors, write_adapter
 from conftest import CheckedEngine, tiny_config
 from support import ColdReference, drive, listen
 
+from minirad import machine
 from minirad.adapters import where
 from minirad.adapters.lora import Adapter
 from minirad.adapters.model import AdapterLlama
@@ -285,10 +286,42 @@ def test_another_engine_with_the_same_model(world: World) -> None:
     world.cold[0]["one"].require_equal(PROMPT, reply(), output)
 
 
+@pytest.mark.parametrize("runner", ["plain", "fast", "drafts", "forced", "adapters"])
+def test_weights_of_another_engine_come_without_its_adapters(
+    world: World, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    """What one engine computes is not what another's rows have at that moment."""
+    if runner == "plain":
+        monkeypatch.setattr(machine, "fast_parts", lambda: None)
+    kinds: dict[str, dict[str, Any]] = {
+        "drafts": {"speculative": "ngram"},
+        "forced": {"jump_forward": True},
+        "adapters": {"lora": world.paths},
+    }
+    giver = world.engine(1, max_running=1)
+    config = EngineConfig(kv_tokens=64, max_running=1, **kinds.get(runner, {}))
+    engine = CheckedEngine(config, model=world.models[0])
+    engine.update_weights(giver.model)
+    for lora in ("one", "", "two"):
+        giver.generate(PROMPT, reply(), lora=lora)
+        (output,) = engine.generate(PROMPT, reply())
+        world.cold[1][""].require_equal(PROMPT, reply(), output)
+    if runner == "adapters":
+        (output,) = engine.generate(PROMPT, reply(), lora="one")
+        world.cold[1]["one"].require_equal(PROMPT, reply(), output)
+    else:
+        assert type(engine.model) is LlamaModel
+
+
 # ---------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("name", ["three", "One", " one", 5, ("one",), b"one"])
+NO_NAMES: list[Any] = [  # some of them as good as "" to an `if`, some that cannot be asked that
+    5, ("one",), b"one", None, False, 0, 0.0, b"", [], (), {}, torch.tensor([1, 2]), np.array(["one", "two"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["three", "One", " one", *NO_NAMES], ids=repr)
 def test_a_wrong_name_changes_nothing(world: World, name: Any) -> None:
     engine = world.engine()
     waiting = engine.add_request(PROMPT, reply(), lora="one")

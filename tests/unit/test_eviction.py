@@ -343,6 +343,30 @@ def test_rebuild_starts_anew() -> None:
     assert [queue.pop(), queue.pop(), queue.pop()] == [new, old, None]
 
 
+BROKEN = {  # by what is wrong with a key
+    "raises": lambda node: 1 // (node.id != 2),
+    "is of another kind": lambda node: "two" if node.id == 2 else node.id,
+}
+
+
+@pytest.mark.parametrize("wrong", BROKEN)
+def test_a_policy_that_cannot_order_the_leaves_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """Neither the policy nor who is queued: all keys are had before anything is changed."""
+    monkeypatch.setitem(POLICIES, "own", replace(POLICIES["fifo"], name="own", key=BROKEN[wrong]))
+    cache = RadixCache()
+    for number in range(5):
+        put(cache, [number], number)
+    match(cache, [0])
+    heard: list[ev.Event] = []
+    cache.bus.subscribe(None, heard.append)
+    with pytest.raises((ZeroDivisionError, TypeError)):
+        cache.eviction_policy = "own"
+    assert cache.eviction_policy == "lru" and not heard
+    assert evicted_ids(cache, 5) == [2, 3, 4, 5, 1]
+
+
 def test_one_eviction_does_not_walk_the_tree() -> None:
     """Policy keys are asked for a handful of leaves per victim, however many there are."""
     cache = RadixCache()

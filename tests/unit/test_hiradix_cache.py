@@ -470,6 +470,25 @@ def test_a_changed_policy_is_the_hosts_too(policy: str, goes: str) -> None:
     assert gone == [goes]
 
 
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_a_policy_that_fails_for_one_tier_is_neithers(monkeypatch: pytest.MonkeyPatch, tier: str) -> None:
+    tree = Tree(host=8)
+    texts = ("abcd", "efgh", "ijkl", "mnop")
+    nodes = [tree.copied(text) for text in texts[:2]]
+    tree.evict(8)
+    nodes += [tree.put(text, seal=False) for text in texts[2:]]
+    bad = nodes[3].id if tier == "device" else nodes[1].id
+    policy = dataclasses.replace(POLICIES["filo"], name="own", key=lambda node: -node.id // (node.id != bad))
+    monkeypatch.setitem(POLICIES, "own", policy)
+    with pytest.raises(ZeroDivisionError):
+        tree.cache.eviction_policy = "own"
+    assert tree.cache.eviction_policy == "lru"
+    tree.cache.check()
+    assert tree.evict(4) == list(range(9, 13))  # the older of the two on the device
+    tree.copied("qrst")
+    assert [tree.cache.peek_tiers(tree.key(text)) for text in texts[:2]] == [(0, 0), (0, 4)]
+
+
 def test_new_weights_find_nothing_in_either_tier(tree: Tree) -> None:
     tree.copied("abcd")
     tree.evict(4)

@@ -70,6 +70,63 @@ def test_a_wrong_prompt_is_refused_and_the_others_are_served(make_engine: MakeEn
     assert output.token_ids == wanted.token_ids
 
 
+@pytest.mark.parametrize("number", [3, np.int64(3), np.array(3), torch.tensor(3)], ids=repr)
+def test_a_single_number_is_no_prompt(make_engine: MakeEngine, number: Any) -> None:
+    engine = make_engine()
+    for call in (engine.generate, engine.add_request, engine.peek, engine.pin, engine.encode):
+        with pytest.raises(ValueError, match=r"prompt.*, got .*3"):
+            call(number)
+    (output,) = engine.generate([number, number], FOUR)
+    assert output.prompt_tokens == 2, "a row of them is one"
+
+
+@pytest.mark.parametrize("rows", [[[[1], [2, 3]]], [[5, 6], [[1], [2, 3]]], [[[1], []], [5]]], ids=repr)
+def test_rows_of_different_lengths_are_no_prompt(make_engine: MakeEngine, rows: Any) -> None:
+    engine = make_engine()
+    with pytest.raises(ValueError, match=r"a prompt must be one row of integers, got \[\["):
+        engine.generate(rows, FOUR)
+    assert not engine.has_work
+
+
+NO_IDS: list[Any] = [
+    None, 3, "", "ab", b"", b"ab", bytearray(b"a"), memoryview(b"a"), {}, {1: 2}, [1.5], [True], ["a"], [-1],
+    [[1]], np.array(3), np.array([0.5]), torch.tensor(3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ids", NO_IDS, ids=lambda ids: type(ids).__name__)
+def test_what_are_no_token_ids(ids: Any) -> None:
+    engine = Engine(EngineConfig(device="cpu", kv_tokens=16))
+    with pytest.raises(ValueError, match=r"^stop_token_ids must be a sequence of token ids, 0 or more, got "):
+        SamplingParams(stop_token_ids=ids)
+    with pytest.raises(ValueError, match=r"^token_ids must be a sequence of token ids, 0 or more, got "):
+        engine.decode(ids)
+
+
+def test_token_ids_in_any_row() -> None:
+    engine = Engine(EngineConfig(device="cpu", kv_tokens=16))
+    ids = engine.encode("One, two!").tolist()
+    for row in (ids, tuple(ids), np.array(ids), torch.tensor(ids), iter(ids)):
+        assert engine.decode(row) == "One, two!"  # type: ignore[arg-type]
+    assert engine.decode([]) == "" == engine.decode([2**31 - 1])
+    for beyond in (2**31, 2**32, 2**70):
+        with pytest.raises(ValueError, match=rf"token_ids: {beyond} is out of range 0 to {2**31 - 1}"):
+            engine.decode([*ids, beyond])
+
+
+@pytest.mark.parametrize("lora", [None, 3, False, np.array(3), torch.tensor(3), EngineConfig], ids=repr)
+def test_what_are_no_adapters(lora: Any) -> None:
+    with pytest.raises(ValueError, match="lora must be adapters by name, got "):
+        EngineConfig(lora=lora)
+
+
+@pytest.mark.parametrize("where", [False, 0, [], np.array([1, 2]), torch.tensor([1, 2])], ids=repr)
+def test_what_is_no_directory_of_an_adapter(where: Any) -> None:
+    for lora in ({"one": where}, [("one", where)]):
+        with pytest.raises(ValueError, match="the adapter one must be a path, got "):
+            EngineConfig(lora=lora)
+
+
 def test_generate_refuses_unequal_numbers_of_prompts_and_parameters(make_engine: MakeEngine) -> None:
     engine = make_engine()
     with pytest.raises(ValueError, match="2 prompts but 3 sampling parameters"):
@@ -133,6 +190,30 @@ def test_a_prompt_of_just_the_limit_is_served(make_engine: MakeEngine) -> None:
 def test_wrong_sampling_parameters(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(**{field: value})
+
+
+def test_a_number_that_is_too_long_is_refused_by_name() -> None:
+    for name in ("temperature", "top_p"):
+        with pytest.raises(ValueError, match=f"{name} must fit into a float, got 1000.*000"):
+            SamplingParams(**{name: 10**400})
+    long = 10**5000
+    for call, told in (
+        (lambda: SamplingParams(temperature=-long), "temperature must fit into a float"),
+        (lambda: SamplingParams(max_new_tokens=long), "max_new_tokens must fit into 64 bits"),
+        (lambda: SamplingParams(stop=["a", long]), "stop must be non-empty texts"),  # type: ignore[list-item]
+        (lambda: EngineConfig(new_token_ratio=long), "new_token_ratio must fit into a float"),
+    ):
+        with pytest.raises(ValueError, match=f"{told}, got .*digits"):
+            call()
+
+
+@pytest.mark.parametrize("temperature", [1, 2**63, 2**64, 10**30, np.uint64(2**64 - 1)])
+def test_a_temperature_is_any_number_that_fits_a_float(make_engine: MakeEngine, temperature: Any) -> None:
+    params = SamplingParams(max_new_tokens=4, temperature=temperature, top_p=1, seed=5, ignore_eos=True)
+    same = SamplingParams(max_new_tokens=4, temperature=float(temperature), seed=5, ignore_eos=True)
+    assert params == same and (type(params.temperature), type(params.top_p)) == (float, float)
+    outputs = make_engine().generate([PROMPT, PROMPT], [params, same])
+    assert outputs[0].finish_reason == "length" and outputs[0].token_ids == outputs[1].token_ids
 
 
 # ---------------------------------------------------------------------- configuration
