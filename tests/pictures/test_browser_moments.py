@@ -218,6 +218,22 @@ def test_the_speed_is_changed_while_the_past_is_played(tab, tmp_path):
 
 
 @pytest.mark.parametrize("compare", [None, "lru,lfu"])
+def test_the_menu_of_speeds_shows_the_engines_own(tab, compare):
+    """Whichever it is: it showed the entry that is nearest by difference, so 1000 was 8 and 0.2 "max"."""
+    chosen = "document.querySelector('select[aria-label=Speed]').selectedOptions[0]?.textContent"
+    entries = "[...document.querySelectorAll('select[aria-label=Speed] option')].map(o => o.textContent).join()"
+    with paused_at(tab, 1, workload="chat", compare=compare) as driver:
+        known = tab.evaluate(entries)
+        for speed, text in [(20, "20 /s"), (1000, "1000 /s"), (0.2, "0.2 /s"), (0, "max"), (2.5, "2.5 /s")]:
+            driver.command("speed", {"speed": speed}).result(60)
+            until(tab, f"{chosen} === '{text}'")
+        assert tab.evaluate(entries) == known.replace("3 /s", "2.5 /s,3 /s")
+        driver.command("speed", {"speed": 8}).result(60)
+        until(tab, f"{chosen} === '8 /s'")
+        assert tab.evaluate(entries) == known
+
+
+@pytest.mark.parametrize("compare", [None, "lru,lfu"])
 def test_an_address_beyond_the_end_is_the_present(tab, compare):
     """As long as there is no more; and then the page follows."""
     with paused_at(tab, 4, workload="chat", compare=compare) as driver:

@@ -1,7 +1,7 @@
 // The live page: draws what viz/web/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
-import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, addressing, button, clamp, fillHost, fillPool, follower, h, icon, key, noticing, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, addressing, button, clamp, fillHost, fillPool, follower, h, icon, key, noticing, order, part, percent, plural, s, showSpeed, sizePool, slowBanner, speedMenu, tint, undrawn, until } from "./parts.js";
 import { makeDrafts } from "./drafts.js";
 import { makeFleet } from "./fleet.js";
 import { FOUND, makeWhy, parting, tokenBar, tokenKeys } from "./why.js";
@@ -89,8 +89,7 @@ function buildTransport() {
   el.play = h("button.go.main", { type: "button", onclick: togglePlay }, icon("play"));
   el.modes = h("div.modes", { role: "group", "aria-label": "Step by" });
   el.slider = h("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Position", oninput: (e) => seek(Number(e.target.value)) });
-  el.speed = h("select", { title: "Steps per second", "aria-label": "Speed", onchange: setSpeed },
-    ...[[0.5, "½ /s"], [1, "1 /s"], [3, "3 /s"], [8, "8 /s"], [0, "max"]].map(([value, text]) => h("option", { value, selected: value === 3 }, text)));
+  el.speed = speedMenu(setSpeed);
   return h("nav.bar", { "aria-label": "Time" },
     go("first", "To the start (Home)", () => seek(0)), go("back", "Back (←)", () => step(-1)), el.play,
     go("next", "Forward (→)", () => step(1)), go("last", "To the present (End)", toPresent), el.modes,
@@ -445,7 +444,7 @@ function drawStatus() {
   if (source.meta.fleet) theirs.drawTools();
   el.kind.textContent = drivable || error || starting || stream ? "live" : "recording";
   el.quizButton.setAttribute("aria-pressed", String(state.quizOn));
-  if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
+  if (document.activeElement !== el.speed && drivable) showSpeed(el.speed, source.status.speed);
 }
 
 /** Where requests can be sent to this page's engine or router, how, and what holds them up. */
