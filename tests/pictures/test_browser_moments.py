@@ -12,6 +12,7 @@ from minirad import Engine, EngineConfig, SamplingParams
 from minirad.fleet.endpoints import free_ports
 from minirad.observe.recorder import Recorder
 from viz.live import Driver, Live, Replay, Settings
+from viz.web.export import export
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 __all__ = ["browser", "tab"]  # fixtures
@@ -231,6 +232,27 @@ def test_the_menu_of_speeds_shows_the_engines_own(tab, compare):
         driver.command("speed", {"speed": 8}).result(60)
         until(tab, f"{chosen} === '8 /s'")
         assert tab.evaluate(entries) == known
+
+
+def test_usage_counts_what_was_used_and_the_steps_that_were_recorded(tab, tmp_path):
+    """Nothing used is 0, not 1; of a recording that begins in the midst of a run the steps before are none."""
+    said = {}
+    for name, (tokens, before, steps) in {"unused": (2048, 0, 0), "late": (64, 5, 3)}.items():
+        engine = Engine(EngineConfig(kv_tokens=tokens))
+        if steps:
+            engine.add_request("Who are you?", SamplingParams(max_new_tokens=30, ignore_eos=True))
+        for _ in range(before):
+            engine.step()
+        recorder = Recorder(engine)
+        for _ in range(max(steps, 1)):
+            engine.step()
+        export(Replay(recorder, name).page, tmp_path / f"{name}.html")
+        open_at(tab, (tmp_path / f"{name}.html").as_uri(), "step 0")
+        tab.keyboard.press("End")
+        at(tab, f"step {len(recorder.frames)}")
+        said[name] = tab.inner_text(".card:has(.chart) h2:has-text('Usage') small")
+        tab.goto("about:blank")
+    assert said == {"unused": "at most 0 of 2048", "late": "over 3 steps"}
 
 
 @pytest.mark.parametrize("compare", [None, "lru,lfu"])

@@ -562,10 +562,10 @@ const chartSize = (host) => sizes.get(host) ?? [host.clientWidth || 240, host.cl
 const measure = () => { for (const host of [el.usage, el.hits, el.tree, ...theirs.charts]) sizes.set(host, [host.clientWidth, host.clientHeight]); };
 
 function drawUsage() {
-  const [w, height] = chartSize(el.usage), frames = source.frames, now = state.view.frame;
-  const peak = frames.reduce((most, f) => Math.max(most, f.u[1] + f.u[2] + f.u[3]), 1);
+  const [w, height] = chartSize(el.usage), frames = source.frames, now = state.view.frame, first = source.meta.start ?? 0;
+  const peak = frames.reduce((most, f) => Math.max(most, f.u[1] + f.u[2] + f.u[3]), 0);
   // Of a pool that is hardly used all would lie within a pixel of the axis: then the chart ends above the peak.
-  const pool = source.meta.kv_tokens || peak, cut = peak < pool / 8, total = cut ? peak * 1.15 : pool;
+  const pool = source.meta.kv_tokens || Math.max(peak, 1), cut = peak < pool / 8, total = cut ? Math.max(peak, 1) * 1.15 : pool;
   const n = Math.max(frames.length, 1), columns = Math.min(n, Math.floor(w / 2)), top = 4, bottom = height - 3;
   const y = (v) => bottom - (v / total) * (bottom - top), x = (f) => (w * f) / n;
   const layers = [["#4dabf7", (u) => u[2]], ["#fcc419", (u) => u[3]], ["#ced4da", (u) => u[1]]];
@@ -583,7 +583,7 @@ function drawUsage() {
   el.usage.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": usageWords() },
     ...shapes, hostLine(frames, w, top, bottom), ...(cut ? [] : [s("line", { x1: 0, x2: w, y1: top, y2: top, class: "limit" })]), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }),
     ...cursor(x(now + 1), top, bottom)));
-  el.usageText.textContent = cut ? `at most ${peak} of ${pool}` : `over ${plural(frames.at(-1)?.s ?? 0, "step")}`;
+  el.usageText.textContent = cut ? `at most ${peak} of ${pool}` : `over ${plural((frames.at(-1)?.s ?? first) - first, "step")}`;
   el.usage.title = usageWords();
 }
 
