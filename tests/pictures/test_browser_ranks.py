@@ -133,6 +133,21 @@ def test_a_planted_difference_is_seen_and_another_run_begins(tab, pair):
         assert text.startswith("yours: ") and name in view["sides"][1]["requests"]
 
 
+def test_what_only_rank_0_evicted_is_not_told_of_each(tab, pair):
+    """One number where all have the same; between two steps rank 0 may be ahead."""
+    evicted = "document.querySelector('.score tr:nth-child(6)').innerText.replace(/\\s+/g, ' ')"
+    driver = Driver(Settings(workload="chat", tp=2), speed=0)
+    with leaving(tab, Live(driver)) as server:
+        until_idle(driver)
+        tab.goto(server.url)
+        at(tab, f"step {len(driver.run_now.trace)}")
+        before = driver.run_now.page.totals(1, len(driver.run_now.trace)).evicted
+        assert tab.evaluate(evicted) == f"each rank: tokens evicted {before}"
+        freed = driver.command("evict", {"tokens": 20}).result(60)["freed"]
+        at(tab, f"step {len(driver.run_now.trace)}")
+        assert tab.evaluate(evicted) == f"each rank: tokens evicted {before + freed}, {before}"
+
+
 def test_steps_are_the_engines_after_a_prompt_between_two(tab, pair):
     driver = Driver(Settings(workload="chat", tp=2), speed=0, paused=True)
     with leaving(tab, Live(driver)) as server:

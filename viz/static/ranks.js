@@ -87,10 +87,11 @@ function drawSizes() {
 }
 
 function drawScore() {
-  const { sums, totals } = state.view, rows = [
+  const { sums, totals } = state.view, evicted = totals.map((each) => each.evicted.toLocaleString("en"));
+  const rows = [
     ["sent by rank 0", bytes(sums.bytes)], ["in it: requests, aborts", `${sums.requests}, ${sums.aborts}`], ["in it: slots, drawn tokens", "0, 0"],
     ["each rank: slots taken", sums.slots.toLocaleString("en")], ["each rank: tokens drawn", sums.tokens.toLocaleString("en")],
-    ["each rank: tokens evicted", totals[0].evicted.toLocaleString("en")], ["equal digests", `${sums.agreed} of ${plural(sums.steps, "step")}`]];
+    ["each rank: tokens evicted", (new Set(evicted).size > 1 ? evicted : evicted.slice(0, 1)).join(", ")], ["equal digests", `${sums.agreed} of ${plural(sums.steps, "step")}`]];
   el.score.replaceChildren(...rows.map(([name, value]) => h("tr", {}, h("td", {}, name), h("td", {}, value))));
 }
 
