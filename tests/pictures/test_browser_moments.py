@@ -222,7 +222,9 @@ def test_the_speed_is_changed_while_the_past_is_played(tab, tmp_path):
 def test_the_menu_of_speeds_shows_the_engines_own(tab, compare):
     """Whichever it is: it showed the entry that is nearest by difference, so 1000 was 8 and 0.2 "max"."""
     chosen = "document.querySelector('select[aria-label=Speed]').selectedOptions[0]?.textContent"
-    entries = "[...document.querySelectorAll('select[aria-label=Speed] option')].map(o => o.textContent).join()"
+    entries = (
+        "[...document.querySelectorAll('select[aria-label=Speed] option')].map(o => o.textContent).join()"
+    )
     with paused_at(tab, 1, workload="chat", compare=compare) as driver:
         known = tab.evaluate(entries)
         for speed, text in [(20, "20 /s"), (1000, "1000 /s"), (0.2, "0.2 /s"), (0, "max"), (2.5, "2.5 /s")]:
@@ -235,7 +237,7 @@ def test_the_menu_of_speeds_shows_the_engines_own(tab, compare):
 
 
 def test_usage_counts_what_was_used_and_the_steps_that_were_recorded(tab, tmp_path):
-    """Nothing used is 0, not 1; of a recording that begins in the midst of a run the steps before are none."""
+    """Nothing used is 0, not 1; of a recording that begins later the steps before are none."""
     said = {}
     for name, (tokens, before, steps) in {"unused": (2048, 0, 0), "late": (64, 5, 3)}.items():
         engine = Engine(EngineConfig(kv_tokens=tokens))
