@@ -43,8 +43,11 @@ def summary(events: Iterable[Event]) -> tuple[str, str]:
         by.pop(BatchScheduled, None)  # with drafts a pass yields more tokens than were scheduled for it
     greatest = sorted(by, key=lambda kind: kind.headline.rank, reverse=True)[:2]
     parts = [kind.together(by[kind]) for kind in greatest]
+    if not parts and events:  # nothing that makes a headline: the last event, with all of its kind
+        kind = type(events[-1])
+        parts = [kind.together([event for event in events if type(event) is kind])]
     if not parts:
-        return "", events[-1].describe() if events else "Nothing has happened yet: the tree is empty"
+        return "", "Nothing has happened yet: the tree is empty"
     return parts[0][0], "; ".join(text for _, text in parts)
 
 
