@@ -10,7 +10,9 @@ from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
-from viz.trace import Trace, decoder_from, ids_as_text, path_of, summary
+from viz.notebook.stepper import Stepper
+from viz.page import Page
+from viz.trace import Trace, decoder_from, ids_as_text, path_of, summary, summary_of
 
 
 def busy_run(make_engine, seed: int, steps: int = 60, keyframe_every: int = 7, **config):
@@ -251,6 +253,32 @@ def test_sentences(make_engine):
             assert kind in ("", "new", "hit", "split", "evict", "retract", "finish", "decode")
     kind, text = summary([ev.NodeEvicted(3, 0, (1, 2), "lru", "oldest", 4)])
     assert kind == "evict" and "n3 evicted" in text and "next would be n4" in text
+
+
+def test_a_recording_that_begins_in_the_midst_says_so(make_engine):
+    """It said that nothing has happened and the tree is empty, over the nodes that are drawn."""
+    engine = make_engine(kv_tokens=64)
+    assert summary_of(Trace(Recorder(engine), ids_as_text).view("step", 0)) == (
+        "", "Nothing has happened yet: the tree is empty",
+    )  # fmt: skip
+    engine.add_request([5, 6, 7, 8], SamplingParams(max_new_tokens=9, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    recorder, said = Recorder(engine), "The recording begins here, after step 3"
+    engine.step()
+    trace = Trace(recorder, ids_as_text)
+    for granularity in ("event", "step", "scene"):
+        assert trace.view(granularity, 0).nodes and summary_of(trace.view(granularity, 0)) == ("", said)
+    assert Page(trace).view("step", 0)["say"] == said
+    stepper = Stepper(None, recording=recorder)
+    stepper.first()
+    assert stepper.sentence == said
+    view = trace.view("step", 1)
+    assert summary_of(view) == summary(view.events)
+    cache = RadixCache()
+    cache.insert(RadixKey([1, 2, 3]), [1, 2, 3])
+    text = summary_of(Trace(Recorder(cache), ids_as_text).view("step", 0))[1]
+    assert text == "The recording begins here: 1 node is in the tree already"
 
 
 def test_paths(make_engine):

@@ -32,7 +32,7 @@ from viz.trace import (
     nodes_of,
     path_of,
     requests_of,
-    summary,
+    summary_of,
     text_tokens,
     tier_of,
     tier_sums,
@@ -288,7 +288,7 @@ class Page:
 
     def _summary(self, view: View) -> tuple[str, str]:
         """Tone and sentence; of a single admission also why it did not hit further."""
-        kind, sentence = summary(view.events)
+        kind, sentence = summary_of(view)
         admitted = [event for event in view.events if isinstance(event, ev.RequestAdmitted)]
         if len(admitted) == 1:
             sentence = sentence.replace(admitted[0].describe(), self._answers.sentence(admitted[0]), 1)
