@@ -257,6 +257,30 @@ def test_usage_counts_what_was_used_and_the_steps_that_were_recorded(tab, tmp_pa
     assert said == {"unused": "at most 0 of 2048", "late": "over 3 steps"}
 
 
+def test_who_was_there_before_the_recording_has_a_lane(tab, tmp_path):
+    """From its first moment on, at which one runs and one waits."""
+    engine = Engine(EngineConfig(kv_tokens=64, max_running=1))
+    for _ in range(2):
+        engine.add_request("Who are you?", SamplingParams(max_new_tokens=5, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    recorder = Recorder(engine)
+    while engine.has_work:
+        engine.step()
+    export(Replay(recorder, "late").page, tmp_path / "late.html")
+    open_at(tab, (tmp_path / "late.html").as_uri(), "step 0")
+    lanes = "[...document.querySelectorAll('.lane')].map(e => e.dataset.request + e.className.slice(4))"
+    lanes += ".join()"
+    assert tab.evaluate(lanes) == "R1 runs,R2 waits"
+    assert "came before the recording began" in tab.inner_text(".lane:first-child .who")
+    tab.keyboard.press("ArrowRight")
+    at(tab, "step 1")
+    assert "1 st" in tab.inner_text(".lane:last-child .hitbar")
+    tab.keyboard.press("End")
+    at(tab, f"step {len(recorder.frames)}")
+    assert tab.evaluate(lanes) == "R1,R2" and tab.inner_text(".hitbar >> nth=0").startswith("0/")
+
+
 @pytest.mark.parametrize("compare", [None, "lru,lfu"])
 def test_an_address_beyond_the_end_is_the_present(tab, compare):
     """As long as there is no more; and then the page follows."""

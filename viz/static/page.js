@@ -661,9 +661,9 @@ function drawLanes() {
   });
 }
 
-const waitSince = (r, now) => r.segs.findLast(([, a]) => a <= now)[1];
+const waitSince = (r, now) => (r.segs.findLast(([, a]) => a <= now) ?? r.segs[0])[1];
 /** Engine steps; what is done by hand between two of them makes frames that are none. */
-const waited = (r, now) => source.frames[now].s - (source.frames[waitSince(r, now) - 1]?.s ?? source.meta.start ?? 0);
+const waited = (r, now) => (source.frames[now]?.s ?? source.meta.start ?? 0) - (source.frames[waitSince(r, now) - 1]?.s ?? source.meta.start ?? 0);
 
 /** Who has waited longest at a frame; null when none waits for more than a step. */
 function longestWaiter(now) {
@@ -887,7 +887,7 @@ function pickRequest(id) {
 function toggleDoctor() {
   if (source instanceof FileSource) return;
   if (!doctor.sides.a) buildDoctor();
-  const ids = Object.values(source.requests).filter((r) => !r.sample).map((r) => r.id).sort((a, b) => order(a) - order(b));
+  const ids = Object.values(source.requests).filter((r) => !r.sample && !r.before).map((r) => r.id).sort((a, b) => order(a) - order(b));
   for (const side of ["a", "b"]) {
     const { pick } = doctor.sides[side], now = pick.value;
     pick.replaceChildren(h("option", { value: "" }, "typed"), ...ids.map((id) => h("option", { value: id }, `${id} ${source.requests[id].label || source.requests[id].text}`.slice(0, 48))));
