@@ -139,6 +139,19 @@ def test_a_prompt_is_sent_once_and_the_next_one_can_be_typed(tab):
         assert len(driver.run_now.page.requests()) == before + 1
 
 
+def test_a_request_that_waits_no_more_is_not_said_to_wait(tab):
+    """The notice stood in the place of the headline for seconds after the request was done."""
+    with paused_at(tab, 0, workload="none") as driver:
+        tab.fill(".prompt", "Who are you?")
+        with tab.expect_response("**/do/submit"):
+            tab.keyboard.press("Enter")
+        at(tab, "step 1")
+        until(tab, f"{SAID}.includes('R1 waits in the queue; press step or play')")
+        driver.command("step", {}).result(60)
+        at(tab, "step 2")
+        assert "waits" not in tab.evaluate(SAID) and tab.evaluate(SAID).startswith("R1 matched 0 of ")
+
+
 def test_a_notice_stands_while_the_page_goes_on(tab):
     with paused_at(tab, 20, workload="chat") as driver:
         driver.command("policy", {"policy": "lfu"}).result(60)

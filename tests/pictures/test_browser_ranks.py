@@ -169,6 +169,19 @@ def test_steps_are_the_engines_after_a_prompt_between_two(tab, pair):
             assert tab.inner_text(".side0 .queue") == tab.inner_text(".side1 .queue")
 
 
+def test_a_prompt_waits_at_rank_0_until_the_next_step(tab, pair):
+    driver = Driver(Settings(workload="chat", tp=2), speed=0, paused=True)
+    with leaving(tab, Live(driver)) as server:
+        stepped(tab, server, 1)
+        tab.fill(".sent input", "Who are you?")
+        submitted(tab)
+        at(tab, "step 2")
+        until(tab, "document.querySelector('.say').innerText.includes('waits at rank 0')")
+        driver.command("step", {}).result(60)
+        at(tab, "step 3")
+        assert "waits at rank 0" not in tab.inner_text(".say")
+
+
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_nothing_overlaps_or_is_cut_off(tab, tmp_path, alone, count):
     file = tmp_path / "ranks.html"

@@ -362,8 +362,15 @@ function drawWhy() {
 }
 
 const standing = noticing(el, () => state.view && drawPart("say"));
-function notice(text) {
-  standing.tell(text);
+/** holds: whether it is true at the position on view; by default as long as it stands. */
+function notice(text, holds) {
+  standing.tell(text, holds);
+}
+
+/** Whether a request waits on view; one that is not there yet will. */
+function waitsOnView(id) {
+  const live = state.view.requests[id];
+  return live ? live.waiting : (source.requests[id]?.end ?? Infinity) > state.view.frame;
 }
 
 const moving = () => Boolean(state.timer) || (source.plays && !source.status.idle && state.follow);
@@ -831,7 +838,7 @@ async function submit() {
   if (el.prompt.value === text) el.prompt.value = "";
   whatIf();
   await toPresent();
-  notice(`${done.request} waits in the queue${past ? ": a prompt goes to the present, so that is shown now" : ""}${source.status.playing ? "" : "; press step or play"}.`);
+  notice(`${done.request} waits in the queue${past ? ": a prompt goes to the present, so that is shown now" : ""}${source.status.playing ? "" : "; press step or play"}.`, () => waitsOnView(done.request));
 }
 
 async function advanceFromPresent() {

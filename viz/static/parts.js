@@ -247,11 +247,14 @@ export function addressing(source, state, moving) {
 }
 
 /** A notice stands for a while, also where the page goes on by itself; what somebody does ends it.
- *  `el`: the page's parts. `draw` draws the sentence that it stands in the place of. */
+ *  `el`: the page's parts. `draw` draws the sentence that it stands in the place of. A notice that `holds()` only
+ *  for a time ends with that. */
 export function noticing(el, draw) {
-  let until = 0, later = null;
+  let until = 0, later = null, still = () => true;
   return {
-    tell: (text) => {
+    tell: (text, holds = () => true) => {
+      if (!holds()) return;
+      still = holds;
       until = performance.now() + NOTICE;
       clearTimeout(later);
       later = setTimeout(draw, NOTICE + 20);
@@ -262,7 +265,10 @@ export function noticing(el, draw) {
     },
     end: () => { until = 0; clearTimeout(later); },
     /** Whether it still stands; then the sentence is drawn afterwards. */
-    stands: () => performance.now() < until,
+    stands: () => {
+      if (!still()) until = 0;
+      return performance.now() < until;
+    },
   };
 }
 

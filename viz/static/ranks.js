@@ -28,7 +28,7 @@ async function submit(event) {
   state.sending = false;
   if (!answer) return;
   if (el.prompt.value === text) el.prompt.value = "";
-  notice(`${answer.request} waits at rank 0: the others hear of it with the next step.`);
+  notice(`${answer.request} waits at rank 0: the others hear of it with the next step.`, () => !source.requests[`1 ${answer.request}`]);
 }
 
 function tools() {

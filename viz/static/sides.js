@@ -257,8 +257,9 @@ function drawStatus() {
 }
 
 const standing = noticing(el, () => state.view && drawSay());
-export function notice(text) {
-  standing.tell(text);
+/** holds: whether it is true at the step on view; by default as long as it stands. */
+export function notice(text, holds) {
+  standing.tell(text, holds);
 }
 
 function drawTransport() {
