@@ -64,6 +64,7 @@ from minirad.observe.snapshot import (
 from viz.view.columns import RESTS, Columns, Ints, PageOwners, Table, changes, table_of
 from viz.words import (
     Decode,
+    beginning,
     decoder_for,
     decoder_from,
     decoder_of,
@@ -78,8 +79,7 @@ __all__ = [
     "GRANULARITIES", "MARKS", "STATUSES", "TIERS", "VICTIMS", "Decode", "Origins", "Trace", "View",
     "decoder_for", "decoder_from", "decoder_of", "evictable_leaves", "has_tiers", "host_used", "ids_as_text",
     "is_bigram", "is_fleet", "key_tokens", "local_folder", "nodes_of", "path_of", "requests_of", "summary",
-    "text_tokens",
-    "tier_of", "tier_sums", "units",
+    "summary_of", "text_tokens", "tier_of", "tier_sums", "units",
 ]  # fmt: skip
 
 GRANULARITIES = ("event", "step", "scene")
@@ -195,6 +195,13 @@ class View:
             self._made[name] = make()
         made: Made = self._made[name]
         return made
+
+
+def summary_of(view: View) -> tuple[str, str]:
+    """Tone and sentence of a position (words.summary); where no event is yet, how the recording begins."""
+    if view.events:
+        return summary(view.events)
+    return "", beginning(view.state) if view.frame < 0 else "Nothing happened here"
 
 
 class Trace:

@@ -19,6 +19,7 @@ from minirad.observe.snapshot import State
 Decode = Callable[[Sequence[int]], str]
 
 WORDS: Mapping[type[Event], Word] = {kind: kind.word for kind in EVENT_TYPES}
+NOTHING_YET = "Nothing has happened yet: the tree is empty"
 PASSED = Word("passed", "wait")  # no event tells of it: a request behind a waiting one was admitted
 
 
@@ -43,9 +44,24 @@ def summary(events: Iterable[Event]) -> tuple[str, str]:
         by.pop(BatchScheduled, None)  # with drafts a pass yields more tokens than were scheduled for it
     greatest = sorted(by, key=lambda kind: kind.headline.rank, reverse=True)[:2]
     parts = [kind.together(by[kind]) for kind in greatest]
+    if not parts and events:  # nothing that makes a headline: the last event, with all of its kind
+        kind = type(events[-1])
+        parts = [kind.together([event for event in events if type(event) is kind])]
     if not parts:
-        return "", events[-1].describe() if events else "Nothing has happened yet: the tree is empty"
+        return "", NOTHING_YET
     return parts[0][0], "; ".join(text for _, text in parts)
+
+
+def beginning(start: State) -> str:
+    """One plain sentence for the moment before the first event, which may be in the midst of a run."""
+    step, nodes = start["step"], len(start["tree"]["nodes"])
+    if step:
+        return f"The recording begins here, after step {step:,}"
+    if nodes:
+        return (
+            f"The recording begins here: {nodes:,} node{'s are' if nodes != 1 else ' is'} in the tree already"
+        )
+    return NOTHING_YET
 
 
 def tier_sums(events: Iterable[Event]) -> dict[str, int]:

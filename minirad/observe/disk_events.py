@@ -138,6 +138,15 @@ class BlocksLate(_OfDisk, Event):
         _OfDisk.check(self, state)
         expect(self.request in state.requests, f"there is no request {self.request}")
 
+    @classmethod
+    def together(cls, events: Sequence[BlocksLate]) -> tuple[str, str]:
+        names = list(dict.fromkeys(event.request for event in events))
+        text = events[-1].describe()
+        if len(names) > 1:
+            late = _blocks(sum(event.blocks for event in events))
+            text = f"{late} from the disk are late: {listed(names)} compute instead"
+        return cls.headline.tone, text
+
 
 @dataclass(frozen=True, slots=True)
 class BlocksWritten(_OfDisk, Event):

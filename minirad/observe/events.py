@@ -47,8 +47,19 @@ def _next(runner_up: int | None) -> str:
     return f", next would be {node_name(runner_up)}" if runner_up else ""
 
 
-def _names_and_slots(events: Sequence[NodeEvicted] | Sequence[NodeDemoted]) -> tuple[str, int]:
-    return listed([node_name(e.node) for e in events]), sum(len(e.slots) for e in events)
+def _names(events: Sequence[Any]) -> str:
+    """Their nodes, each once, as a list in words."""
+    return listed(list(dict.fromkeys(node_name(event.node) for event in events)))
+
+
+def _names_and_slots(events: Sequence[Any]) -> tuple[str, int]:
+    return _names(events), sum(len(event.slots) for event in events)
+
+
+def _requests(events: Sequence[Any]) -> tuple[str, int]:
+    """Their requests, each once, as a list in words; and how many these are."""
+    names = list(dict.fromkeys(event.request for event in events))
+    return listed(names), len(names)
 
 
 def _forget_request(state: ReplayState, request: str) -> None:
@@ -141,6 +152,11 @@ class RequestAdded(Event):
         expect(self.request not in state.requests, f"request {self.request} is added twice")
         expect(bool(self.token_ids), f"request {self.request} has an empty prompt")
 
+    @classmethod
+    def together(cls, events: Sequence[RequestAdded]) -> tuple[str, str]:
+        names, count = _requests(events)
+        return cls.headline.tone, f"{names} wait" if count > 1 else events[-1].describe()
+
 
 @dataclass(frozen=True, slots=True)
 class RequestAdmitted(Event):
@@ -217,6 +233,11 @@ class RequestDeferred(Event):
 
     def describe(self) -> str:
         return f"{self.request} has to wait: {self.reason}"
+
+    @classmethod
+    def together(cls, events: Sequence[RequestDeferred]) -> tuple[str, str]:
+        names, count = _requests(events)
+        return cls.headline.tone, f"{names} have to wait" if count > 1 else events[-1].describe()
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +378,11 @@ class RequestAborted(Event):
     def apply(self, state: ReplayState) -> None:
         _forget_request(state, self.request)
 
+    @classmethod
+    def together(cls, events: Sequence[RequestAborted]) -> tuple[str, str]:
+        names, freed = _requests(events)[0], sum(e.freed for e in events)
+        return cls.headline.tone, f"{names} aborted, {_n(freed, 'private slot')} freed"
+
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished(Event):
@@ -471,6 +497,14 @@ class NodeInserted(Event):
     def to_blocks(self, stream: BlockStream) -> None:
         stream.insert(self.node, self.parent, self.namespace, self.tokens, len(self.slots))
 
+    @classmethod
+    def together(cls, events: Sequence[NodeInserted]) -> tuple[str, str]:
+        text = events[-1].describe()
+        if len(events) > 1:
+            names, slots = _names_and_slots(events)
+            text = f"{_n(slots, 'token')} inserted as {names}"
+        return cls.headline.tone, text
+
 
 @dataclass(frozen=True, slots=True)
 class NodeGrown(Event):
@@ -498,6 +532,11 @@ class NodeGrown(Event):
 
     def to_blocks(self, stream: BlockStream) -> None:
         stream.grow(self.node, self.tokens, len(self.slots))
+
+    @classmethod
+    def together(cls, events: Sequence[NodeGrown]) -> tuple[str, str]:
+        names, slots = _names_and_slots(events)
+        return cls.headline.tone, f"{names} grew by {_n(slots, 'token')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -649,6 +688,14 @@ class BackupStarted(Event):
         if self.host_slots:
             check_host_slots(self.host_slots, state.tree, f"node {self.node}")
 
+    @classmethod
+    def together(cls, events: Sequence[BackupStarted]) -> tuple[str, str]:
+        text = events[-1].describe()
+        if len(events) > 1:
+            names, tokens = _names(events), sum(len(e.host_slots) for e in events)
+            text = f"copies of {names} to the host begin: {_n(tokens, 'token')}"
+        return cls.headline.tone, text
+
 
 @dataclass(frozen=True, slots=True)
 class BackupEnded(Event):
@@ -683,6 +730,11 @@ class BackupEnded(Event):
 
     def touches(self) -> Ints:
         return self.nodes
+
+    @classmethod
+    def together(cls, events: Sequence[BackupEnded]) -> tuple[str, str]:
+        ends = {ok: tuple(node for e in events if e.ok == ok for node in e.nodes) for ok in (True, False)}
+        return cls.headline.tone, "; ".join(cls(nodes, ok).describe() for ok, nodes in ends.items() if nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -811,6 +863,14 @@ class NodeAdopted(Event):
     def to_blocks(self, stream: BlockStream) -> None:
         stream.store((self.node,), GPU)
 
+    @classmethod
+    def together(cls, events: Sequence[NodeAdopted]) -> tuple[str, str]:
+        text = events[-1].describe()
+        if len(events) > 1:
+            names, slots = _names_and_slots(events)
+            text = f"{names} were computed again and have {_n(slots, 'slot')} again"
+        return cls.headline.tone, text
+
 
 @dataclass(frozen=True, slots=True)
 class HostEvicted(Event):
@@ -841,6 +901,15 @@ class HostEvicted(Event):
 
     def to_blocks(self, stream: BlockStream) -> None:
         stream.remove(self.node, CPU, forget=True)
+
+    @classmethod
+    def together(cls, events: Sequence[HostEvicted]) -> tuple[str, str]:
+        text = events[-1].describe()
+        if len(events) > 1:
+            names, slots = _names(events), sum(len(e.host_slots) for e in events)
+            each = f"each the {events[-1].policy} policy's next"
+            text = f"{names} evicted from the host, {_n(slots, 'host slot')} freed: {each}"
+        return cls.headline.tone, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -891,6 +960,11 @@ class PolicyChanged(Event):
     def apply(self, state: ReplayState) -> None:
         state.tree["eviction_policy"] = self.new
 
+    @classmethod
+    def together(cls, events: Sequence[PolicyChanged]) -> tuple[str, str]:
+        then = "".join(f", then to {e.new}" for e in events[1:])
+        return cls.headline.tone, events[0].describe() + then
+
 
 @dataclass(frozen=True, slots=True)
 class CacheFlushed(Event):
@@ -914,6 +988,10 @@ class CacheFlushed(Event):
 
     def with_status(self, nodes: Mapping[int, State]) -> Sequence[int]:
         return tuple(nodes)
+
+    @classmethod
+    def together(cls, events: Sequence[CacheFlushed]) -> tuple[str, str]:
+        return cls.headline.tone, cls(sum(e.tokens for e in events)).describe()
 
 
 # ------------------------------------------------------------------ pool and batch

@@ -658,6 +658,12 @@ class RankRestarted(_OfFleet, Event):
         check_rank(self.rank)
         check_text(self.why, "why a rank began anew")
 
+    @classmethod
+    def together(cls, events: Sequence[RankRestarted]) -> tuple[str, str]:
+        ranks = {event.rank for event in events}
+        text = f"{_ranks(ranks)} began anew: what they held is dropped"
+        return cls.headline.tone, text if len(ranks) > 1 else events[-1].describe()
+
 
 @dataclass(frozen=True, slots=True)
 class RankCleared(_OfFleet, Event):

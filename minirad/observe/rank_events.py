@@ -158,6 +158,11 @@ class LockPlanted(Event):
         Event.check(self, state)
         expect(0 <= self.lock_ref < 1 << 31, f"a lock_ref of {self.lock_ref} is planted")
 
+    @classmethod
+    def together(cls, events: Sequence[LockPlanted]) -> tuple[str, str]:
+        last = {event.node: event for event in events}  # of a node, what it is now
+        return cls.headline.tone, "; ".join(event.describe() for event in list(last.values())[-2:])
+
 
 def told(
     step: int, inputs: Sequence[tuple[str, tuple[Any, ...]]], requests: Sequence[str], size: int, ranks: int

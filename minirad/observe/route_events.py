@@ -175,7 +175,8 @@ class RequestRouted(_OfRouter, Event):
         if len(events) == 1:
             return cls.headline.tone, events[0].describe()
         names = list(dict.fromkeys(worker_name(event.worker) for event in events))
-        return cls.headline.tone, f"{counted(len(events), 'request')} went to {listed(names)}"
+        requests = len({event.request for event in events})  # one that moved is sent again
+        return cls.headline.tone, f"{counted(requests, 'request')} went to {listed(names)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,8 @@ class RouteFinished(_OfRouter, Event):
             return cls.headline.tone, events[0].describe()
         done = [event for event in events if event.outcome == "finished"]
         cached, tokens = sum(e.cached for e in done), sum(e.tokens for e in done)
-        rest = f", {len(events) - len(done)} others are not" if len(done) < len(events) else ""
+        others = len({event.request for event in events} - {event.request for event in done})
+        rest = f", {counted(others, 'other')} {'is' if others == 1 else 'are'} not" if others else ""
         answered = f"{counted(len(done), 'request')} {'is' if len(done) == 1 else 'are'} answered{rest}"
         return cls.headline.tone, f"{answered}: {cached:,} of {counted(tokens, 'prompt token')} were cached"
 

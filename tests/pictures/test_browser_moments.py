@@ -12,6 +12,7 @@ from minirad import Engine, EngineConfig, SamplingParams
 from minirad.fleet.endpoints import free_ports
 from minirad.observe.recorder import Recorder
 from viz.live import Driver, Live, Replay, Settings
+from viz.web.export import export
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 __all__ = ["browser", "tab"]  # fixtures
@@ -138,6 +139,19 @@ def test_a_prompt_is_sent_once_and_the_next_one_can_be_typed(tab):
         assert len(driver.run_now.page.requests()) == before + 1
 
 
+def test_a_request_that_waits_no_more_is_not_said_to_wait(tab):
+    """The notice stood in the place of the headline for seconds after the request was done."""
+    with paused_at(tab, 0, workload="none") as driver:
+        tab.fill(".prompt", "Who are you?")
+        with tab.expect_response("**/do/submit"):
+            tab.keyboard.press("Enter")
+        at(tab, "step 1")
+        until(tab, f"{SAID}.includes('R1 waits in the queue; press step or play')")
+        driver.command("step", {}).result(60)
+        at(tab, "step 2")
+        assert "waits" not in tab.evaluate(SAID) and tab.evaluate(SAID).startswith("R1 matched 0 of ")
+
+
 def test_a_notice_stands_while_the_page_goes_on(tab):
     with paused_at(tab, 20, workload="chat") as driver:
         driver.command("policy", {"policy": "lfu"}).result(60)
@@ -215,6 +229,69 @@ def test_the_speed_is_changed_while_the_past_is_played(tab, tmp_path):
         at(tab, "step 1")
         tab.select_option("select[aria-label=Speed]", "0")
         at(tab, f"step {steps}")
+
+
+@pytest.mark.parametrize("compare", [None, "lru,lfu"])
+def test_the_menu_of_speeds_shows_the_engines_own(tab, compare):
+    """Whichever it is: it showed the entry that is nearest by difference, so 1000 was 8 and 0.2 "max"."""
+    chosen = "document.querySelector('select[aria-label=Speed]').selectedOptions[0]?.textContent"
+    entries = (
+        "[...document.querySelectorAll('select[aria-label=Speed] option')].map(o => o.textContent).join()"
+    )
+    with paused_at(tab, 1, workload="chat", compare=compare) as driver:
+        known = tab.evaluate(entries)
+        for speed, text in [(20, "20 /s"), (1000, "1000 /s"), (0.2, "0.2 /s"), (0, "max"), (2.5, "2.5 /s")]:
+            driver.command("speed", {"speed": speed}).result(60)
+            until(tab, f"{chosen} === '{text}'")
+        assert tab.evaluate(entries) == known.replace("3 /s", "2.5 /s,3 /s")
+        driver.command("speed", {"speed": 8}).result(60)
+        until(tab, f"{chosen} === '8 /s'")
+        assert tab.evaluate(entries) == known
+
+
+def test_usage_counts_what_was_used_and_the_steps_that_were_recorded(tab, tmp_path):
+    """Nothing used is 0, not 1; of a recording that begins later the steps before are none."""
+    said = {}
+    for name, (tokens, before, steps) in {"unused": (2048, 0, 0), "late": (64, 5, 3)}.items():
+        engine = Engine(EngineConfig(kv_tokens=tokens))
+        if steps:
+            engine.add_request("Who are you?", SamplingParams(max_new_tokens=30, ignore_eos=True))
+        for _ in range(before):
+            engine.step()
+        recorder = Recorder(engine)
+        for _ in range(max(steps, 1)):
+            engine.step()
+        export(Replay(recorder, name).page, tmp_path / f"{name}.html")
+        open_at(tab, (tmp_path / f"{name}.html").as_uri(), "step 0")
+        tab.keyboard.press("End")
+        at(tab, f"step {len(recorder.frames)}")
+        said[name] = tab.inner_text(".card:has(.chart) h2:has-text('Usage') small")
+        tab.goto("about:blank")
+    assert said == {"unused": "at most 0 of 2048", "late": "over 3 steps"}
+
+
+def test_who_was_there_before_the_recording_has_a_lane(tab, tmp_path):
+    """From its first moment on, at which one runs and one waits."""
+    engine = Engine(EngineConfig(kv_tokens=64, max_running=1))
+    for _ in range(2):
+        engine.add_request("Who are you?", SamplingParams(max_new_tokens=5, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    recorder = Recorder(engine)
+    while engine.has_work:
+        engine.step()
+    export(Replay(recorder, "late").page, tmp_path / "late.html")
+    open_at(tab, (tmp_path / "late.html").as_uri(), "step 0")
+    lanes = "[...document.querySelectorAll('.lane')].map(e => e.dataset.request + e.className.slice(4))"
+    lanes += ".join()"
+    assert tab.evaluate(lanes) == "R1 runs,R2 waits"
+    assert "came before the recording began" in tab.inner_text(".lane:first-child .who")
+    tab.keyboard.press("ArrowRight")
+    at(tab, "step 1")
+    assert "1 st" in tab.inner_text(".lane:last-child .hitbar")
+    tab.keyboard.press("End")
+    at(tab, f"step {len(recorder.frames)}")
+    assert tab.evaluate(lanes) == "R1,R2" and tab.inner_text(".hitbar >> nth=0").startswith("0/")
 
 
 @pytest.mark.parametrize("compare", [None, "lru,lfu"])

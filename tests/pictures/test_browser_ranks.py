@@ -133,6 +133,21 @@ def test_a_planted_difference_is_seen_and_another_run_begins(tab, pair):
         assert text.startswith("yours: ") and name in view["sides"][1]["requests"]
 
 
+def test_what_only_rank_0_evicted_is_not_told_of_each(tab, pair):
+    """One number where all have the same; between two steps rank 0 may be ahead."""
+    evicted = "document.querySelector('.score tr:nth-child(6)').innerText.replace(/\\s+/g, ' ')"
+    driver = Driver(Settings(workload="chat", tp=2), speed=0)
+    with leaving(tab, Live(driver)) as server:
+        until_idle(driver)
+        tab.goto(server.url)
+        at(tab, f"step {len(driver.run_now.trace)}")
+        before = driver.run_now.page.totals(1, len(driver.run_now.trace)).evicted
+        assert tab.evaluate(evicted) == f"each rank: tokens evicted {before}"
+        freed = driver.command("evict", {"tokens": 20}).result(60)["freed"]
+        at(tab, f"step {len(driver.run_now.trace)}")
+        assert tab.evaluate(evicted) == f"each rank: tokens evicted {before + freed}, {before}"
+
+
 def test_steps_are_the_engines_after_a_prompt_between_two(tab, pair):
     driver = Driver(Settings(workload="chat", tp=2), speed=0, paused=True)
     with leaving(tab, Live(driver)) as server:
@@ -152,6 +167,19 @@ def test_steps_are_the_engines_after_a_prompt_between_two(tab, pair):
             assert tab.inner_text(".say .more") == f"step {step}"
             until(tab, f"document.querySelector('.status').innerText === 'paused at step {step}'")
             assert tab.inner_text(".side0 .queue") == tab.inner_text(".side1 .queue")
+
+
+def test_a_prompt_waits_at_rank_0_until_the_next_step(tab, pair):
+    driver = Driver(Settings(workload="chat", tp=2), speed=0, paused=True)
+    with leaving(tab, Live(driver)) as server:
+        stepped(tab, server, 1)
+        tab.fill(".sent input", "Who are you?")
+        submitted(tab)
+        at(tab, "step 2")
+        until(tab, "document.querySelector('.say').innerText.includes('waits at rank 0')")
+        driver.command("step", {}).result(60)
+        at(tab, "step 3")
+        assert "waits at rank 0" not in tab.inner_text(".say")
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

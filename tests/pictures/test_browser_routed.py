@@ -127,7 +127,7 @@ def test_workers_a_router_and_a_page(tab, tmp_path):
     assert source.error == "" and source.traffic.failures == []
     page = Replay(Recorder.load(record), record.name).page
     sums = {row["policy"]: row for row in page.view("step", len(page.trace))["routes"]["sums"]}
-    assert [sums[policy]["requests"] for policy in ("cache-aware", "round-robin")] == [16, 17]
+    assert [sums[policy]["tries"] for policy in ("cache-aware", "round-robin")] == [16, 17]
     assert sums["cache-aware"]["failed"] == sums["round-robin"]["failed"] == 0
 
 

@@ -356,8 +356,39 @@ def test_restart_and_fork(own):
     assert not driver.error and driver.run_now.number == 2
     assert client.do("restart", workload="raw", eviction_policy="lfu", page_size="2")[0] == 200
     assert driver.run_now.workload.name == "raw" and driver.run_now.engine.config.kv_tokens == 256
-    assert client.do("restart", workload="/etc/passwd")[0] == 200
-    assert driver.run_now.workload.name == "raw", "pages name no files"
+    assert client.do("restart", workload="")[0] == 200 and driver.run_now.workload.name == "raw"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"workload": "nix"}, "no workload 'nix': there are mixed, "),
+        ({"workload": "/etc/passwd"}, "no workload '/etc/passwd': there are "),  # pages name no files
+        ({"workload": "."}, "no workload '.': there are "),
+        ({"page_sizes": 2}, "no setting 'page_sizes': there are workload, "),
+    ],
+)
+def test_a_restart_with_what_there_is_not_loses_nothing(own, asked, said):
+    """The run that was there was thrown away, and the answer was 200."""
+    driver, client = own
+    first = driver.run_now
+    status, answer = client.do("restart", **asked)
+    assert status == 400 and answer["error"].startswith(said)
+    assert driver.run_now is first and driver.settings == first.settings
+
+
+def test_a_restart_keeps_a_workload_from_a_file(tmp_path):
+    """A page knows the end of its name only, and sends that."""
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"kv_tokens": 320, "sessions": [{"turns": [{"text": "Hello"}]}]}))
+    driver = Driver(Settings(workload=str(file)), speed=0)
+    with Live(driver) as server:
+        client = Client(server)
+        wait(lambda: driver.run_now is not None and driver.run_now.idle)
+        named = driver.hello(driver.run_now)["settings"]["workload"]
+        assert client.do("restart", workload=named, page_size=2)[0] == 200 and named == "mine.json"
+        assert driver.run_now.workload.sessions == workloads.load(str(file)).sessions
+        assert client.do("restart", workload="other.json")[0] == 400 and driver.run_now.number == 2
 
 
 BAD_COMMANDS = [

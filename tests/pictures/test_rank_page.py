@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_live import Client, wait
 
-from minirad import workloads
+from minirad import SamplingParams, workloads
 from minirad.observe import events as ev
 from minirad.observe.rank_events import RanksAgreed, RanksDiffered, RanksTold
 from minirad.observe.recording import Recording
@@ -66,6 +66,27 @@ def as_ranks(alone: Recording, tp: int = 2, differ: int | None = None) -> list[R
 
 def shown(ranks: list[Recording]) -> Ranks:
     return Ranks(Replay(ranks[0], "run.jsonl"), dict(enumerate(ranks[1:], start=1)))
+
+
+def test_all_that_a_page_asks_for_as_it_grows_is_all_there_is() -> None:
+    """Also of ranks whose frames are fewer: rank 0 alone has one of what is asked between two steps."""
+    run = Run(1, Settings(workload="none", kv_tokens=200), None)
+    for _ in range(3):
+        run.engine.add_request("Who are you?", SamplingParams(max_new_tokens=3))
+        run.recorder.cut()
+        while run.engine.has_work:
+            run.engine.step()
+    run.close()
+    whole = as_ranks(run.recorder)
+    assert len(whole[0]) > len(whole[1])
+    grown = [Recording(each.header) for each in whole]
+    page, known, had = shown(grown).page, {}, 0
+    for frame in whole[0].frames:
+        grown[0].frames.append(frame)
+        grown[1].frames += [each for each in whole[1].frames[len(grown[1]) :] if each.step <= frame.step]
+        known |= page.requests(had)
+        had = len(page.frames())
+    assert known == page.requests() and len(known) == 6
 
 
 @pytest.fixture(scope="module")

@@ -224,8 +224,9 @@ def counted(events):
             computed[event.worker] = computed.get(event.worker, 0) + event.tokens - event.cached
         total = sum(computed.values())
         found[policy] = {
-            "policy": policy, "requests": len(mine), "tokens": sum(e.tokens for e in done),
-            "cached": sum(e.cached for e in done), "failed": len(ends) - len(done),
+            "policy": policy, "tries": len(mine), "tokens": sum(e.tokens for e in done),
+            "cached": sum(e.cached for e in done), "moved": sum(e.outcome == "moved" for e in ends),
+            "failed": sum(e.outcome in ("cancelled", "failed") for e in ends),
             "regret": sum(
                 min(event.regret, max(event.best - got.get((event.request, event.worker), 0), 0))
                 for event in routed
@@ -234,6 +235,22 @@ def counted(events):
             "balance": round(max(computed.values()) * workers / total, 3) if total else None,
         }  # fmt: skip
     return found
+
+
+def test_a_try_that_moved_is_no_request_without_an_answer():
+    """It was counted as one, though another worker had answered it."""
+    fleet = Fleet(workers=2)
+    for worker, outcome in ((0, "moved"), (1, "finished")):
+        fleet.note(RequestRouted("R1", worker, "round-robin", "its turn", (0, 0), (0, 0), 0, 0, 152))
+        fleet.note(RouteFinished("R1", worker, 0, 152, outcome))
+    for name, outcome in (("R2", "failed"), ("R3", "cancelled")):
+        fleet.note(RequestRouted(name, 0, "round-robin", "its turn", (0, 0), (0, 0), 0, 0, 152))
+        fleet.note(RouteFinished(name, 0, 0, 152, outcome))
+    fleet.flight.tick(fleet.now + 1)
+    page = FleetPage(Trace(fleet.flight.recording, ids_as_text))
+    view = page.view("step", len(page.trace))
+    (row,) = view["routes"]["sums"]
+    assert (row["tries"], row["moved"], row["failed"]) == (4, 1, 2)
 
 
 def test_cache_aware_regrets_less_than_taking_turns(page):
@@ -507,7 +524,7 @@ def test_the_page_of_a_router_and_its_workers(doubles, monkeypatch):
         at = len(source.run_now.trace)
         routes = client.view(at)["routes"]
         assert [row["policy"] for row in routes["sums"]] == ["cache-aware"]
-        assert routes["sums"][0]["requests"] == 12 and len(routes["last"]) == 12
+        assert routes["sums"][0]["tries"] == 12 and len(routes["last"]) == 12
         assert all(row["match_limit"] for row in routes["last"])
         assert client.view(1)["routes"]["last"] == []  # and back in time
         status = source.status()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import subprocess
@@ -22,6 +23,7 @@ from minirad.fleet.endpoints import server_info
 from minirad.fleet.publish import Publisher
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
+from minirad.observe.recording import Recording
 from minirad.server.settings import Limits
 from minirad.workloads import Session, Turn, Workload
 from viz.live import Live, Settings, _parser, main
@@ -349,6 +351,33 @@ def test_a_long_recording_goes_on_in_a_new_one(monkeypatch):
         wait(lambda: driver.run_now.idle)
         engine.check()
         assert Asking(driver).answer()[0] == 200
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_a_page_says_that_it_begins_anew(monkeypatch, tmp_path, record):
+    """Of each new recording: from which step on, and where the one before is."""
+    monkeypatch.setattr(served, "MOST_FRAMES", 5)
+    file = tmp_path / "run.jsonl"
+    runs = []
+
+    class Own(served.ServedDriver):
+        def _go_on(self, run):
+            super()._go_on(run)
+            runs.append(self.run_now)
+
+    settings = dataclasses.replace(NONE, record=str(file) if record else None)
+    with serving(settings, kind=Own) as (driver, _):
+        for _ in range(2):
+            assert Asking(driver).answer()[0] == 200
+        wait(lambda: driver.run_now.idle and driver.status()["notices"] == runs[-1].notices)
+    assert len(runs) >= 2
+    files = [file, *(run.path for run in runs)]
+    for run, before in zip(runs[:2], files, strict=False):
+        start = run.recorder.header["start"]["step"]
+        (notice,) = run.notices
+        assert notice.startswith(f"This page begins anew after step {start}: the recording before, of ")
+        assert notice.endswith(f" it is in {before}." if record else "; without --record it is gone.")
+        assert not record or len(Recording.load(before).frames) > 5
 
 
 def test_a_long_recording_does_not_end_a_workload(monkeypatch):

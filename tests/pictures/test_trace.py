@@ -10,7 +10,10 @@ from minirad.cache.radix_cache import RadixCache, RadixKey
 from minirad.config import SamplingParams
 from minirad.observe import events as ev
 from minirad.observe.recorder import Recorder
-from viz.trace import Trace, decoder_from, ids_as_text, path_of, summary
+from viz.notebook.stepper import Stepper
+from viz.page import Page
+from viz.trace import Trace, decoder_from, ids_as_text, path_of, summary, summary_of
+from viz.web.compare import PairPage
 
 
 def busy_run(make_engine, seed: int, steps: int = 60, keyframe_every: int = 7, **config):
@@ -251,6 +254,69 @@ def test_sentences(make_engine):
             assert kind in ("", "new", "hit", "split", "evict", "retract", "finish", "decode")
     kind, text = summary([ev.NodeEvicted(3, 0, (1, 2), "lru", "oldest", 4)])
     assert kind == "evict" and "n3 evicted" in text and "next would be n4" in text
+
+
+def test_a_recording_that_begins_in_the_midst_says_so(make_engine):
+    """It said that nothing has happened and the tree is empty, over the nodes that are drawn."""
+    engine = make_engine(kv_tokens=64)
+    assert summary_of(Trace(Recorder(engine), ids_as_text).view("step", 0)) == (
+        "", "Nothing has happened yet: the tree is empty",
+    )  # fmt: skip
+    engine.add_request([5, 6, 7, 8], SamplingParams(max_new_tokens=9, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    recorder, said = Recorder(engine), "The recording begins here, after step 3"
+    engine.step()
+    trace = Trace(recorder, ids_as_text)
+    for granularity in ("event", "step", "scene"):
+        assert trace.view(granularity, 0).nodes and summary_of(trace.view(granularity, 0)) == ("", said)
+    assert Page(trace).view("step", 0)["say"] == said
+    stepper = Stepper(None, recording=recorder)
+    stepper.first()
+    assert stepper.sentence == said
+    view = trace.view("step", 1)
+    assert summary_of(view) == summary(view.events)
+    cache = RadixCache()
+    cache.insert(RadixKey([1, 2, 3]), [1, 2, 3])
+    text = summary_of(Trace(Recorder(cache), ids_as_text).view("step", 0))[1]
+    assert text == "The recording begins here: 1 node is in the tree already"
+
+
+def test_requests_from_before_the_recording_are_listed(make_engine):
+    """With what the first state knows of them: those that ran were missing, to their end."""
+    engine = make_engine(kv_tokens=64, max_running=2)
+    for first in (5, 6, 7):
+        engine.add_request([first, 8, 9, 10], SamplingParams(max_new_tokens=6, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    page = Page(Trace(recorder := Recorder(engine), ids_as_text))
+    while engine.has_work:
+        engine.step()
+        found = page.requests()
+        assert list(found) == ["R1", "R2", "R3"] and {*page.view("step", 1)["requests"]} <= {*found}
+    last = len(recorder.frames) - 1
+    for name, request in found.items():
+        assert request["before"] and request["added"] == -1 and request["prompt"] == 4
+        assert request["text"] == "came before the recording began"
+        assert request["hit"] == 0 and (request["admitted"] == -1) == (name != "R3")
+        assert request["reason"] == "length" and (request["end"] == last) == (name == "R3")
+        assert request["segs"][0][0] == ("waiting" if name == "R3" else "decode")
+    totals = PairPage(Two(page)).totals(0, len(recorder.frames))
+    assert (totals.requests, totals.finished, totals.prompt, totals.cached) == (3, 3, 12, 0)
+    with pytest.raises(ValueError, match="prompt of R1 is not known: it came before the recording began"):
+        page.prompt("R1")
+
+
+class Two:
+    """A page beside itself."""
+
+    def __init__(self, page):
+        self.sides, self.names = (Side(page), Side(page)), ("one", "other")
+
+
+class Side:
+    def __init__(self, page):
+        self.page, self.trace, self.idle = page, page.trace, True
 
 
 def test_paths(make_engine):

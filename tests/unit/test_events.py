@@ -14,7 +14,7 @@ from conftest import CheckedEngine
 from minirad.config import EngineConfig, SamplingParams
 from minirad.model.llama import LlamaModel
 from minirad.observe import events as ev
-from minirad.observe.event import ReplayState, event_type, forget
+from minirad.observe.event import EVENT_TYPES, ReplayState, event_type, forget
 from minirad.observe.reading import event_fields, parse_event
 from minirad.observe.recorder import Recorder
 from minirad.observe.recording import Recording
@@ -239,6 +239,66 @@ def test_a_new_event_is_drawn(named_run: Recording, node_named: Any, monkeypatch
     assert lines[sentence]["tag"] == "name" and lines[sentence]["nodes"] == [1]
     exported = json.dumps(page_data(Page(trace)))
     assert f'"text": "{sentence}"' in exported and '"tag": "name"' in exported
+
+
+def event_of(held: list[Any]) -> ev.Event:
+    """An event as a recording's row holds it."""
+    kind, *fields = held
+    return event_type(kind)(*(tuple(each) if isinstance(each, list) else each for each in fields))
+
+
+# Two events of one kind in one stretch, and what is told of them.
+TOGETHER: tuple[tuple[list[Any], list[Any], str], ...] = (
+    (["RequestAdded", "R49", [3, 4], 3, 0.0, 1, 0, 1, 1.0, 0, [], False, None, None, [], "", False],
+     ["RequestAdded", "R50", [3], 3, 0.0, 1, 0, 1, 1.0, 0, [], False, None, None, [], "", False],
+     "R49 and R50 wait"),
+    (["RequestDeferred", "R6", "0 of 2 rows free"], ["RequestDeferred", "R7", "0 of 2 rows free"],
+     "R6 and R7 have to wait"),
+    (["RequestDeferred", "R6", "0 of 2 rows free"], ["RequestDeferred", "R6", "9 slots needed"],
+     "R6 has to wait: 9 slots needed"),
+    (["RequestAborted", "R4", 1], ["RequestAborted", "R5", 1], "R4 and R5 aborted, 2 private slots freed"),
+    (["NodeInserted", 3, 2, [14], [12], 5, 0, 0], ["NodeInserted", 4, 0, [15], [13], 6, 0, 0],
+     "2 tokens inserted as n3 and n4"),
+    (["NodeGrown", 6, [38], [9], 16, 0], ["NodeGrown", 7, [38], [10], 16, 0], "n6 and n7 grew by 2 tokens"),
+    (["BackupStarted", 3, [6, 7]], ["BackupStarted", 4, [8]],
+     "copies of n3 and n4 to the host begin: 3 tokens"),
+    (["BackupEnded", [3], True], ["BackupEnded", [4], True], "n3, n4 copied to the host"),
+    (["BackupEnded", [3], False], ["BackupEnded", [4], True],
+     "n4 copied to the host; copy of n3 failed: no copy is kept"),
+    (["NodeAdopted", 3, [8, 9]], ["NodeAdopted", 4, [7]],
+     "n3 and n4 were computed again and have 3 slots again"),
+    (["HostEvicted", 5, 3, [8], "lru", "oldest", 3], ["HostEvicted", 3, 0, [9], "lru", "oldest", None],
+     "n5 and n3 evicted from the host, 2 host slots freed: each the lru policy's next"),
+    (["PolicyChanged", "lru", "lfu"], ["PolicyChanged", "lfu", "fifo"],
+     "eviction policy changed from lru to lfu, then to fifo"),
+    (["CacheFlushed", 28], ["CacheFlushed", 4], "cache flushed: 32 tokens forgotten"),
+    (["BlocksLate", "R1", 1, 900], ["BlocksLate", "R2", 2, 900],
+     "3 blocks from the disk are late: R1 and R2 compute instead"),
+    (["LockPlanted", 3, 7], ["LockPlanted", 4, 8],
+     "lock_ref of n3 was made 7 by hand, no other rank is told; "
+     "lock_ref of n4 was made 8 by hand, no other rank is told"),
+    (["RankRestarted", 1, ""], ["RankRestarted", 2, "new"],
+     "ranks 1 and 2 began anew: what they held is dropped"),
+)  # fmt: skip
+# Kinds of which the last one says what is so now.
+LAST_SAYS_ALL = {"VersionBumped", "RanksDiffered"}
+
+
+@pytest.mark.parametrize(("first", "second", "sentence"), TOGETHER, ids=[first[0] for first, *_ in TOGETHER])
+def test_all_of_a_kind_are_told_together(first: list[Any], second: list[Any], sentence: str) -> None:
+    """Also with others around them that make no headline; only the last was told."""
+    small = ev.SlotsFreed((2,), "tail")
+    events = [small, event_of(first), small, event_of(second)]
+    assert summary(events)[1] == sentence
+
+
+def test_every_headline_has_words_for_many() -> None:
+    """A new kind with a headline says how several of it are told."""
+    silent = {
+        name for kind, name in EVENT_TYPES.items()
+        if kind.headline.rank and kind.together.__func__ is ev.Event.together.__func__  # type: ignore[attr-defined]
+    }  # fmt: skip
+    assert silent <= LAST_SAYS_ALL
 
 
 def test_without_a_word_an_event_is_told_by_its_name() -> None:

@@ -132,7 +132,11 @@ TOGETHER: tuple[tuple[list[Event], str], ...] = (
     ([told_of.RouteFinished("R1", 0, 2, 8, "finished"), told_of.RouteFinished("R2", 0, 3, 9, "finished")],
      "2 requests are answered: 5 of 17 prompt tokens were cached"),
     ([told_of.RouteFinished("R1", 0, 2, 8, "finished"), told_of.RouteFinished("R2", 0, 3, 9, "failed")],
-     "1 request is answered, 1 others are not: 2 of 8 prompt tokens were cached"),
+     "1 request is answered, 1 other is not: 2 of 8 prompt tokens were cached"),
+    ([told_of.RequestRouted("R1", n, "p", "", (0, 0), (0, 0), 0, 0, 1) for n in (0, 1)],
+     "1 request went to w0 and w1"),  # it moved
+    ([told_of.RouteFinished("R1", 0, 0, 8, "moved"), told_of.RouteFinished("R1", 1, 2, 8, "finished")],
+     "1 request is answered: 2 of 8 prompt tokens were cached"),
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from viz.trace import (
     nodes_of,
     path_of,
     requests_of,
-    summary,
+    summary_of,
     tier_of,
     tier_sums,
     units,
@@ -97,7 +97,7 @@ class Ledger:
 
 def payload(trace: Trace, view: View, ledger: Ledger) -> dict[str, Any]:
     """All that the picture of a position needs besides its SVG."""
-    kind, sentence = summary(view.events)
+    kind, sentence = summary_of(view)
     tiers = {"host": host_cells(view, trace.decode)} if has_tiers(view.state) else {}
     if is_fleet(view.state):
         tiers["ranks"] = ranks_told(view.state)

@@ -45,7 +45,7 @@ from viz.draw.tree import Options, tree_png, tree_svg
 from viz.fork import Found, changeable_policy, evict_by_hand, fork, unmasked, what_if
 from viz.notebook.panels import Ledger, event_text, nodes_told, payload
 from viz.notebook.reasons import Why
-from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, is_fleet, summary
+from viz.trace import GRANULARITIES, Decode, Trace, View, decoder_of, ids_as_text, is_fleet, summary_of
 from viz.view.quiz import Question, question_for, why
 
 STATIC = Path(__file__).parents[1] / "static"
@@ -194,7 +194,7 @@ class Stepper:
     @property
     def sentence(self) -> str:
         """What happened, in one sentence."""
-        return summary(self.view.events)[1]
+        return summary_of(self.view)[1]
 
     @property
     def at_present(self) -> bool:

@@ -1,7 +1,7 @@
 // The live page: draws what viz/web/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
-import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, addressing, button, clamp, fillHost, fillPool, follower, h, icon, key, noticing, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, addressing, button, clamp, fillHost, fillPool, follower, h, icon, key, noticing, order, part, percent, plural, s, showSpeed, sizePool, slowBanner, speedMenu, tint, undrawn, until } from "./parts.js";
 import { makeDrafts } from "./drafts.js";
 import { makeFleet } from "./fleet.js";
 import { FOUND, makeWhy, parting, tokenBar, tokenKeys } from "./why.js";
@@ -89,8 +89,7 @@ function buildTransport() {
   el.play = h("button.go.main", { type: "button", onclick: togglePlay }, icon("play"));
   el.modes = h("div.modes", { role: "group", "aria-label": "Step by" });
   el.slider = h("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Position", oninput: (e) => seek(Number(e.target.value)) });
-  el.speed = h("select", { title: "Steps per second", "aria-label": "Speed", onchange: setSpeed },
-    ...[[0.5, "½ /s"], [1, "1 /s"], [3, "3 /s"], [8, "8 /s"], [0, "max"]].map(([value, text]) => h("option", { value, selected: value === 3 }, text)));
+  el.speed = speedMenu(setSpeed);
   return h("nav.bar", { "aria-label": "Time" },
     go("first", "To the start (Home)", () => seek(0)), go("back", "Back (←)", () => step(-1)), el.play,
     go("next", "Forward (→)", () => step(1)), go("last", "To the present (End)", toPresent), el.modes,
@@ -363,8 +362,15 @@ function drawWhy() {
 }
 
 const standing = noticing(el, () => state.view && drawPart("say"));
-function notice(text) {
-  standing.tell(text);
+/** holds: whether it is true at the position on view; by default as long as it stands. */
+function notice(text, holds) {
+  standing.tell(text, holds);
+}
+
+/** Whether a request waits on view; one that is not there yet will. */
+function waitsOnView(id) {
+  const live = state.view.requests[id];
+  return live ? live.waiting : (source.requests[id]?.end ?? Infinity) > state.view.frame;
 }
 
 const moving = () => Boolean(state.timer) || (source.plays && !source.status.idle && state.follow);
@@ -445,7 +451,7 @@ function drawStatus() {
   if (source.meta.fleet) theirs.drawTools();
   el.kind.textContent = drivable || error || starting || stream ? "live" : "recording";
   el.quizButton.setAttribute("aria-pressed", String(state.quizOn));
-  if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
+  if (document.activeElement !== el.speed && drivable) showSpeed(el.speed, source.status.speed);
 }
 
 /** Where requests can be sent to this page's engine or router, how, and what holds them up. */
@@ -563,10 +569,10 @@ const chartSize = (host) => sizes.get(host) ?? [host.clientWidth || 240, host.cl
 const measure = () => { for (const host of [el.usage, el.hits, el.tree, ...theirs.charts]) sizes.set(host, [host.clientWidth, host.clientHeight]); };
 
 function drawUsage() {
-  const [w, height] = chartSize(el.usage), frames = source.frames, now = state.view.frame;
-  const peak = frames.reduce((most, f) => Math.max(most, f.u[1] + f.u[2] + f.u[3]), 1);
+  const [w, height] = chartSize(el.usage), frames = source.frames, now = state.view.frame, first = source.meta.start ?? 0;
+  const peak = frames.reduce((most, f) => Math.max(most, f.u[1] + f.u[2] + f.u[3]), 0);
   // Of a pool that is hardly used all would lie within a pixel of the axis: then the chart ends above the peak.
-  const pool = source.meta.kv_tokens || peak, cut = peak < pool / 8, total = cut ? peak * 1.15 : pool;
+  const pool = source.meta.kv_tokens || Math.max(peak, 1), cut = peak < pool / 8, total = cut ? Math.max(peak, 1) * 1.15 : pool;
   const n = Math.max(frames.length, 1), columns = Math.min(n, Math.floor(w / 2)), top = 4, bottom = height - 3;
   const y = (v) => bottom - (v / total) * (bottom - top), x = (f) => (w * f) / n;
   const layers = [["#4dabf7", (u) => u[2]], ["#fcc419", (u) => u[3]], ["#ced4da", (u) => u[1]]];
@@ -584,7 +590,7 @@ function drawUsage() {
   el.usage.replaceChildren(s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": usageWords() },
     ...shapes, hostLine(frames, w, top, bottom), ...(cut ? [] : [s("line", { x1: 0, x2: w, y1: top, y2: top, class: "limit" })]), s("line", { x1: 0, x2: w, y1: bottom, y2: bottom, class: "axis" }),
     ...cursor(x(now + 1), top, bottom)));
-  el.usageText.textContent = cut ? `at most ${peak} of ${pool}` : `over ${plural(frames.at(-1)?.s ?? 0, "step")}`;
+  el.usageText.textContent = cut ? `at most ${peak} of ${pool}` : `over ${plural((frames.at(-1)?.s ?? first) - first, "step")}`;
   el.usage.title = usageWords();
 }
 
@@ -662,9 +668,9 @@ function drawLanes() {
   });
 }
 
-const waitSince = (r, now) => r.segs.findLast(([, a]) => a <= now)[1];
+const waitSince = (r, now) => (r.segs.findLast(([, a]) => a <= now) ?? r.segs[0])[1];
 /** Engine steps; what is done by hand between two of them makes frames that are none. */
-const waited = (r, now) => source.frames[now].s - (source.frames[waitSince(r, now) - 1]?.s ?? source.meta.start ?? 0);
+const waited = (r, now) => (source.frames[now]?.s ?? source.meta.start ?? 0) - (source.frames[waitSince(r, now) - 1]?.s ?? source.meta.start ?? 0);
 
 /** Who has waited longest at a frame; null when none waits for more than a step. */
 function longestWaiter(now) {
@@ -832,7 +838,7 @@ async function submit() {
   if (el.prompt.value === text) el.prompt.value = "";
   whatIf();
   await toPresent();
-  notice(`${done.request} waits in the queue${past ? ": a prompt goes to the present, so that is shown now" : ""}${source.status.playing ? "" : "; press step or play"}.`);
+  notice(`${done.request} waits in the queue${past ? ": a prompt goes to the present, so that is shown now" : ""}${source.status.playing ? "" : "; press step or play"}.`, () => waitsOnView(done.request));
 }
 
 async function advanceFromPresent() {
@@ -888,7 +894,7 @@ function pickRequest(id) {
 function toggleDoctor() {
   if (source instanceof FileSource) return;
   if (!doctor.sides.a) buildDoctor();
-  const ids = Object.values(source.requests).filter((r) => !r.sample).map((r) => r.id).sort((a, b) => order(a) - order(b));
+  const ids = Object.values(source.requests).filter((r) => !r.sample && !r.before).map((r) => r.id).sort((a, b) => order(a) - order(b));
   for (const side of ["a", "b"]) {
     const { pick } = doctor.sides[side], now = pick.value;
     pick.replaceChildren(h("option", { value: "" }, "typed"), ...ids.map((id) => h("option", { value: id }, `${id} ${source.requests[id].label || source.requests[id].text}`.slice(0, 48))));

@@ -247,11 +247,14 @@ export function addressing(source, state, moving) {
 }
 
 /** A notice stands for a while, also where the page goes on by itself; what somebody does ends it.
- *  `el`: the page's parts. `draw` draws the sentence that it stands in the place of. */
+ *  `el`: the page's parts. `draw` draws the sentence that it stands in the place of. A notice that `holds()` only
+ *  for a time ends with that. */
 export function noticing(el, draw) {
-  let until = 0, later = null;
+  let until = 0, later = null, still = () => true;
   return {
-    tell: (text) => {
+    tell: (text, holds = () => true) => {
+      if (!holds()) return;
+      still = holds;
       until = performance.now() + NOTICE;
       clearTimeout(later);
       later = setTimeout(draw, NOTICE + 20);
@@ -262,7 +265,10 @@ export function noticing(el, draw) {
     },
     end: () => { until = 0; clearTimeout(later); },
     /** Whether it still stands; then the sentence is drawn afterwards. */
-    stands: () => performance.now() < until,
+    stands: () => {
+      if (!still()) until = 0;
+      return performance.now() < until;
+    },
   };
 }
 
@@ -276,6 +282,19 @@ export function until(condition, ms = 20000) {
 }
 
 // ---------------------------------------------------------------- pieces of pages
+
+const SPEEDS = [[0.5, "½ /s"], [1, "1 /s"], [3, "3 /s"], [8, "8 /s"], [0, "max"]]; // steps per second; 0: as fast as it goes
+
+/** The menu of speeds. */
+export const speedMenu = (onchange) => h("select", { title: "Steps per second", "aria-label": "Speed", onchange }, ...SPEEDS.map(([value, text]) => h("option", { value, selected: value === 3 }, text)));
+
+/** Chooses the engine's speed in the menu; one that the menu does not have gets an entry, as long as it is so. */
+export function showSpeed(menu, speed) {
+  const value = String(speed), has = () => [...menu.options].some((option) => option.value === value);
+  for (const option of menu.querySelectorAll(".other")) if (option.value !== value) option.remove();
+  if (!has()) [...menu.options].find((option) => Number(option.value) > speed || option.value === "0").before(h("option.other", { value }, `${Number(speed.toPrecision(4))} /s`));
+  menu.value = value;
+}
 
 /** Draws one part of a page in its place; one that cannot be drawn (`reason`: the server could not) says so
  *  there, and the others are drawn all the same. */

@@ -28,7 +28,7 @@ async function submit(event) {
   state.sending = false;
   if (!answer) return;
   if (el.prompt.value === text) el.prompt.value = "";
-  notice(`${answer.request} waits at rank 0: the others hear of it with the next step.`);
+  notice(`${answer.request} waits at rank 0: the others hear of it with the next step.`, () => !source.requests[`1 ${answer.request}`]);
 }
 
 function tools() {
@@ -87,10 +87,11 @@ function drawSizes() {
 }
 
 function drawScore() {
-  const { sums, totals } = state.view, rows = [
+  const { sums, totals } = state.view, evicted = totals.map((each) => each.evicted.toLocaleString("en"));
+  const rows = [
     ["sent by rank 0", bytes(sums.bytes)], ["in it: requests, aborts", `${sums.requests}, ${sums.aborts}`], ["in it: slots, drawn tokens", "0, 0"],
     ["each rank: slots taken", sums.slots.toLocaleString("en")], ["each rank: tokens drawn", sums.tokens.toLocaleString("en")],
-    ["each rank: tokens evicted", totals[0].evicted.toLocaleString("en")], ["equal digests", `${sums.agreed} of ${plural(sums.steps, "step")}`]];
+    ["each rank: tokens evicted", (new Set(evicted).size > 1 ? evicted : evicted.slice(0, 1)).join(", ")], ["equal digests", `${sums.agreed} of ${plural(sums.steps, "step")}`]];
   el.score.replaceChildren(...rows.map(([name, value]) => h("tr", {}, h("td", {}, name), h("td", {}, value))));
 }
 

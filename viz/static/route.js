@@ -72,12 +72,12 @@ export function makeRoutes(page) {
   }
 
   function drawSums() {
-    const { sums } = routes(), heads = ["policy", "requests", "hit rate", "balance", "regret", "no answer"];
-    const titles = ["", "", "prompt tokens that the workers found in their trees", "the most loaded worker's share of prompt tokens to compute, over the mean: 1.00 is even", "prompt tokens that another worker had when a request was sent, and the chosen one not, nor found when it began; all requests together", "tries without a whole answer: the worker died or was full (then the request went elsewhere), or its client left"];
+    const { sums } = routes(), heads = ["policy", "tries", "hit rate", "balance", "regret", "moved", "no answer"];
+    const titles = ["", "how often it sent a request to a worker: one that moved is sent again", "prompt tokens that the workers found in their trees", "the most loaded worker's share of prompt tokens to compute, over the mean: 1.00 is even", "prompt tokens that another worker had when a request was sent, and the chosen one not, nor found when it began; all tries together", "tries after which the request went elsewhere, if there was another worker: this one died or was full", "tries that were the last, and without a whole answer: the worker broke off, or the client left"];
     if (!el.sums.isConnected) el.sumsHost.replaceChildren(el.sums);
     el.sums.replaceChildren(h("tr", {}, ...heads.map((head, k) => h("th" + (k ? ".n" : ""), { title: titles[k] }, head))), ...sums.map((sum) =>
-      h("tr" + (sum.policy === routes().policy ? ".picked" : ""), {}, h("th", {}, sum.policy), h("td.n", {}, many(sum.requests)), h("td.n", {}, percent(sum.cached, sum.tokens)),
-        h("td.n", {}, sum.balance === null ? "–" : sum.balance.toFixed(2)), h("td.n", {}, sum.regret === null ? "?" : many(sum.regret)), h("td.n" + (sum.failed ? ".bad" : ""), {}, many(sum.failed)))));
+      h("tr" + (sum.policy === routes().policy ? ".picked" : ""), {}, h("th", {}, sum.policy), h("td.n", {}, many(sum.tries)), h("td.n", {}, percent(sum.cached, sum.tokens)),
+        h("td.n", {}, sum.balance === null ? "–" : sum.balance.toFixed(2)), h("td.n", {}, sum.regret === null ? "?" : many(sum.regret)), h("td.n", {}, many(sum.moved)), h("td.n" + (sum.failed ? ".bad" : ""), {}, many(sum.failed)))));
     el.sumsText.textContent = sums.length ? "so far" : "nothing yet";
   }
 

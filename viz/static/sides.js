@@ -1,7 +1,7 @@
 // Several engines side by side, all shown at the same step; the controls drive all of them. What is said below
 // them, and of them together, is compare.js' (two policies) or ranks.js' (one engine on several ranks): they
 // call `sidesPage`. Data, pool map and helpers are parts.js', the trees tree.js'.
-import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, addressing, button, clamp, fillPool, follower, h, icon, noticing, order, part, percent, plural, s, sizePool, slowBanner, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, addressing, button, clamp, fillPool, follower, h, icon, noticing, order, part, percent, plural, s, showSpeed, sizePool, slowBanner, speedMenu, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 export const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
@@ -53,8 +53,7 @@ function buildTransport() {
   const go = (name, title, onclick) => h("button.go." + name, { type: "button", title, "aria-label": title, onclick }, icon(name));
   el.play = h("button.go.main", { type: "button", onclick: togglePlay }, icon("play"));
   el.slider = h("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Position", oninput: (e) => seek(Number(e.target.value)) });
-  el.speed = h("select", { title: "Steps per second", "aria-label": "Speed", onchange: () => { source.status.speed = Number(el.speed.value); if (source.status.drivable) command("speed", { speed: source.status.speed }); } },
-    ...[[0.5, "½ /s"], [1, "1 /s"], [3, "3 /s"], [8, "8 /s"], [0, "max"]].map(([value, text]) => h("option", { value, selected: value === 3 }, text)));
+  el.speed = speedMenu(() => { source.status.speed = Number(el.speed.value); if (source.status.drivable) command("speed", { speed: source.status.speed }); });
   const jump = (kind, letter) => h("button.jump." + kind, { type: "button", title: `To the next ${kind}${own.words.ofWhich} (${letter}); with shift the one before`, onclick: (e) => jumpTo(kind, e.shiftKey ? -1 : 1) }, h("i"), kind);
   return h("nav.bar", { "aria-label": "Time" },
     go("first", "To the start (Home)", () => seek(0)), go("back", "Back (←)", () => seek(state.to - 1)), el.play, go("next", "Forward (→)", forward), go("last", "To the present (End)", toPresent),
@@ -254,12 +253,13 @@ function drawStatus() {
   el.again.hidden = !drivable;
   own.drawStatus?.(source.status);
   if (notices?.length && notices.at(-1) !== state.noticed) notice((state.noticed = notices.at(-1)));
-  if (document.activeElement !== el.speed && drivable) el.speed.value = String([0.5, 1, 3, 8, 0].reduce((a, b) => (Math.abs(b - source.status.speed) < Math.abs(a - source.status.speed) ? b : a)));
+  if (document.activeElement !== el.speed && drivable) showSpeed(el.speed, source.status.speed);
 }
 
 const standing = noticing(el, () => state.view && drawSay());
-export function notice(text) {
-  standing.tell(text);
+/** holds: whether it is true at the step on view; by default as long as it stands. */
+export function notice(text, holds) {
+  standing.tell(text, holds);
 }
 
 function drawTransport() {

@@ -8,7 +8,7 @@ phase begins when it begins ("prefill" from the admission to the first token); a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,12 +45,14 @@ class Life:
     """All that is known of a request. Frames are counted from 0; ranges are [from, to).
 
     leader: whose prompt it has (its own id, unless it is a further sample). added: the frame; -1: it was
-    there before the recording began, and `tokens` and the four fields after it are not known.
-    prompt: its length. phases: ["waiting", "prefill", "decode" or "retracted", from, to or None].
+    there before the recording began, and its `tokens`, `max_new_tokens` and `n` are not known.
+    prompt: its length (0: not known).
+    phases: ["waiting", "prefill", "decode" or "retracted", from, to or None].
     deferrals: [from, to, why it was looked at and left waiting]. passes: (frame, the requests
     behind it that were admitted). forced: (frame, tokens that its grammar forced).
-    hit, admitted: cached tokens and frame of its first admission. node: on which it runs, or ended.
-    commits: (frame, node). end: the frame in which it finished, for `reason`.
+    hit, admitted: cached tokens and frame (-1: before the recording) of its first admission.
+    node: on which it runs, or ended. commits: (frame, node).
+    end: the frame in which it finished, for `reason`.
     """
 
     id: str
@@ -129,8 +131,9 @@ class Lives:
         self.admissions: list[Life] = []
         self._present: dict[str, Life] = {}  # added, and not ended before this frame
         self._frames = 0
+        spaces = {node["id"]: node["namespace"] for node in start["tree"]["nodes"]}
         for name, request in start["requests"].items():
-            self._known(name, "decode" if request["row"] >= 0 else "waiting")
+            self._there(name, request, spaces)
 
     @staticmethod
     def of(recording: Recording) -> Lives:
@@ -177,6 +180,15 @@ class Lives:
             self.by_id[name] = Life(name, name.partition(".")[0], phases=[[phase, 0, None]])
             self._present[name] = self.by_id[name]
         return self.by_id[name]
+
+    def _there(self, name: str, request: State, spaces: Mapping[int, int]) -> None:
+        """One from before the recording: what its state says. spaces: the namespace of each node."""
+        life = self._known(name, "decode" if request["row"] >= 0 else "waiting")
+        life.prompt, life.priority, life.node = request["prompt_tokens"], request["priority"], request["node"]
+        life.namespace = spaces.get(request["node"], 0)
+        if request["attempts"]:
+            life.hit, life.admitted = request["cached"], -1
+        self.changed[name] = 0
 
     def _note(self, event: ev.Event, index: int) -> None:
         name = getattr(event, "request", None)
@@ -242,7 +254,7 @@ class Lives:
         if not admitted:
             return
         for name, life in self.by_id.items():
-            if life.tokens is not None and life.end is None and life.phase in ("waiting", "retracted"):
+            if life.prompt and life.end is None and life.phase in ("waiting", "retracted"):
                 by = [other for other in admitted if self._rank(other) > self._rank(name)]
                 if by:
                     life.passes.append((index, by))

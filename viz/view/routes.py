@@ -65,16 +65,18 @@ def dead(workers: Iterable[State]) -> str:
 
 
 class PolicySum(NamedTuple):
-    """What came of a policy's choices. routed: requests, tries at another worker included.
+    """What came of a policy's choices. tries: how often it sent a request; one that moved is sent again.
 
-    tokens, cached: of those that were answered. failed: those that were not. regret, judged: of the choices
-    of which an oracle knew all trees, less what was found after all. computed: by worker, prompt tokens that
-    it had to compute.
+    tokens, cached: of those that were answered. moved: tries that a worker did not take or end, after which
+    the request went elsewhere (if there was another worker). failed: tries that were the last, without an
+    answer. regret, judged: of the choices of which an oracle knew all trees, less what was found after all.
+    computed: by worker, prompt tokens that it had to compute.
     """
 
-    routed: int = 0
+    tries: int = 0
     tokens: int = 0
     cached: int = 0
+    moved: int = 0
     failed: int = 0
     regret: int = 0
     judged: int = 0
@@ -136,12 +138,14 @@ class Followed:
 
 def _routed(was: PolicySum, event: RequestRouted) -> PolicySum:
     return was._replace(
-        routed=was.routed + 1, regret=was.regret + (event.regret or 0),
+        tries=was.tries + 1, regret=was.regret + (event.regret or 0),
         judged=was.judged + (event.regret is not None),
     )  # fmt: skip
 
 
 def _finished(was: PolicySum, sent: RequestRouted, event: RouteFinished) -> PolicySum:
+    if event.outcome == "moved":
+        return was._replace(moved=was.moved + 1)
     if event.outcome != "finished":
         return was._replace(failed=was.failed + 1)
     computed = Counter(dict(enumerate(was.computed)))

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from minirad import workloads
@@ -18,7 +19,7 @@ from minirad.observe.rank_events import LockPlanted
 from minirad.observe.recording import Recording
 from minirad.observe.replay import Frame
 from viz.fork import evict_by_hand, forked_config, require_here, unmasked, what_if
-from viz.view.text import asked_text
+from viz.view.text import asked_text, short
 from viz.web.compare import Pair, Shown
 from viz.web.page import Page
 from viz.web.runs import Run
@@ -230,13 +231,19 @@ def _policy(session: Session, arguments: Json) -> Json:
     return {"policy": name}
 
 
+CHANGEABLE = (
+    "workload", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens",
+    "host_write",
+)  # fmt: skip
+
+
 def _changed_settings(settings: Settings, arguments: Json) -> Settings:
-    allowed = {
-        "workload", "kv_tokens", "page_size", "schedule_policy", "eviction_policy", "host_kv_tokens",
-        "host_write",
-    }  # fmt: skip
+    """The settings with what a page asks for. ValueError, and nothing has changed, for what there is not."""
+    for name in arguments:
+        if name not in (*CHANGEABLE, "frame"):  # of which a fork makes use
+            raise ValueError(f"no setting {short(name, 60)!r}: there are {', '.join(CHANGEABLE)}")
     changes = {
-        name: value for name, value in arguments.items() if name in allowed and value not in ("", None)
+        name: value for name, value in arguments.items() if name in CHANGEABLE and value not in ("", None)
     }
     for name in changes:
         if name in ("kv_tokens", "page_size", "host_kv_tokens"):
@@ -249,11 +256,22 @@ def _changed_settings(settings: Settings, arguments: Json) -> Settings:
                 f"{what} of {changes[name]:,} tokens is more than a page may ask for: "
                 f"at most {MOST_KV_TOKENS:,}"
             )
-    if str(changes.get("workload", "mixed")) not in workloads.WORKLOADS:
-        changes.pop("workload")  # a file is named on the command line only: pages name no paths
+    if "workload" in changes and not _is_named(changes["workload"], settings.workload):
+        del changes["workload"]
     if "workload" in changes and changes["workload"] != settings.workload:
         changes.setdefault("kv_tokens", None)
     return dataclasses.replace(settings, **changes)
+
+
+def _is_named(name: str, present: str) -> bool:
+    """Whether a workload goes by this name; not if it stands for the present one, a file's: files are
+    named on the command line only, and pages know the end of such a name. ValueError: there is none.
+    """
+    if name in workloads.WORKLOADS:
+        return True
+    if name != Path(present).name:
+        raise ValueError(f"no workload {short(name, 60)!r}: there are {', '.join(workloads.WORKLOADS)}")
+    return False
 
 
 def _recorded_settings(settings: Settings, recording: Recording) -> Settings:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from minirad import command
 from viz.draw import tree
 from viz.draw.dot import find_dot
-from viz.trace import Trace, summary
+from viz.trace import Trace, summary_of
 from viz.web.compare import AnyPage
 from viz.web.page import Page
 
@@ -222,7 +222,7 @@ def export_gif(page: Page, path: str | Path, title: str = "", note: str = "") ->
             continue
         last = outline
         drawn = Image.open(io.BytesIO(tree.tree_png(view, trace.decode, dpi=110)))
-        pictures.append(_framed(drawn.convert("RGB"), title, view.title, summary(view.events)[1]))
+        pictures.append(_framed(drawn.convert("RGB"), title, view.title, summary_of(view)[1]))
     if not pictures:
         raise ValueError("there is nothing to draw: the recording is empty")
     durations = [GIF_PACE] * (len(pictures) - 1) + [3 * GIF_PACE]

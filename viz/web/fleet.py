@@ -250,8 +250,8 @@ def _worker(row: State) -> Json:
 def _sum(policy: str, found: routes.PolicySum, workers: int) -> Json:
     balance = found.balance(workers)
     return {
-        "policy": short(policy, 40), "requests": found.routed, "tokens": found.tokens, "cached": found.cached,
-        "failed": found.failed, "regret": found.regret if found.judged else None,
+        "policy": short(policy, 40), "tries": found.tries, "tokens": found.tokens, "cached": found.cached,
+        "moved": found.moved, "failed": found.failed, "regret": found.regret if found.judged else None,
         "balance": None if balance is None else round(balance, 3),
     }  # fmt: skip
 

@@ -32,7 +32,7 @@ from viz.trace import (
     nodes_of,
     path_of,
     requests_of,
-    summary,
+    summary_of,
     text_tokens,
     tier_of,
     tier_sums,
@@ -60,6 +60,7 @@ _CELLS = 4096  # of the pool's map: MOST_CELLS of static/parts.js
 # Of a large tree: nodes that are told of, how many tokens of each one by one, how much of a path's end.
 _BODIES, _PIECES, _SPOKEN = 400, 64, 16
 _REPLY = 200  # characters of a reply
+BEFORE = "came before the recording began"
 _LONG = 20_000  # tokens of a node that are no longer decoded all
 
 
@@ -149,15 +150,17 @@ class Page:
             self._catch_up()
             changed = [name for name, frame in self._lives.changed.items() if frame >= since]
             lives = {name: self._lives.by_id[name] for name in changed}
-            return {name: self._request(life) for name, life in lives.items() if life.tokens is not None}
+            return {name: self._request(life) for name, life in lives.items() if life.prompt}
 
     def prompt(self, name: str) -> tuple[int, ...]:
         """The token ids that a request came with; of a sample those of its leader. ValueError: unknown."""
         with self._lock:
             self._catch_up()
             life = self._lives.by_id.get(name.partition(".")[0])
-        if life is None or life.tokens is None:
+        if life is None:
             raise ValueError(f"there is no request {name!r}")
+        if life.tokens is None:
+            raise ValueError(f"the prompt of {name} is not known: it {BEFORE}")
         return life.tokens
 
     def prompt_text(self, name: str) -> str:
@@ -213,7 +216,8 @@ class Page:
         leader = self._lives.by_id.get(life.leader, life)
         first = life if life.admitted is not None else leader  # a sample was admitted with its leader
         if leader.id not in self._asked:
-            self._asked[leader.id] = asked_text(self.trace.decode(life.tokens or ()))
+            text = BEFORE if life.tokens is None else asked_text(self.trace.decode(life.tokens))
+            self._asked[leader.id] = text
         return {
             "id": life.id,
             "text": self._asked[leader.id],
@@ -231,6 +235,7 @@ class Page:
             "end": life.end,
             "reason": life.reason,
             "sample": life.id != life.leader,
+            **({"before": True} if life.tokens is None else {}),
             **({"admitted": first.admitted} if first.admitted is not None else {}),
             **({"why": why} if (why := self._answers.why(first.id)) else {}),
             **({"disk": disk} if (disk := self._from_disk.get(first.id)) else {}),
@@ -240,7 +245,8 @@ class Page:
 
     def _adapted(self, life: Life) -> Json:
         """A request's adapter, and its reply once that is whole: they differ from one adapter to the next."""
-        if not self.trace.origins.adapters:
+        unknown = life.tokens is None and not life.namespace  # it may be one that no node is under yet
+        if not self.trace.origins.adapters or unknown:
             return {}
         said = self._replies.get(life.id, {}) if life.end is not None else {}
         reply = pretty(self.trace.decode([said[position] for position in sorted(said)])).removesuffix("■")
@@ -288,7 +294,7 @@ class Page:
 
     def _summary(self, view: View) -> tuple[str, str]:
         """Tone and sentence; of a single admission also why it did not hit further."""
-        kind, sentence = summary(view.events)
+        kind, sentence = summary_of(view)
         admitted = [event for event in view.events if isinstance(event, ev.RequestAdmitted)]
         if len(admitted) == 1:
             sentence = sentence.replace(admitted[0].describe(), self._answers.sentence(admitted[0]), 1)
@@ -347,15 +353,16 @@ class Page:
     def _left(self, view: View) -> Json:
         """Of the latest requests that are done: the path of what is still in the tree of their prompt."""
         live = view.state["requests"]
-        done = [life for life in self._known() if life.added <= view.frame and life.id not in live]
+        known = (life for life in self._known() if life.tokens is not None)
+        done = [life for life in known if life.added <= view.frame and life.id not in live]
         if not done:
             return {}
         children = Children(view)
         return {life.id: spelled_path(children, life.tokens or (), life.namespace) for life in done[-_LANES:]}
 
     def _known(self) -> list[Life]:
-        """Requests whose prompt is known, in order of arrival."""
-        return [life for life in self._lives.by_id.values() if life.tokens is not None]
+        """Requests that can be told of, in order of arrival: also those from before the recording."""
+        return [life for life in self._lives.by_id.values() if life.prompt]
 
     def _nodes(self, view: View, nodes: Mapping[int, State], options: tree.Options) -> dict[int, Json]:
         """All nodes by number; of a large tree those that are drawn, or that something else speaks of."""

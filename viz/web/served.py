@@ -281,9 +281,21 @@ class ServedDriver(Driver):
         """The recording has grown long: a new one of the same engine takes its place."""
         run.close()
         settings = dataclasses.replace(self.settings, workload=NONE.name)
-        self.run_now = after = ServedRun(run.number + 1, settings, NONE, run)
+        after = ServedRun(run.number + 1, settings, NONE, run)
+        after.notices.append(_anew(run))
+        self.run_now = after
         after.note_idle()  # once more: what came while it was made found the run before it at work
         self._announce()
+
+
+def _anew(before: ServedRun) -> str:
+    """Why a page begins anew, and where what it showed can be looked at."""
+    first, last = before.recorder.header["start"]["step"], before.engine.steps
+    kept = f"it is in {before.path}" if before.path else "without --record it is gone"
+    return (
+        f"This page begins anew after step {last:,}: the recording before, of {last - first:,} steps, "
+        f"had grown long; {kept}."
+    )
 
 
 def _take_in(session: Session, arguments: Json) -> Json:

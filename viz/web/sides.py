@@ -72,14 +72,14 @@ class SidesPage:
         return {**self.pages[0].meta(title, note), "names": list(self.names), "refused": self.refused}
 
     def requests(self, since: int = 0) -> dict[str, Json]:
-        """Requests of all sides, as "0 R1" and "1 R1".
+        """Requests of all sides, as "0 R1" and "1 R1", that changed at position `since` of all or later.
 
         Of each also the steps that were taken before it came, and before it was first admitted.
         """
         return {
             f"{side} {name}": {**request, **self._steps_of(side, request)}
             for side, page in enumerate(self.pages)
-            for name, request in page.requests(since).items()
+            for name, request in page.requests(self.place(side, since)).items()
         }
 
     def _steps_of(self, number: int, request: Json) -> Json:
