@@ -352,13 +352,18 @@ def test_play_at_the_end_of_a_run_is_no_pause(tab):
 def test_an_engine_error_is_shown(tab, monkeypatch):
     driver = Driver(Settings(workload="chat"), speed=20)
     break_at(monkeypatch, 10)
-    with leaving(tab, Live(driver)) as server:
+    tab.allowed_complaints += ["ERR_", "Failed to load"]
+    banner = "document.querySelector('.banner').innerText"
+    with Live(driver) as server:
         tab.goto(server.url)
-        until(tab, "document.querySelector('.banner').innerText.includes('a broken promise')")
+        until(tab, f"{banner}.includes('a broken promise. What it did until then can still be looked at')")
         at(tab, "step 10")  # it is drawn a moment after it is told
         tab.keyboard.press("ArrowLeft")
         at(tab, "step 9")
         assert tab.is_visible(".banner")
+    until(
+        tab, f"{banner}.includes('a broken promise. Its program has ended, too: what is not on view is gone')"
+    )
 
 
 def test_a_lost_connection_comes_back_with_history(tab, served):

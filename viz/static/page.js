@@ -433,7 +433,8 @@ function drawStatus() {
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : stream ? stream.kind : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
-  el.banner.textContent = stream ? `This page stopped listening with an error: ${error}. What came until then can still be looked at; the terminal has the details.` : `The engine stopped with an error: ${error}. What it did until then can still be looked at; the terminal has the details.`;
+  const still = source.lost ? "Its program has ended, too: what is not on view is gone" : `What ${stream ? "came" : "it did"} until then can still be looked at`;
+  el.banner.textContent = `${stream ? "This page stopped listening" : "The engine stopped"} with an error: ${error}. ${still}; the terminal has the details.`;
   if (notices?.length && notices.at(-1) !== state.noticed) notice((state.noticed = notices.at(-1)));
   document.body.classList.toggle("drivable", Boolean(drivable));
   document.body.classList.toggle("listening", Boolean(stream));

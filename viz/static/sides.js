@@ -246,7 +246,7 @@ function drawStatus() {
     : idle ? own.words.done : playing ? own.words.running : `paused at step ${lastStep()}`;
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
-  el.banner.textContent = `${own.words.stopped}: ${error}. What it did until then can still be looked at.`;
+  el.banner.textContent = `${own.words.stopped}: ${error}. ${source.lost ? "Its program has ended, too: what is not on view is gone." : "What it did until then can still be looked at."}`;
   const refused = source.status.refused || source.meta?.refused || ""; // a file has no status, only what was known at its end
   el.refused.hidden = !refused;
   if (el.refused.textContent !== refused) el.refused.textContent = refused;
