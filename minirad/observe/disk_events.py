@@ -112,12 +112,9 @@ class BlocksRead(_OfDisk, Event):
         stream.insert(self.node, self.parent, self.namespace, self.tokens, len(self.host_slots), CPU)
 
     @classmethod
-    def together(cls, events: Sequence[BlocksRead]) -> tuple[str, str]:
-        text = events[0].describe()
-        if len(events) > 1:
-            names = listed([node_name(event.node) for event in events])
-            text = f"{_tokens(sum(len(event.host_slots) for event in events))} read from the disk as {names}"
-        return cls.headline.tone, text
+    def several(cls, events: Sequence[BlocksRead]) -> str:
+        names = listed([node_name(event.node) for event in events])
+        return f"{_tokens(sum(len(event.host_slots) for event in events))} read from the disk as {names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +194,6 @@ class BlocksDropped(_OfDisk, Event):
         expect(len(self.why) <= LONGEST_WHY, f"why blocks were dropped is told in {len(self.why)} characters")
 
     @classmethod
-    def together(cls, events: Sequence[BlocksDropped]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
+    def several(cls, events: Sequence[BlocksDropped]) -> str:
         blocks = _blocks(sum(event.blocks for event in events))
-        return cls.headline.tone, f"{blocks} left the disk or were not written"
+        return f"{blocks} left the disk or were not written"

@@ -187,7 +187,12 @@ class Event:
     @classmethod
     def together(cls, events: Sequence[Any]) -> tuple[str, str]:
         """Tone and sentence of one or more events of this kind in the summary of many events."""
-        return cls.headline.tone, events[-1].describe()
+        return cls.headline.tone, events[0].describe() if len(events) == 1 else cls.several(events)
+
+    @classmethod
+    def several(cls, events: Sequence[Any]) -> str:
+        """One sentence on two or more events of this kind."""
+        return str(events[-1].describe())
 
 
 # Every event type that our engine tells, with its name in recordings. It grows where a class is defined.

@@ -47,13 +47,13 @@ def _next(runner_up: int | None) -> str:
     return f", next would be {node_name(runner_up)}" if runner_up else ""
 
 
-def _names(events: Sequence[Any]) -> str:
+def nodes_named(events: Sequence[Any]) -> str:
     """Their nodes, each once, as a list in words."""
     return listed(list(dict.fromkeys(node_name(event.node) for event in events)))
 
 
 def _names_and_slots(events: Sequence[Any]) -> tuple[str, int]:
-    return _names(events), sum(len(event.slots) for event in events)
+    return nodes_named(events), sum(len(event.slots) for event in events)
 
 
 def _requests(events: Sequence[Any]) -> tuple[str, int]:
@@ -498,12 +498,9 @@ class NodeInserted(Event):
         stream.insert(self.node, self.parent, self.namespace, self.tokens, len(self.slots))
 
     @classmethod
-    def together(cls, events: Sequence[NodeInserted]) -> tuple[str, str]:
-        text = events[-1].describe()
-        if len(events) > 1:
-            names, slots = _names_and_slots(events)
-            text = f"{_n(slots, 'token')} inserted as {names}"
-        return cls.headline.tone, text
+    def several(cls, events: Sequence[NodeInserted]) -> str:
+        names, slots = _names_and_slots(events)
+        return f"{_n(slots, 'token')} inserted as {names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -657,13 +654,10 @@ class NodeEvicted(Event):
         stream.remove(self.node, GPU, forget=True)
 
     @classmethod
-    def together(cls, events: Sequence[NodeEvicted]) -> tuple[str, str]:
-        text = events[0].describe()
-        if len(events) > 1:
-            names, slots = _names_and_slots(events)
-            each = f"each the {events[-1].policy} policy's next unlocked leaf"
-            text = f"{names} evicted, {slots} slots freed: {each}"
-        return cls.headline.tone, text
+    def several(cls, events: Sequence[NodeEvicted]) -> str:
+        names, slots = _names_and_slots(events)
+        each = f"each the {events[-1].policy} policy's next unlocked leaf"
+        return f"{names} evicted, {slots} slots freed: {each}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,12 +683,9 @@ class BackupStarted(Event):
             check_host_slots(self.host_slots, state.tree, f"node {self.node}")
 
     @classmethod
-    def together(cls, events: Sequence[BackupStarted]) -> tuple[str, str]:
-        text = events[-1].describe()
-        if len(events) > 1:
-            names, tokens = _names(events), sum(len(e.host_slots) for e in events)
-            text = f"copies of {names} to the host begin: {_n(tokens, 'token')}"
-        return cls.headline.tone, text
+    def several(cls, events: Sequence[BackupStarted]) -> str:
+        names, tokens = nodes_named(events), sum(len(e.host_slots) for e in events)
+        return f"copies of {names} to the host begin: {_n(tokens, 'token')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -766,13 +757,10 @@ class NodeDemoted(Event):
         stream.remove(self.node, GPU, forget=False)
 
     @classmethod
-    def together(cls, events: Sequence[NodeDemoted]) -> tuple[str, str]:
-        text = events[0].describe()
-        if len(events) > 1:
-            names, slots = _names_and_slots(events)
-            each = f"each the {events[-1].policy} policy's next"
-            text = f"{names} live on the host only, {slots} slots freed: {each}"
-        return cls.headline.tone, text
+    def several(cls, events: Sequence[NodeDemoted]) -> str:
+        names, slots = _names_and_slots(events)
+        each = f"each the {events[-1].policy} policy's next"
+        return f"{names} live on the host only, {slots} slots freed: {each}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -809,13 +797,10 @@ class LoadStarted(Event):
         return self.nodes
 
     @classmethod
-    def together(cls, events: Sequence[LoadStarted]) -> tuple[str, str]:
-        text = events[0].describe()
-        if len(events) > 1:
-            names = listed([node_name(node) for e in events for node in e.nodes])
-            tokens = sum(len(e.slots) for e in events)
-            text = f"{names} loaded back from the host: {tokens} tokens not computed again"
-        return cls.headline.tone, text
+    def several(cls, events: Sequence[LoadStarted]) -> str:
+        names = listed([node_name(node) for e in events for node in e.nodes])
+        tokens = sum(len(e.slots) for e in events)
+        return f"{names} loaded back from the host: {tokens} tokens not computed again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -864,12 +849,9 @@ class NodeAdopted(Event):
         stream.store((self.node,), GPU)
 
     @classmethod
-    def together(cls, events: Sequence[NodeAdopted]) -> tuple[str, str]:
-        text = events[-1].describe()
-        if len(events) > 1:
-            names, slots = _names_and_slots(events)
-            text = f"{names} were computed again and have {_n(slots, 'slot')} again"
-        return cls.headline.tone, text
+    def several(cls, events: Sequence[NodeAdopted]) -> str:
+        names, slots = _names_and_slots(events)
+        return f"{names} were computed again and have {_n(slots, 'slot')} again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -903,13 +885,10 @@ class HostEvicted(Event):
         stream.remove(self.node, CPU, forget=True)
 
     @classmethod
-    def together(cls, events: Sequence[HostEvicted]) -> tuple[str, str]:
-        text = events[-1].describe()
-        if len(events) > 1:
-            names, slots = _names(events), sum(len(e.host_slots) for e in events)
-            each = f"each the {events[-1].policy} policy's next"
-            text = f"{names} evicted from the host, {_n(slots, 'host slot')} freed: {each}"
-        return cls.headline.tone, text
+    def several(cls, events: Sequence[HostEvicted]) -> str:
+        names, slots = nodes_named(events), sum(len(e.host_slots) for e in events)
+        each = f"each the {events[-1].policy} policy's next"
+        return f"{names} evicted from the host, {_n(slots, 'host slot')} freed: {each}"
 
 
 @dataclass(frozen=True, slots=True)

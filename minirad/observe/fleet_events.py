@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from minirad.observe.event import Event, Headline, Ints, ReplayState, Word, expect
-from minirad.observe.events import listed, node_name
+from minirad.observe.events import listed, node_name, nodes_named
 from minirad.observe.snapshot import State
 
 MOST_RANKS = 4096
@@ -279,7 +279,7 @@ class NodeExtended(_OfFleet, Event):
     @classmethod
     def together(cls, events: Sequence[NodeExtended]) -> tuple[str, str]:
         size = blocks_of(sum(e.blocks for e in events), sum(e.units for e in events))
-        names = listed(list(dict.fromkeys(node_name(event.node) for event in events)))
+        names = nodes_named(events)
         return cls.headline.tone, f"{names} grew by {size}"
 
 
@@ -318,12 +318,10 @@ class NodeShortened(_OfFleet, Event):
         expect(fits, f"{self.blocks} of {node['blocks']} blocks of node {self.node} cannot leave so")
 
     @classmethod
-    def together(cls, events: Sequence[NodeShortened]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
-        names = listed(list(dict.fromkeys(node_name(event.node) for event in events)))
+    def several(cls, events: Sequence[NodeShortened]) -> str:
+        names = nodes_named(events)
         size = blocks_of(sum(e.blocks for e in events), sum(e.units for e in events))
-        return cls.headline.tone, f"{names} lost {size} at their ends"
+        return f"{names} lost {size} at their ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,10 +383,8 @@ class NodeDivided(_OfFleet, Event):
         return self.upper, self.lower
 
     @classmethod
-    def together(cls, events: Sequence[NodeDivided]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
-        return cls.headline.tone, f"{listed([node_name(e.lower) for e in events])} divided"
+    def several(cls, events: Sequence[NodeDivided]) -> str:
+        return f"{listed([node_name(e.lower) for e in events])} divided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,11 +485,9 @@ class NodeHeld(_OfFleet, Event):
         expect(right, f"{type(self).__name__} cannot tell {self.was!r} to {self.now!r}")
 
     @classmethod
-    def together(cls, events: Sequence[NodeHeld]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
-        names = listed(list(dict.fromkeys(node_name(event.node) for event in events)))
-        return cls.headline.tone, f"{_ranks(e.rank for e in events)} {cls._done(events)} {names}"
+    def several(cls, events: Sequence[NodeHeld]) -> str:
+        names = nodes_named(events)
+        return f"{_ranks(e.rank for e in events)} {cls._done(events)} {names}"
 
     @staticmethod
     def _done(events: Sequence[NodeHeld]) -> str:
@@ -554,12 +548,10 @@ class NodeLeft(_OfFleet, Event):
         expect(node["blocks"] == self.blocks, f"node {self.node} has {node['blocks']} blocks")
 
     @classmethod
-    def together(cls, events: Sequence[NodeLeft]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
+    def several(cls, events: Sequence[NodeLeft]) -> str:
         names = listed([node_name(event.node) for event in events])
         blocks = counted(sum(event.blocks for event in events), "block")
-        return cls.headline.tone, f"{names} left ({blocks}): no rank holds them any more"
+        return f"{names} left ({blocks}): no rank holds them any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,10 +582,8 @@ class NodeMoved(_OfFleet, Event):
             at = state.nodes.look(at)["parent"]
 
     @classmethod
-    def together(cls, events: Sequence[NodeMoved]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
-        return cls.headline.tone, f"{listed([node_name(e.node) for e in events])} found their parents"
+    def several(cls, events: Sequence[NodeMoved]) -> str:
+        return f"{listed([node_name(e.node) for e in events])} found their parents"
 
 
 # ------------------------------------------------------------------ ranks
@@ -629,11 +619,9 @@ class GapSeen(_OfFleet, Event):
         expect(lost + self.last - self.first < 1 << 62, "more batches are lost than can be counted")
 
     @classmethod
-    def together(cls, events: Sequence[GapSeen]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
+    def several(cls, events: Sequence[GapSeen]) -> str:
         lost = sum(event.last - event.first + 1 for event in events)
-        return cls.headline.tone, f"{lost:,} batches of {_ranks(event.rank for event in events)} are lost"
+        return f"{lost:,} batches of {_ranks(event.rank for event in events)} are lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -819,13 +807,11 @@ class BatchesTaken(_OfFleet, Event):
         expect(self.seconds >= 0 and self.at >= 0, "BatchesTaken: it took less than no time")
 
     @classmethod
-    def together(cls, events: Sequence[BatchesTaken]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
+    def several(cls, events: Sequence[BatchesTaken]) -> str:
         batches = sum(sum(event.batches) for event in events)
         stored, removed = sum(e.stored for e in events), sum(e.removed for e in events)
         told = f"{counted(stored, 'block')} stored, {removed:,} removed"
-        return cls.headline.tone, f"{batches:,} batches: {told}"
+        return f"{batches:,} batches: {told}"
 
 
 def _check_fleet(event: Event, state: ReplayState, *nodes: int) -> None:

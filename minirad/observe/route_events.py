@@ -171,12 +171,10 @@ class RequestRouted(_OfRouter, Event):
         _check_sums(workers[self.worker], requests=1, regret=self.regret or 0)
 
     @classmethod
-    def together(cls, events: Sequence[RequestRouted]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
+    def several(cls, events: Sequence[RequestRouted]) -> str:
         names = list(dict.fromkeys(worker_name(event.worker) for event in events))
         requests = len({event.request for event in events})  # one that moved is sent again
-        return cls.headline.tone, f"{counted(requests, 'request')} went to {listed(names)}"
+        return f"{counted(requests, 'request')} went to {listed(names)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +222,13 @@ class RouteFinished(_OfRouter, Event):
         _check_sums(workers[self.worker], tokens=self.tokens)
 
     @classmethod
-    def together(cls, events: Sequence[RouteFinished]) -> tuple[str, str]:
-        if len(events) == 1:
-            return cls.headline.tone, events[0].describe()
+    def several(cls, events: Sequence[RouteFinished]) -> str:
         done = [event for event in events if event.outcome == "finished"]
         cached, tokens = sum(e.cached for e in done), sum(e.tokens for e in done)
         others = len({event.request for event in events} - {event.request for event in done})
         rest = f", {counted(others, 'other')} {'is' if others == 1 else 'are'} not" if others else ""
         answered = f"{counted(len(done), 'request')} {'is' if len(done) == 1 else 'are'} answered{rest}"
-        return cls.headline.tone, f"{answered}: {cached:,} of {counted(tokens, 'prompt token')} were cached"
+        return f"{answered}: {cached:,} of {counted(tokens, 'prompt token')} were cached"
 
 
 def worker_name(worker: int) -> str:
