@@ -1,7 +1,7 @@
 // The live page: draws what viz/web/page.py says about a position, and drives the engine behind it.
 //
 // The data comes from a source (parts.js): a server or the file itself; the rest does not know which.
-import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, addressing, button, clamp, fillHost, fillPool, follower, h, icon, key, noticing, order, part, percent, plural, s, showSpeed, sizePool, slowBanner, speedMenu, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, SUM_WORDS, TIER_WORDS, addressing, button, clamp, fillHost, fillPool, follower, h, icon, key, noticing, order, part, percent, plural, remains, s, showSpeed, sizePool, slowBanner, speedMenu, tint, undrawn, until } from "./parts.js";
 import { makeDrafts } from "./drafts.js";
 import { makeFleet } from "./fleet.js";
 import { FOUND, makeWhy, parting, tokenBar, tokenKeys } from "./why.js";
@@ -433,8 +433,7 @@ function drawStatus() {
   el.statusText.textContent = text;
   el.status.dataset.kind = error || source.lost ? "error" : stream ? stream.kind : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
-  const still = source.lost ? "Its program has ended, too: what is not on view is gone" : `What ${stream ? "came" : "it did"} until then can still be looked at`;
-  el.banner.textContent = `${stream ? "This page stopped listening" : "The engine stopped"} with an error: ${error}. ${still}; the terminal has the details.`;
+  el.banner.textContent = `${stream ? "This page stopped listening" : "The engine stopped"} with an error: ${error}. ${remains(source.lost, stream ? "came" : "it did")}; the terminal has the details.`;
   if (notices?.length && notices.at(-1) !== state.noticed) notice((state.noticed = notices.at(-1)));
   document.body.classList.toggle("drivable", Boolean(drivable));
   document.body.classList.toggle("listening", Boolean(stream));

@@ -283,6 +283,9 @@ export function until(condition, ms = 20000) {
 
 // ---------------------------------------------------------------- pieces of pages
 
+/** What can be looked at of what has stopped with an error: nothing new, once its program has ended, too. */
+export const remains = (lost, what = "it did") => (lost ? "Its program has ended, too: what is not on view is gone" : `What ${what} until then can still be looked at`);
+
 const SPEEDS = [[0.5, "½ /s"], [1, "1 /s"], [3, "3 /s"], [8, "8 /s"], [0, "max"]]; // steps per second; 0: as fast as it goes
 
 /** The menu of speeds. */

@@ -1,7 +1,7 @@
 // Several engines side by side, all shown at the same step; the controls drive all of them. What is said below
 // them, and of them together, is compare.js' (two policies) or ranks.js' (one engine on several ranks): they
 // call `sidesPage`. Data, pool map and helpers are parts.js', the trees tree.js'.
-import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, addressing, button, clamp, fillPool, follower, h, icon, noticing, order, part, percent, plural, s, showSpeed, sizePool, slowBanner, speedMenu, tint, undrawn, until } from "./parts.js";
+import { FileSource, LiveSource, MARK_COLORS, TIER_WORDS, addressing, button, clamp, fillPool, follower, h, icon, noticing, order, part, percent, plural, remains, s, showSpeed, sizePool, slowBanner, speedMenu, tint, undrawn, until } from "./parts.js";
 import { decorate, fit, highlight, listen, morph, walkPath, zoom } from "./tree.js";
 
 export const source = document.getElementById("recording") ? new FileSource() : new LiveSource();
@@ -246,7 +246,7 @@ function drawStatus() {
     : idle ? own.words.done : playing ? own.words.running : `paused at step ${lastStep()}`;
   el.status.dataset.kind = error || source.lost ? "error" : drivable && playing && !idle ? "on" : "off";
   el.banner.hidden = !error;
-  el.banner.textContent = `${own.words.stopped}: ${error}. ${source.lost ? "Its program has ended, too: what is not on view is gone." : "What it did until then can still be looked at."}`;
+  el.banner.textContent = `${own.words.stopped}: ${error}. ${remains(source.lost)}.`;
   const refused = source.status.refused || source.meta?.refused || ""; // a file has no status, only what was known at its end
   el.refused.hidden = !refused;
   if (el.refused.textContent !== refused) el.refused.textContent = refused;

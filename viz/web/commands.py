@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from minirad import workloads
@@ -256,7 +255,7 @@ def _changed_settings(settings: Settings, arguments: Json) -> Settings:
                 f"{what} of {changes[name]:,} tokens is more than a page may ask for: "
                 f"at most {MOST_KV_TOKENS:,}"
             )
-    if "workload" in changes and not _is_named(changes["workload"], settings.workload):
+    if "workload" in changes and not _is_named(changes["workload"], settings.workload_name):
         del changes["workload"]
     if "workload" in changes and changes["workload"] != settings.workload:
         changes.setdefault("kv_tokens", None)
@@ -264,12 +263,12 @@ def _changed_settings(settings: Settings, arguments: Json) -> Settings:
 
 
 def _is_named(name: str, present: str) -> bool:
-    """Whether a workload goes by this name; not if it stands for the present one, a file's: files are
-    named on the command line only, and pages know the end of such a name. ValueError: there is none.
+    """Whether a workload goes by this name; not if it stands for the present one, a file's (Settings'
+    workload_name): files are named on the command line only. ValueError: there is none.
     """
     if name in workloads.WORKLOADS:
         return True
-    if name != Path(present).name:
+    if name != present:
         raise ValueError(f"no workload {short(name, 60)!r}: there are {', '.join(workloads.WORKLOADS)}")
     return False
 

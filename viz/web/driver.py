@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 
 from minirad import workloads
 from minirad.cache.eviction import POLICIES as EVICTION
@@ -99,7 +98,6 @@ class Driver(threading.Thread, Session):
     def hello(self, run: Shown) -> Json:
         """What a page needs when a run begins."""
         settings = dataclasses.asdict(self.settings)
-        ours = self.settings.workload  # what a restart begins anew: also of a fork, or from a file
         return {
             "run": self.key(run),
             "kind": self.page_kind,
@@ -119,7 +117,7 @@ class Driver(threading.Thread, Session):
                 "lora": None,
                 "disk_dir": None,
                 "base": None,
-                "workload": ours if ours in workloads.WORKLOADS else Path(ours).name,
+                "workload": self.settings.workload_name,  # what a restart begins anew, also of a fork
             },
             "status": self.status(),
         }

@@ -79,6 +79,11 @@ class Settings:
         named = (self.eviction_policy, *(self.compare or "").split(","))
         return "policy" if any(map(own_policy.is_file, named)) else ""
 
+    @property
+    def workload_name(self) -> str:
+        """What pages call the workload: of a file the end of its name, since pages name no files."""
+        return self.workload if self.workload in workloads.WORKLOADS else Path(self.workload).name
+
     def load_workload(self) -> Workload:
         """The workload by its name; the one of adapters asks under each that is there."""
         if self.workload == "adapters":
