@@ -14,6 +14,7 @@ from minirad.__main__ import main
 from minirad.engine import Engine
 from minirad.observe.recorder import Recorder
 from minirad.outputs import StreamToken
+from minirad.tiers.disk_cache import DiskCache
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -73,6 +74,13 @@ def test_what_is_wrong_on_a_disk_is_one_line(
     def full(*args: Any) -> int:
         raise OSError(28, "No space left on device")
 
+    before_step = DiskCache.before_step
+
+    def behind_the_writer(tree: DiskCache) -> None:  # it is told between two steps, when it is known
+        assert tree.disk.flush(60)
+        before_step(tree)
+
+    monkeypatch.setattr(DiskCache, "before_step", behind_the_writer)
     monkeypatch.setattr(Path, "write_bytes", full)
     options = [
         "--host-kv-tokens",
